@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 EDITABLE := --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help hazards demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help sized hazards demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -90,14 +90,19 @@ notebooks: $(READY)  ## run the notebooks and the demonstration, and store what 
 gallery: $(READY)  ## each recipe on one small model, before and after: docs/gallery.md
 	$(BIN)/python tests/benchmarks/gallery.py --page docs/gallery.md
 
+sized: $(READY)  ## models of many families at six sizes, at each and between them: docs/sized-models.md
+	$(BIN)/python tests/benchmarks/sized.py --page docs/sized-models.md
+
 hazards: $(READY)  ## what goes wrong in numbers, and what repairs it: docs/hazards.md
 	$(BIN)/python tests/support/hazard_page.py --page docs/hazards.md
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
-dist: $(READY)  ## wheel and sdist in build/dist
+dist: $(READY)  ## wheel and sdist in build/dist, tried in a fresh environment (PYTHON=python3.13 for another)
+	rm -rf build/dist
 	$(BIN)/python -m build --quiet --outdir build/dist .
+	$(BIN)/python tests/support/fresh_environment.py build/dist/*.whl --torch "$(TORCH)" --python $(PYTHON)
 
 clean:  ## remove what the targets made
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

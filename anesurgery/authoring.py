@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from anesurgery import interpret, ops, registry
 from anesurgery.checking import adversarial, large_squares
-from anesurgery.checking.grades import EXACT, REASSOCIATED, Grade, SiteCheck, Tolerance
+from anesurgery.checking.grades import EXACT, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import (
     InterfaceError,
@@ -67,9 +67,11 @@ from anesurgery.mil import (
     consumers,
     ct,
     dtype_name,
+    fixed_shape,
     function_of,
     is_compressed,
     is_constant,
+    is_constexpr,
     is_output,
     is_stored,
     is_symbolic,
@@ -77,6 +79,7 @@ from anesurgery.mil import (
     mb,
     next_op,
     np_dtype,
+    op_inputs,
     operands,
     producer,
     reads,
@@ -102,7 +105,7 @@ from anesurgery.network_editing.layer_pass import LayerPass, LayerRewrite, Shape
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.layers import blob_axes, window_padding
-from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.neuralnetwork.making import make_constant, make_layer, make_network, weights
 from anesurgery.placement import loadable
 from anesurgery.placement.rules import (
     block_scales,
@@ -160,10 +163,12 @@ from anesurgery.rewriting import (
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.cache_example import cache_example
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.graph_edits import GraphEdits, op_words
 from anesurgery.rewriting.norm_form import NormForm
 from anesurgery.rewriting.passes import Pass, Pipeline, run_pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, op, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.scaled_squares import ScaledSquares
 from anesurgery.rewriting.session import Change, Session
 from anesurgery.rewriting.subject import Graph
 from anesurgery.semantics import (
@@ -183,7 +188,16 @@ from anesurgery.semantics import (
 )
 from anesurgery.semantics.byte_sizes import size_of
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import flag, in_words, ints, number, readers_after, shape_in_words, weight
+from anesurgery.semantics.reading import (
+    each_axis,
+    flag,
+    in_words,
+    ints,
+    number,
+    readers_after,
+    shape_in_words,
+    weight,
+)
 from anesurgery.semantics.work import runtime
 
 __all__ = [
@@ -198,6 +212,7 @@ __all__ = [
     "Function",
     "Grade",
     "Graph",
+    "GraphEdits",
     "InterfaceChange",
     "InterfaceError",
     "InterpretError",
@@ -215,10 +230,12 @@ __all__ = [
     "PatternError",
     "Pipeline",
     "Program",
+    "Promise",
     "Refusal",
     "Refused",
     "Rewrite",
     "RootNorm",
+    "ScaledSquares",
     "Session",
     "Shape",
     "Site",
@@ -270,11 +287,13 @@ __all__ = [
     "doubtful",
     "drawn_shape",
     "dtype_name",
+    "each_axis",
     "edit_weight",
     "elementwise_rows",
     "equality_folds",
     "exponents",
     "finds_sequence_layout",
+    "fixed_shape",
     "fixed_shapes",
     "flag",
     "float_types",
@@ -291,6 +310,7 @@ __all__ = [
     "ints",
     "is_compressed",
     "is_constant",
+    "is_constexpr",
     "is_output",
     "is_stored",
     "is_symbolic",
@@ -305,6 +325,7 @@ __all__ = [
     "loadable",
     "loop_rounds",
     "magnitude",
+    "make_constant",
     "make_layer",
     "make_network",
     "makeup",
@@ -320,6 +341,8 @@ __all__ = [
     "number",
     "one_hot",
     "op",
+    "op_inputs",
+    "op_words",
     "operands",
     "ops",
     "ops_between",

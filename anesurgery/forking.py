@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 
 class ForkLock:
@@ -122,7 +122,7 @@ def _forked() -> None:
     for made in [v for module in ours for v in vars(module).values() if isinstance(v, type)]:
         for member in vars(made).values():
             if isinstance(member, cached_property):
-                member.lock = threading.RLock()  # type: ignore[attr-defined]
+                cast(Any, member).lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_forked)

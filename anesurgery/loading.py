@@ -46,7 +46,20 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     Raises:
         LoadError: it does not exist, is damaged, or is not an ML Program.
     """
-    compute_units = _units(compute_units)
+    return _load(model, _units(compute_units))
+
+
+@exclusive
+def load_as_is(model: Any) -> Loaded:
+    """As `load`, but a neural network stays one, its program being made when it is asked for.
+
+    Raises:
+        LoadError: it does not exist, is damaged, or is neither an ML Program nor a neural network.
+    """
+    return _load(model, None, as_is=True)
+
+
+def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
     if isinstance(model, Loaded):
         return model
     if isinstance(model, Chain) or (
@@ -58,11 +71,12 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     if isinstance(model, ct.models.MLModel):
         path = model.package_path
         if path is None:
-            return _network("this MLModel", model.get_spec(), None, compute_units or model.compute_unit)
-        return load(path, compute_units=compute_units or model.compute_unit)
+            units = compute_units or model.compute_unit
+            return _network("this MLModel", model.get_spec(), None, units, as_is=as_is)
+        return _load(path, compute_units or model.compute_unit, as_is)
     if not isinstance(model, (str, os.PathLike)):
         raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
-    return _load_path(Path(model).expanduser(), compute_units)
+    return _load_path(Path(model).expanduser(), compute_units, as_is=as_is)
 
 
 @exclusive
@@ -100,26 +114,17 @@ def load_chain(folder: str | os.PathLike[str]) -> Chain:
     Raises:
         LoadError: it is damaged.
     """
-    return read_chain(Path(folder).expanduser(), _chunk)
+    return read_chain(Path(folder).expanduser(), load_as_is)
 
 
-def _chunk(path: Path) -> Loaded:
-    """A chunk of a chain; a neural network stays one."""
-    if path.suffix == ".mlmodel":
-        spec = read_spec(path)
-        if spec.WhichOneof("Type") in NETWORKS:
-            return LoadedNetwork(spec, str(path), path.resolve())
-    return _load_path(path, None)
-
-
-def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False) -> Loaded:
+def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, as_is: bool = False) -> Loaded:
     if (is_compiled(path) and not is_network(path)) or is_text(path):
         return _compiled(path, compute_units, graph_only=graph_only)
     file, weights = locate(path)
     opened = SourceFile(file)
     spec = read_spec(opened)
     if spec.WhichOneof("Type") != PROGRAM:
-        return _network(str(path), spec, path.resolve(), compute_units)
+        return _network(str(path), spec, path.resolve(), compute_units, as_is=as_is)
     loaded = from_spec(spec, path.resolve(), weights, compute_units, graph_only=graph_only)
     opened.check_place()  # else the weights may be those of another package
     return loaded
@@ -135,7 +140,11 @@ def _compiled(path: Path, compute_units: Any, *, graph_only: bool = False) -> Lo
     return replace(loaded, notes=(*found.notes, *left_out))
 
 
-def _network(what: str, spec: Any, source: Path | None, units: Any, exact: bool = False) -> Loaded:
+def _network(
+    what: str, spec: Any, source: Path | None, units: Any, exact: bool = False, as_is: bool = False
+) -> Loaded:
+    if as_is and spec.WhichOneof("Type") in NETWORKS:
+        return LoadedNetwork(spec, what, source)
     return import_network(spec, what, source=source, compute_units=units, keep_names=exact)
 
 

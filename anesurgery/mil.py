@@ -139,7 +139,40 @@ else:
         _mil.Program,
     )
 
-mb: Any = _mil.Builder
+
+class OpMakers:
+    """What makes ops by their type: each makes a value, but for those named here."""
+
+    classify: Callable[..., Any]
+    cond: Callable[..., Any]
+    constexpr_lut_to_sparse: Callable[..., Any]
+    constexpr_sparse_blockwise_shift_scale: Callable[..., Any]
+    gru: Callable[..., Any]
+    lstm: Callable[..., Any]
+    non_maximum_suppression: Callable[..., Any]
+    rnn: Callable[..., Any]
+    split: Callable[..., Any]
+    topk: Callable[..., Any]
+    while_loop: Callable[..., Any]
+
+    def __getattr__(self, op_type: str) -> Callable[..., Var]:
+        """What makes ops of one type."""
+        raise AttributeError(op_type)
+
+
+class HostBuilder(OpMakers):
+    """coremltools' own builder."""
+
+    TensorSpec: Any
+    StateTensorSpec: Any
+    placeholder: Any
+    state_tensor_placeholder: Any
+    program: Any
+    function: Any
+    scope: Any
+
+
+mb = cast(HostBuilder, _mil.Builder)
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
 __all__ = [
@@ -161,10 +194,12 @@ __all__ = [
     "dtype_name",
     "exclusive",
     "first_op_after",
+    "fixed_shape",
     "function_of",
     "inside",
     "is_compressed",
     "is_constant",
+    "is_constexpr",
     "is_output",
     "is_stored",
     "is_symbolic",
@@ -174,6 +209,7 @@ __all__ = [
     "nesting",
     "next_op",
     "np_dtype",
+    "op_inputs",
     "op_parameters",
     "op_types",
     "operands",
@@ -264,6 +300,17 @@ def operands(op: Operation) -> Iterator[tuple[str, Var]]:
                 yield name, var
 
 
+def op_inputs(op: Operation, *without: str) -> dict[str, Any]:
+    """What a builder makes the same op with: the inputs that are there, by parameter, without the host's own.
+
+    Args:
+        op: the op.
+        without: parameters to leave out.
+    """
+    left_out = {k for k, v in op.inputs.items() if v is None or k.startswith("_")} | set(without)
+    return {k: v for k, v in op.inputs.items() if k not in left_out}
+
+
 def is_output(var: Var) -> bool:
     """Does a block return this value?"""
     return bool(var.consuming_blocks)
@@ -288,24 +335,40 @@ def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
 
 def is_stored(var: Var | None) -> bool:
     """Is it a constant, plain or compressed?"""
-    op = var.op if var is not None else None
-    return op is not None and (op.op_type == "const" or op.op_type.startswith("constexpr_"))
+    return var is not None and var.op is not None and is_weight(var.op)
 
 
 def is_compressed(var: Var) -> bool:
     """Is it a weight in a compressed form?"""
-    return var.op is not None and var.op.op_type.startswith("constexpr_")
+    return var.op is not None and is_constexpr(var.op)
+
+
+def is_constexpr(op: Operation) -> bool:
+    """Does an op hold a weight in a compressed form?"""
+    return op.op_type.startswith("constexpr_")
 
 
 def is_weight(op: Operation) -> bool:
     """Is it a constant, plain or compressed, and no op that runs?"""
-    return op.op_type == "const" or op.op_type.startswith("constexpr_")
+    return op.op_type == "const" or is_constexpr(op)
 
 
 def static_shape(var: Var) -> tuple[int, ...] | None:
     """The shape as integers, or None when a dimension is symbolic."""
     shape = tuple(var.shape or ())
     return None if any_symbolic(shape) else tuple(int(d) for d in shape)
+
+
+def fixed_shape(var: Var) -> tuple[int, ...]:
+    """The shape of a value that is known to have a static one.
+
+    Raises:
+        ValueError: it has none.
+    """
+    shape = static_shape(var)
+    if shape is None:
+        raise ValueError(f"%{var.name} has the symbolic shape {tuple(var.shape)}")
+    return shape
 
 
 def dtype_name(var: Var) -> str:
@@ -387,8 +450,9 @@ def remove_input(function: Function, name: str) -> None:
     function.placeholder_inputs.pop(name, None)
 
 
-def stamp(op: Operation, origin: Operation) -> None:
+def stamp(op: Operation | None, origin: Operation) -> None:
     """Give a new op the scopes of the op it stands for; coremltools, in a pass of its own, then leaves them."""
+    assert op is not None, "a new value has an op"
     op.scopes = dict(origin.scopes)
     for waiting in VALID_OPS_TO_COPY_SCOPE_INFO:
         waiting.discard(op)
@@ -456,7 +520,7 @@ def function_of(program: Program, name: str | None) -> Function:
 
 
 class Maker(Protocol):
-    """What facts rebuild ops with: the builder of a rewrite, as far as they know it."""
+    """What regions rebuild ops with: the builder of a rewrite, as far as they know it."""
 
     @property
     def block(self) -> Block:
@@ -468,5 +532,5 @@ class Maker(Protocol):
     def shared(self, key: tuple[Any, ...], make: Callable[[], Array], name: str) -> Var:
         """One constant for all edits that ask with the same key."""
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def __getattr__(self, op_type: str) -> Callable[..., Var]:
         """What makes ops of one type."""

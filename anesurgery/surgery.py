@@ -20,6 +20,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
+from anesurgery.files import progress
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import call_of
 from anesurgery.files.writing import check_place
@@ -224,8 +225,11 @@ class _Start:
 def _run(
     steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool, watch: Watch | None = None
 ) -> None:
-    for step in (bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False)):
+    for k, step in enumerate(
+        bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False), 1
+    ):
         bar.set_description(step.name)
+        progress.step(f"{step.name}, {k} of {len(steps)}")
         edited.check_source()
         run_on(step, edited, session)
         if watch is not None:

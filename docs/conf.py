@@ -31,7 +31,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 napoleon_use_rtype = False
 suppress_warnings = ["myst.xref_missing", "myst.header"]  # links to files outside of docs/ are read on GitHub
-exclude_patterns: list[str] = []
+exclude_patterns = ["space"]  # files of a Space
 
 
 def _expand(app: Any, name: str, source: list[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import pkgutil
 import re
@@ -129,11 +128,8 @@ def every_rule() -> list[Rule]:
         for info in pkgutil.walk_packages(placement.__path__, "anesurgery.placement.")
         if not info.name.endswith("._template")
     ]
-    found: dict[Rule, Rule] = {}
-    for rule in (rule for module in modules for value in vars(module).values() for rule in _held(value)):
-        bare = dataclasses.replace(rule, remedy=None)  # tables are made of rows that have no remedy yet
-        found[bare] = rule if rule.remedy else found.get(bare, rule)
-    return list(found.values())
+    values = (value for module in modules for value in vars(module).values())
+    return list(dict.fromkeys(rule for value in values for rule in _held(value)))
 
 
 def _held(value: Any) -> Iterator[Rule]:

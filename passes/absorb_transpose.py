@@ -95,23 +95,23 @@ class AbsorbTranspose(Rewrite):
         """The op on what was not transposed."""
         op, made = m.root, m.turn.x
         for step in (s for s in reversed(m.between) if s.op_type not in an.ops.VIEWS):
-            given = {name: value for name, value in step.inputs.items() if value is not None}
+            inputs = an.op_inputs(step)
             if (key := NORMS.get(step.op_type)) is not None:
                 over = [m.found[a] for a in an.ints(step, key)]
-                given[key] = over if key == "axes" else over[0]
-            made = getattr(mb, step.op_type)(**{**given, "x": made})
+                inputs[key] = over if key == "axes" else over[0]
+            made = getattr(mb, step.op_type)(**{**inputs, "x": made})
         if op.op_type == "transpose":
             return made
-        given = {name: value for name, value in op.inputs.items() if value is not None}
+        inputs = an.op_inputs(op)
         if op.op_type in an.ops.REDUCTIONS:
-            return cast(Var, getattr(mb, op.op_type)(**{**given, "x": made, "axes": m.found}))
+            return cast(Var, getattr(mb, op.op_type)(**{**inputs, "x": made, "axes": m.found}))
         stored, name = cast(Var, an.weight(op)), "y" if op.op_type == "matmul" else "weight"
         columns = _column_axis(op)
         edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
         wish = f"{op.outputs[0].name}_flat"
-        given |= {"x": mb.reshape(x=made, shape=list(op.x.shape), name=wish)}
-        given[name] = an.edit_weight(mb, stored, edit, f"{stored.name}_columns")
-        return cast(Var, getattr(mb, op.op_type)(**given))
+        inputs |= {"x": mb.reshape(x=made, shape=list(op.x.shape), name=wish)}
+        inputs[name] = an.edit_weight(mb, stored, edit, f"{stored.name}_columns")
+        return cast(Var, getattr(mb, op.op_type)(**inputs))
 
 
 def _column_axis(op: an.Operation) -> int:

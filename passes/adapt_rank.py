@@ -82,10 +82,9 @@ class AdaptRank(Rewrite):
         """The op between reshapes."""
         op = m.root
         seen = {name: mb.reshape(x=op.inputs[name], shape=list(shape)) for name, shape in m.seen.items()}
-        rest = {k: v for k, v in op.inputs.items() if v is not None and k not in seen}
+        rest = an.op_inputs(op, *seen)
         made = getattr(mb, op.op_type)(**rest, **seen)
-        back: Var = mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
-        return back
+        return mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
 
 
 def _seen(kind: str, shape: Shape) -> Shape:

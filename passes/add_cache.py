@@ -106,7 +106,6 @@ from anesurgery.interpret.decoding import replay
 from anesurgery.splitting.plan import chunk_numbers
 
 CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask"), "writes": ("slice", "blend")}
-UNCHECKED = "the interface changes; compare whole models"
 
 
 @dataclass(frozen=True)
@@ -195,8 +194,7 @@ class AddCache(Pass):
         del program.functions[name]
         for word, copy in made.items():
             program.add_function(word, copy)
-        session.contract.append(self.change(name, function, chosen, made))
-        session.changes.append(an.Change(self.name, name, tuple(before), tuple(made), "", None, UNCHECKED))
+        session.declare(self.name, name, self.change(name, function, chosen, made), before, list(made))
         version = max(f.opset_version.value for f in made.values())
         session.notes += [
             f"{self.name}: {f.message}"

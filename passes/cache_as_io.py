@@ -42,10 +42,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 from anesurgery.interpret.predictor import run
-
-UNCHECKED = "the interface changes; compare whole models"
 
 
 @dataclass(frozen=True)
@@ -75,24 +73,20 @@ class CacheAsIo(Pass):
         for function in program.functions.values():
             for name in names:
                 if name in an.stored_states.states_of(function):
-                    self.move(session, function, name)
+                    with an.GraphEdits(self, session, function) as edits:
+                        move(edits, name)
         for name in names:
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
-            session.contract.append(an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names)))
-            session.changes.append(an.Change(self.name, name, (), (), "", None, UNCHECKED))
+            change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
+            session.declare(self.name, name, change, (), ())
 
-    def move(self, session: Session, function: an.Function, name: str) -> None:
-        """One state of one function."""
-        old = an.stored_states.states_of(function)[name]
-        held = old.sym_type.wrapped_type().get_primitive()
-        form = _Held(an.add_input(function, name, an.stored_states.held_shape(old), held))
-        an.stored_states.StoredStates(session, function, self.name, {old: form}).edit()
-        with function:
-            out = form.value
-            if out.op is None or an.is_output(out):  # not written, or an output already
-                out = mb.identity(x=out, name=session.fresh_name(function, f"{name}_out"))
-            out.name = f"{name}_out"
-            function.set_outputs([*function.outputs, out])
+
+def move(edits: an.GraphEdits, name: str) -> None:
+    """One state of one function."""
+    old = an.stored_states.states_of(edits.function)[name]
+    form = _Held(edits.new_input(name, an.stored_states.held_shape(old), an.stored_states.held_type(old)))
+    an.stored_states.StoredStates(edits, {old: form}).edit()
+    edits.new_output(f"{name}_out", form.value)
 
 
 def _called(names: Sequence[str]) -> Any:
@@ -118,9 +112,8 @@ class _Held(an.stored_states.Form):
         return self.value
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        given = {k: v for k, v in op.inputs.items() if v is not None}
-        made: Var = mb.slice_update(**{**given, "x": stored}, name=f"{op.name}_held")
-        return made
+        inputs = an.op_inputs(op)
+        return mb.slice_update(**{**inputs, "x": stored}, name=f"{op.name}_held")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored

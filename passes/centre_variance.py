@@ -67,8 +67,7 @@ class CentreVariance(Rewrite):
         """The mean is taken away before anything is squared."""
         axes = an.ints(m.first, "axes")
         apart = mb.sub(x=m.x, y=mb.reduce_mean(x=m.x, axes=axes, keep_dims=True))
-        made: Var = mb.reduce_mean(x=mb.square(x=apart), axes=axes, keep_dims=an.flag(m.first, "keep_dims"))
-        return made
+        return mb.reduce_mean(x=mb.square(x=apart), axes=axes, keep_dims=an.flag(m.first, "keep_dims"))
 
 
 def example() -> Program:

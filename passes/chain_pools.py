@@ -36,7 +36,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -97,7 +97,7 @@ class ChainPools(Rewrite):
             return _chain(mb.l2_pool, m.x, chains, list(map(_edges, m.axes, chains)))
         mean = self.averages(mb, mb.square(x=m.x), m.axes, None)
         window = math.prod(axis.size for axis in m.axes)
-        return cast(Var, mb.sqrt(x=mb.mul(x=mean, y=an.np_dtype(m.x).type(window))))
+        return mb.sqrt(x=mb.mul(x=mean, y=an.np_dtype(m.x).type(window)))
 
     def largest(self, mb: Builder, x: Var, axes: Sequence[an.window_pads.WindowAxis]) -> Var:
         """Pool after pool; axes with shorter chains end with windows of one element."""
@@ -199,7 +199,7 @@ def _counting(mb: Builder, x: Var, counts: an.Array, size: int) -> Var:
     if (counts == size).all():
         return x
     kind, unit = an.np_dtype(x), 2 ** math.ceil(math.log2(size))
-    return cast(Var, mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind)))
+    return mb.real_div(x=mb.mul(x=x, y=kind.type(size / unit)), y=(counts / unit).astype(kind))
 
 
 def _in_parts(mb: Builder, x: Var, axis: an.window_pads.WindowAxis, limit: int) -> Var:
@@ -225,8 +225,7 @@ def _every(mb: Builder, x: Var, axis: an.window_pads.WindowAxis, begin: int, ste
     whole = [a != axis.at for a in range(x.rank)]
     first, last = ([0 if keep else n for keep in whole] for n in (begin, begin + (axis.count - 1) * step + 1))
     steps = [1 if keep else step for keep in whole]
-    made: Var = mb.slice_by_index(x=x, begin=first, end=last, stride=steps, begin_mask=whole, end_mask=whole)
-    return made
+    return mb.slice_by_index(x=x, begin=first, end=last, stride=steps, begin_mask=whole, end_mask=whole)
 
 
 def _factors(size: int, most: int) -> list[int]:

@@ -125,8 +125,8 @@ class ChannelScales(Rewrite):
         made = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
-        kept = {k: v for k, v in m.root.inputs.items() if v is not None and k != name}
-        result: Var = getattr(mb, m.root.op_type)(**kept, **{name: made})
+        inputs = an.op_inputs(m.root, name)
+        result: Var = getattr(mb, m.root.op_type)(**inputs, **{name: made})
         return result
 
 

@@ -22,14 +22,15 @@ After::
 The model runs on `inputs` in fp32, sampled ones by default. What is larger than `limit` there is clipped to it,
 so that an infinity goes no further: a difference of two is NaN. Where no value reaches the limit, nothing
 changes; where one does, results differ from those in fp32, and the notes say at which ops and by how much they
-were over. The model is not compared. `scale_ranges` keeps the numbers instead, where it can.
+were over. Up to the limit values stay as they are, which each edit is checked for. `scale_ranges` keeps the
+numbers instead, where it can.
 
 Refuses when no value is beyond the limit. Infinities that masks hold are for `causal_mask_tensor`.
 
 Why it helps: fp16 ends at 65504, and the sums of products of the ANE at 32768, beyond which they are infinite
 (measured: M1, M2, M2 Pro, M4, M5, M6); one such number makes NaN of all that is normalised with it.
 
-Grade: none: it changes values on purpose, where they leave the range.
+Grade: checked: values beyond the limit change on purpose.
 """
 
 from __future__ import annotations
@@ -46,7 +47,6 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.ranges import ranges
 
 LARGEST = 65504.0
-UNCHECKED = "it changes values where they leave the range"
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,8 @@ class ClampValues(Pass):
     name: ClassVar[str] = "clamp_values"
     follows: ClassVar[tuple[str, ...]] = ("scale_ranges", "compute_fp16")
     precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
+    tolerates_nonfinite: ClassVar[bool] = False
+    """An infinite value becomes the limit."""
     limit: float = 60000.0
     """The largest magnitude that is left."""
     inputs: Any = None
@@ -64,6 +66,11 @@ class ClampValues(Pass):
     def __post_init__(self) -> None:
         if not 0 < self.limit <= LARGEST:
             raise an.PassError(f"{self.name}: limit={self.limit!r}; it must be above 0 and at most {LARGEST:g}")
+
+    @property
+    def promise(self) -> an.Promise:
+        """The values are the same up to the limit."""
+        return an.Promise(self.tolerance, self.tolerates_nonfinite, self.limit)
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
@@ -89,33 +96,26 @@ class ClampValues(Pass):
         """Clip the values beyond the limit that depend on no other one; were there any?"""
         changed: set[Var] = set()
         found = False
-        with function:
+        with an.GraphEdits(self, session, function) as edits:
             for op in list(function.operations):
                 over = max((largest.get(v.name, 0.0) for v in op.outputs), default=0.0)
                 if any(v in changed for _, v in an.operands(op)):
                     changed |= set(op.outputs)
                 elif self.limit < over < math.inf and can_be_clipped(op):
-                    changed |= {op.outputs[0], self.clamp(session, function, op, over)}
+                    changed |= {op.outputs[0], self.clamp(edits, op, over)}
                     found = True
         return found
 
-    def clamp(self, session: Session, function: an.Function, op: an.Operation, over: float) -> Var:
+    def clamp(self, edits: an.GraphEdits, op: an.Operation, over: float) -> Var:
         """One value."""
-        value: Var = op.outputs[0]
-        kind = an.np_dtype(value).type
-        last = op is function.operations[-1]
-        made = mb.clip(
-            x=value,
-            alpha=kind(-self.limit),
-            beta=kind(self.limit),
-            before_op=None if last else an.next_op(op),
-            name=session.fresh_name(function, f"{value.name}_clamped"),
-        )
-        function.replace_uses_of_var_after_op(anchor_op=made.op, old_var=value, new_var=made)
-        session.notes.append(f"{self.name}: {op.name} reached {over:.3g}, and is clipped at {self.limit:g}")
-        after = (f"clip {made.name}",)
-        session.changes.append(an.Change(self.name, op.name, (), after, f"{over:.3g}", None, UNCHECKED))
-        clipped: Var = made
+        value, name = op.outputs[0], op.name
+        limit, mb = an.np_dtype(value).type(self.limit), edits.after(value)
+        clipped: Var = mb.clip(x=value, alpha=-limit, beta=limit, name=f"{value.name}_clamped")
+        edits.compare(name, (value, clipped))
+        edits.replace(value, clipped)
+        words = f"{self.name}: {name} reached {over:.3g}, and is clipped at {self.limit:g}"
+        edits.session.notes.append(words)
+        edits.record(name, f"{over:.3g}")
         return clipped
 
 

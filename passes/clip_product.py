@@ -67,10 +67,9 @@ class ClipProduct(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same codes of a product that is clipped."""
-        given = {n: v for n, v in m.root.inputs.items() if v is not None and n != "input"}
+        inputs = an.op_inputs(m.root, "input")
         product = mb.mul(x=m.x, y=m.y)
-        made: Var = mb.quantize(input=mb.clip(x=product, alpha=m.ends[0], beta=m.ends[1]), **given)
-        return made
+        return mb.quantize(input=mb.clip(x=product, alpha=m.ends[0], beta=m.ends[1]), **inputs)
 
 
 def example() -> Program:

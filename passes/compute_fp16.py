@@ -63,7 +63,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
-UNCHECKED = "fp16 rounds each value; compare whole models"
+ROUNDED = "fp16 rounds each value; compare whole models"
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ class ComputeFp16(Pass):
             verdicts = an.half.judge(an.walk_ops(function), ranges)
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
             session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
-            _Conversion(session, function, verdicts).convert()
+            with an.GraphEdits(self, session, function) as edits:
+                _Conversion(edits, verdicts).convert()
 
 
 @dataclass
 class _Conversion:
     """One function on its way to fp16."""
 
-    session: Session
-    function: an.Function
+    edits: an.GraphEdits
     verdicts: an.half.Verdicts
     half: dict[Var, Var] = field(default_factory=dict)
     """fp32 value -> the same value in fp16."""
@@ -102,14 +102,13 @@ class _Conversion:
 
     def convert(self) -> None:
         """Make the fp16 ops beside the old ones, then let what still reads fp32 read casts of them."""
-        with self.function:
-            for op in list(self.function.operations):
-                if op.op_type == "cast":
-                    self.cast(op)
-                elif op.op_type != "const" and not op.blocks and op not in self.verdicts.stays:
-                    self.rebuild(op)
-            for op, news in reversed(self.replaced):
-                self.retire(op, news)
+        for op in list(self.edits.function.operations):
+            if op.op_type == "cast":
+                self.cast(op)
+            elif op.op_type != "const" and not op.blocks and op not in self.verdicts.stays:
+                self.rebuild(op)
+        for op, news in reversed(self.replaced):
+            self.retire(op, news)
 
     def cast(self, op: an.Operation) -> None:
         """A cast to fp32 of what fp16 holds is nothing but its operand, and so is a cast back."""
@@ -118,11 +117,10 @@ class _Conversion:
             self.half[out] = op.x
             self.replaced.append((op, []))
         elif an.dtype_name(out) == "fp16" and op.x in self.half and not an.is_output(out):
-            _substitute(out, self.half[op.x])
+            self.edits.replace(out, self.half[op.x])
             self.replaced.append((op, []))
         elif an.dtype_name(out) == "fp32" and op not in self.verdicts.stays and self.wanted(out):
-            wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
-            self.done(op, [mb.cast(x=op.x, dtype="fp16", before_op=op, name=wish)])
+            self.done(op, [self.edits.before(op).cast(x=op.x, dtype="fp16", name=f"{op.name}_fp16")])
 
     def wanted(self, var: Var) -> bool:
         """Does an op that becomes fp16 read the value?"""
@@ -133,26 +131,23 @@ class _Conversion:
         """The op with fp16 in place of every fp32 operand."""
         if not any(an.dtype_name(v) == "fp32" and an.half.takes_half(op, name) for name, v in an.operands(op)):
             return
-        inputs = {k: self.operand(op, k, v) for k, v in op.inputs.items() if v is not None}
-        wish = self.session.fresh_name(self.function, f"{op.name}_fp16")
-        made = getattr(mb, op.op_type)(**inputs, before_op=op, name=wish)
+        inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
+        made = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
         self.done(op, list(made) if isinstance(made, (tuple, list)) else [made])
 
     def done(self, op: an.Operation, news: list[Var]) -> None:
         """Record an op that has its fp16 form."""
         new = news[0].op
         assert new is not None
-        an.stamp(new, op)
         for old, var in zip(op.outputs, news, strict=True):
             if an.dtype_name(old) == an.dtype_name(var):
-                _substitute(old, var)
+                self.edits.replace(old, var)
             else:
                 self.half[old] = var
         self.replaced.append((op, news))
         fills = [self.verdicts.fills[v] for _, v in an.operands(op) if v in self.verdicts.fills]
-        before, after = (f"{op.op_type} {op.name}",), (f"{new.op_type} {new.name}",)
-        change = an.Change(ComputeFp16.name, op.name, before, after, "; ".join(fills), None, UNCHECKED)
-        self.session.changes.append(change)
+        self.edits.removed.append(op)  # once all that reads it has its fp16 form
+        self.edits.record(op.name, "; ".join(fills), unchecked=ROUNDED, after=an.op_words([new]))
 
     def operand(self, op: an.Operation, name: str, value: Any) -> Any:
         """What the fp16 op reads in place of an operand of the fp32 one."""
@@ -172,52 +167,26 @@ class _Conversion:
         value: an.Array = np.asarray(an.constant(var), np.float32)
         if var in self.verdicts.fills:
             value = np.where(np.isfinite(value), np.clip(value, -an.half.FILL, an.half.FILL), value)
-        wish = self.session.fresh_name(self.function, f"{var.name}_fp16")
         with np.errstate(over="ignore"):  # a limit that never cuts becomes infinite
-            made: Var = mb.const(val=value.astype(np.float16), before_op=maker, name=wish)
-        assert made.op is not None
-        an.stamp(made.op, maker)
+            made: Var = self.edits.before(maker).const(val=value.astype(np.float16), name=f"{var.name}_fp16")
         return made
 
     def beside(self, var: Var, like: Var, dtype: str) -> Var:
         """A cast of a value, right after what makes `like`."""
-        ops = self.function.operations
-        last = like.op is ops[-1]  # then it is appended
-        place = None if last else ops[0] if like.op is None else an.next_op(like.op)
-        wish = self.session.fresh_name(self.function, f"{like.name}_{dtype}")
-        made: Var = mb.cast(x=var, dtype=dtype, before_op=place, name=wish)
-        return made
+        return self.edits.after(like).cast(x=var, dtype=dtype, name=f"{like.name}_{dtype}")
 
     def retire(self, op: an.Operation, news: list[Var]) -> None:
         """Take an old op away; casts stand in for its results where they are still read as fp32."""
         takes_over: list[tuple[Var, Var]] = []
-        for old, new in zip(op.outputs, news or op.outputs, strict=True):
-            read, output = bool(old.child_ops) or an.is_output(old), an.is_output(old)
-            if read and old is not new:
-                cast = self.beside(new, old, "fp32")
-                _substitute(old, cast)
-                new = cast if output else new
-            takes_over.append((old, new))
-        an.remove_dead([op])
-        if op.enclosing_block is None:
-            for old, new in takes_over:
-                _rename(old, new)
-
-
-def _rename(old: Var, new: Var) -> None:
-    """Hand the name of a value and of its op on."""
-    if new is not old and new.op is not None and old.op is not None:
-        new.op.name = old.op.name if len(new.op.outputs) == len(old.op.outputs) == 1 else new.op.name
-        new.name = old.name
-
-
-def _substitute(old: Var, new: Var) -> None:
-    """Let all readers of `old` read `new`."""
-    block = old.op.enclosing_block if old.op is not None else None
-    assert block is not None
-    block.replace_uses_of_var_after_op(
-        anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
-    )
+        for old, new in zip(op.outputs, news, strict=False):  # none, where a cast only falls away
+            output = an.is_output(old)
+            if old is not new and (old.child_ops or output):
+                self.edits.replace(old, self.beside(new, old, "fp32"))
+            if not output:
+                takes_over.append((old, new))
+        self.edits.remove([op])
+        for old, new in takes_over if op.enclosing_block is None else ():
+            self.edits.take_name(old, new)
 
 
 def example() -> Program:

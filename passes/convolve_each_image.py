@@ -61,11 +61,10 @@ class ConvolveEachImage(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The images, each convolved, and together again."""
         name = m.root.outputs[0].name
-        given = {key: value for key, value in m.root.inputs.items() if value is not None}
+        inputs = an.op_inputs(m.root)
         images = mb.split(x=m.x, num_splits=m.count, axis=0, name=f"{name}_images")
-        made = [mb.conv(**{**given, "x": image}, name=f"{name}_image") for image in images]
-        joined: Var = mb.concat(values=made, axis=0)
-        return joined
+        made = [mb.conv(**{**inputs, "x": image}, name=f"{name}_image") for image in images]
+        return mb.concat(values=made, axis=0)
 
 
 def example() -> Program:

@@ -69,8 +69,7 @@ class CutRows(Rewrite):
         turn = [*range(m.x.rank - 2), m.x.rank - 1, m.x.rank - 2]
         begin, end = ([places[axis] for axis in turn] for places in (m.begin, m.end))
         part = mb.slice_by_index(x=mb.transpose(x=m.x, perm=turn), begin=begin, end=end)
-        made: Var = mb.transpose(x=part, perm=turn)
-        return made
+        return mb.transpose(x=part, perm=turn)
 
 
 def example() -> Program:

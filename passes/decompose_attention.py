@@ -96,8 +96,7 @@ class DecomposeAttention(Rewrite):
         elif m.mask is not None:
             scores = mb.add(x=scores, y=an.float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
         weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
-        found: Var = mb.matmul(x=weights, y=m.value, name=wish)
-        return found
+        return mb.matmul(x=weights, y=m.value, name=wish)
 
 
 def example() -> Program:

@@ -71,8 +71,7 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
 def _remainder(mb: Builder, op: an.Operation) -> Var:
     by = an.np_dtype(op.x).type(an.number(op.y))
     whole = mb.floor(x=mb.mul(x=op.x, y=1 / by)) if math.frexp(by)[0] == 0.5 else mb.floor_div(x=op.x, y=by)
-    made: Var = mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
-    return made
+    return mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
 
 
 def _axes(op: an.Operation) -> list[int]:
@@ -121,8 +120,7 @@ def _running_sum(mb: Builder, op: an.Operation) -> Var:
     ones = mb.shared(("triangle", *what), lambda: _triangle(*what), f"ones_{what[0]}")
     if x.rank == 1:
         row = mb.matmul(x=mb.expand_dims(x=x, axes=[0]), y=ones)
-        made: Var = mb.squeeze(x=row, axes=[0])
-        return made
+        return mb.squeeze(x=row, axes=[0])
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     if axis == x.rank - 1:
         made = mb.matmul(x=x, y=ones)

@@ -146,14 +146,14 @@ class _Region:
 
     def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
         """An op that is the same for every pixel; where it makes 0 of 0, margins may come after it."""
-        given = {name: value for name, value in op.inputs.items() if value is not None}
+        inputs = an.op_inputs(op)
         margins = [0] * 4
         for name, value in an.operands(op):
             if not an.is_stored(value):
-                given[name], margins = self.of(value, crops)
+                inputs[name], margins = self.of(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
-                    given[name], margins = self.fitted(given[name], margins), [0] * 4
-        made = getattr(self.mb, op.op_type)(name=f"{op.outputs[0].name}_image", **given)
+                    inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
+        made = getattr(self.mb, op.op_type)(name=f"{op.outputs[0].name}_image", **inputs)
         if not any(margins):
             self.built[op.outputs[0]] = made
         return made, margins

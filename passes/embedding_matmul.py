@@ -190,8 +190,7 @@ def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
         one_hot = mb.slice_by_index(x=one_hot, begin=[0] * one_hot.rank, end=shape)
     if stop - start < rows:
         table = mb.slice_by_index(x=table, begin=[start, 0], end=[stop, width])
-    product: Var = mb.matmul(x=one_hot, y=table)
-    return product
+    return mb.matmul(x=one_hot, y=table)
 
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:

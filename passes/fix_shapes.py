@@ -51,7 +51,6 @@ from anesurgery.passes.fold_constants import FoldConstants
 
 LENGTH = 128
 """What a dynamic size becomes where nothing else is known."""
-UNCHECKED = "the interface changes; compare whole models at the new shapes"
 
 InputShapes = Mapping[str, Sequence[int]]
 
@@ -147,8 +146,7 @@ class FixShapes(Pass):
             return Refusal(f"{error}; give the shapes (shapes=, length=)")
         for var in dynamic:
             words = f"give {var.name} as {an.shape_in_words(var.shape)}, which was {before[var]}"
-            session.contract.append(an.InterfaceChange(words, (var.name,)))
-            session.changes.append(an.Change(self.name, var.name, (), (), words, None, UNCHECKED))
+            session.declare(self.name, var.name, an.InterfaceChange(words, (var.name,)), (), ())
         for var in function.outputs:
             if (now := an.shape_in_words(var.shape)) != before[var]:
                 words = f"{var.name} is {now}, it was {before[var]}"
@@ -171,8 +169,7 @@ class FixShapes(Pass):
         forms = {w: _form(f) for w, f in made.items()}
         words = f"call {' or '.join(f'{w} ({form})' for w, form in forms.items())}; {name} took any shape"
         names = (name, *made, *old.inputs, *(v.name for v in old.outputs))
-        session.contract.append(an.InterfaceChange(words, names, call=_call))
-        session.changes.append(an.Change(self.name, name, (), tuple(made), words, None, UNCHECKED))
+        session.declare(self.name, name, an.InterfaceChange(words, names, call=_call), (), list(made))
 
 
 def _is_size(one: object) -> bool:

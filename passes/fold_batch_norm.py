@@ -89,9 +89,8 @@ class FoldBatchNorm(Rewrite):
         across = m.scale.reshape(-1, *[1] * (m.weight.rank - 1))
         key, name = ("scaled", m.weight, m.scale.tobytes()), f"{m.weight.name}_scaled"
         weight = mb.stored_like(m.weight, lambda: an.decoded(m.weight).astype(np.float64) * across, key, name)
-        kept = {k: v for k, v in m.conv.inputs.items() if v is not None and k not in ("weight", "bias")}
-        made: Var = mb.conv(**kept, weight=weight, bias=bias.astype(dtype))
-        return made
+        inputs = an.op_inputs(m.conv, "weight", "bias")
+        return mb.conv(**inputs, weight=weight, bias=bias.astype(dtype))
 
 
 def _wide(var: Var) -> an.Array:

@@ -106,19 +106,18 @@ class FoldLongAxis(Rewrite):
         """The op on rows, and a reshape back."""
         op, width = m.root, m.width
         if op.op_type == "conv":
-            made = _convolved(mb, op, _rows(mb, op.x, width), m.window)
+            rows = _convolved(mb, op, _rows(mb, op.x, width), m.window)
         elif op.op_type in POOLS:
-            made = _pooled(mb, op, _rows(mb, op.x, width))
+            rows = _pooled(mb, op, _rows(mb, op.x, width))
         else:
             length = _longest(op)
-            given = {
+            inputs = {
                 name: _aligned(mb, value, width, length) if name in TENSORS else value
                 for name, value in op.inputs.items()
                 if value is not None
             }
-            made = getattr(mb, op.op_type)(name=f"{op.outputs[0].name}_rows", **given)
-        result: Var = mb.reshape(x=made, shape=list(op.outputs[0].shape))
-        return result
+            rows = getattr(mb, op.op_type)(name=f"{op.outputs[0].name}_rows", **inputs)
+        return mb.reshape(x=rows, shape=list(op.outputs[0].shape))
 
 
 def _longest(op: an.Operation) -> int:
@@ -131,9 +130,9 @@ def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:
     """What a convolution or a pool reads outside of a row, or why it cannot work on rows."""
     if op.x.rank != 3:
         return Refusal(f"%{op.x.name} has {op.x.rank} axes; one dimension is folded", op)
-    stride, made = (an.ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
-    if width % stride or made != length // stride:
-        return Refusal(f"a stride of {stride} makes {made} of {length} in rows of {width}", op)
+    stride, size = (an.ints(op, "strides") or [1])[0], int(op.outputs[0].shape[-1])
+    if width % stride or size != length // stride:
+        return Refusal(f"a stride of {stride} makes {size} of {length} in rows of {width}", op)
     kind = str(an.constant(op.pad_type))
     if op.op_type in POOLS:
         apart = an.ints(op, "kernel_sizes")[0] == stride and not any(an.ints(op, "pad"))
@@ -141,7 +140,7 @@ def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:
     if not an.is_stored(op.weight):
         return Refusal("the weight is dynamic", op)
     reach = (an.ints(op, "dilations") or [1])[0] * (int(op.weight.shape[-1]) - 1)
-    total = max((made - 1) * stride + reach + 1 - length, 0)
+    total = max((size - 1) * stride + reach + 1 - length, 0)
     left = {"valid": 0, "same": total // 2, "same_lower": total - total // 2}.get(kind)
     left = an.ints(op, "pad")[0] if left is None else left
     return left, max(reach - left - stride + 1, 0)
@@ -152,8 +151,8 @@ def _rows(mb: Builder, var: Var, width: int) -> Var:
     shape = [*var.shape[:-1], int(var.shape[-1]) // width, width]
     source = an.producer(var, "reshape")
     if source is not None and list(source.x.shape) == shape:
-        found: Var = source.x
-        return found
+        rows: Var = source.x
+        return rows
     name = f"{var.name}_rows"
     return mb.shared_value((name, var, width), [var], lambda mb: mb.reshape(x=var, shape=shape, name=name))
 
@@ -172,22 +171,21 @@ def _aligned(mb: Builder, value: Any, width: int, length: int) -> Any:
 def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
     """A pool along the rows."""
     kernel = [1, an.ints(op, "kernel_sizes")[0]]
-    given = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
-    given |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
-    made: Var = getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **given)
-    return made
+    options = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
+    options |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
+    pooled: Var = getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **options)
+    return pooled
 
 
 def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:
     """A convolution along the rows, with the ends of the neighbours beside each."""
     around, weight = _neighbours(mb, x, window, op.x.name), op.weight
     high = an.edit_weight(mb, weight, an.Edit.of(weight.shape).expanded(2), f"{weight.name}_rows")
-    given: dict[str, Any] = {
+    inputs: dict[str, Any] = {
         name: [1, an.ints(op, name)[0]] for name in ("strides", "dilations") if op.inputs.get(name) is not None
     }
-    given |= {name: op.inputs[name] for name in ("groups", "bias") if op.inputs.get(name) is not None}
-    made: Var = mb.conv(x=around, weight=high, pad_type="valid", name=f"{op.outputs[0].name}_rows", **given)
-    return made
+    inputs |= {name: op.inputs[name] for name in ("groups", "bias") if op.inputs.get(name) is not None}
+    return mb.conv(x=around, weight=high, pad_type="valid", name=f"{op.outputs[0].name}_rows", **inputs)
 
 
 def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
@@ -206,8 +204,7 @@ def _neighbours(mb: Builder, x: Var, window: Window, name: str) -> Var:
         values.append(mb.concat(values=after, axis=2, name=f"{name}_after"))
     if len(values) == 1:
         return x
-    joined: Var = mb.concat(values=values, axis=3, name=f"{name}_around")
-    return joined
+    return mb.concat(values=values, axis=3, name=f"{name}_around")
 
 
 def _zeros(mb: Builder, x: Var, width: int) -> Var:

@@ -99,8 +99,7 @@ class FuseAttention(Rewrite):
         for term in m.masks:
             mask = term if mask is None else mb.add(x=mask, y=term)
         given = {} if mask is None else {"attn_mask": mask}
-        made: Var = mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **given)
-        return made
+        return mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **given)
 
 
 def _unfit(core: an.heads.Core) -> str:
@@ -152,8 +151,7 @@ def _keys(mb: Builder, core: an.heads.Core) -> Var:
     if turned is not None and an.channel_steps.permutation(turned) == perm:
         source: Var = turned.x
         return source
-    made: Var = mb.transpose(x=key, perm=perm)
-    return made
+    return mb.transpose(x=key, perm=perm)
 
 
 def _unscaled(var: Var) -> tuple[Var, float]:

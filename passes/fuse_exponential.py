@@ -101,17 +101,13 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     if epsilon:
         largest = mb.maximum(x=largest, y=0.0)
     left = mb.reduce_sum(x=mb.exp(x=mb.sub(x=x, y=largest)), axes=axes, keep_dims=keep)
-    value: Var = mb.add(
-        x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes)
-    )
-    return value
+    return mb.add(x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes))
 
 
 def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
     """The logarithm of exp(x) + exp(y)."""
     apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=y)), y=-1.0)
-    value: Var = mb.add(x=mb.maximum(x=x, y=y), y=mb.softplus(x=apart))
-    return value
+    return mb.add(x=mb.maximum(x=x, y=y), y=mb.softplus(x=apart))
 
 
 def _negative(mb: Builder, x: Var) -> Var:
@@ -126,8 +122,7 @@ def _tanh(mb: Builder, form: WrittenExponential) -> Var:
     x = form.exponential.x
     if form.op_type == "tanh_of_half":
         x = mb.mul(x=x, y=-0.5 if form.opposite else 0.5)
-    value: Var = mb.tanh(x=x)
-    return value
+    return mb.tanh(x=x)
 
 
 def _log_of_share(mb: Builder, form: WrittenExponential) -> Var:
@@ -140,8 +135,7 @@ def _log_of_share(mb: Builder, form: WrittenExponential) -> Var:
     if not form.guard:
         return share
     if form.clips:
-        least: Var = mb.maximum(x=share, y=math.log(form.guard))
-        return least
+        return mb.maximum(x=share, y=math.log(form.guard))
     return _log_of_two(mb, share, math.log(form.guard))
 
 
@@ -149,8 +143,7 @@ def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:
     """What is left of x without the largest, less the logarithm of the sum of its exponentials."""
     left = mb.sub(x=x, y=mb.reduce_max(x=x, axes=[axis], keep_dims=True))
     total = mb.reduce_sum(x=mb.exp(x=left), axes=[axis], keep_dims=True)
-    value: Var = mb.sub(x=left, y=mb.log(x=total, epsilon=0.0))
-    return value
+    return mb.sub(x=left, y=mb.log(x=total, epsilon=0.0))
 
 
 def example() -> Program:

@@ -38,7 +38,7 @@ Grade: bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import cycle, pairwise
@@ -66,7 +66,7 @@ class GroupByUnit(Pass):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """For the target of the inspection."""
+        """The pass for the target of the inspection."""
         return (cls(target.label),)
 
     def run(self, program: Program, session: Session) -> None:
@@ -83,15 +83,8 @@ class GroupByUnit(Pass):
         old = [op for op in function.operations if not an.is_weight(op)]
         neighbours = set(pairwise([None, *old]))
         moved = [b for a, b in pairwise([None, *order]) if (a, b) not in neighbours and b is not None]
-        ops = list(_with_constants(function, order))
-        _check_order(function, ops)
-        function.operations = type(function.operations)(ops)  # type: ignore[call-arg]
-        names = tuple(f"{op.op_type} {op.name}" for op in moved)
-        proof = None
-        if session.prove_sites:
-            elements = sum(int(np.prod([d for d in v.shape if isinstance(d, int)])) for v in function.outputs)
-            proof = an.SiteCheck(0.0, 0.0, elements, an.Grade.BITS, 0.0, session.seed)
-        session.changes.append(an.Change(self.name, moved[0].name, names, names, proof=proof))
+        edits = an.GraphEdits(self, session, function)
+        edits.reorder(list(_with_constants(function, order)), moved)
 
 
 @dataclass
@@ -198,24 +191,6 @@ def _with_constants(function: an.Function, order: Sequence[an.Operation]) -> Ite
     for op in order:
         yield from placed(op)
     yield from stored
-
-
-def _check_order(function: an.Function, ops: Iterable[an.Operation]) -> None:
-    """Hold an order to what it promises: the same ops, each after what it reads.
-
-    Raises:
-        PassError: it is not so.
-    """
-    left, known = set(function.operations), set[Var]()
-    outside = set(function.inputs.values())
-    for op in ops:
-        late = [v.name for v in an.reads(op) if v not in known and v not in outside]
-        if op not in left or late:
-            raise an.PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
-        left.discard(op)
-        known.update(op.outputs)
-    if left:
-        raise an.PassError(f"{len(left)} ops are left out of the order")
 
 
 def example() -> Program:

@@ -69,10 +69,7 @@ class GroupNorm(an.NormForm):
 
     def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
         """Over the same axes."""
-        made: Var = mb.layer_norm(
-            x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon)
-        )
-        return made
+        return mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon))
 
 
 def example() -> Program:

@@ -72,8 +72,7 @@ class HalveExponent(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Half the exponent is exact, and is squared last."""
         root = mb.mul(x=mb.exp(x=mb.mul(x=m.exponent, y=0.5)), y=math.sqrt(m.factor))
-        made: Var = mb.square(x=root)
-        return made
+        return mb.square(x=root)
 
 
 def example() -> Program:

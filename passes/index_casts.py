@@ -78,10 +78,9 @@ class IndexCasts(Rewrite):
         return rng.integers(m.low, m.length, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same lookup."""
-        given = {k: v for k, v in m.root.inputs.items() if v is not None and k != "indices"}
-        found: Var = mb.gather(**given, indices=m.source)
-        return found
+        """Look up at the integers as they were."""
+        inputs = an.op_inputs(m.root, "indices")
+        return mb.gather(**inputs, indices=m.source)
 
 
 def example() -> Program:

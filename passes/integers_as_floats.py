@@ -153,7 +153,7 @@ class IntegersAsFloats(Rewrite):
         return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same op on floats."""
+        """Make the same op on floats."""
         op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             compared: Var = getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))

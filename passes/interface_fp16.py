@@ -47,7 +47,6 @@ CASTS = next(rule for rule in an.legality.FORBIDDEN if rule.id == "fp32-cast")
 """Where casts at the ends cost something."""
 NEEDED = int(an.ct.target.iOS16.value)
 """The specification version whose interface has fp16."""
-UNCHECKED = "the interface changes; the comparison of whole models covers it"
 
 
 @dataclass(frozen=True)
@@ -90,13 +89,13 @@ class InterfaceFp16(Pass):
             words = "it needs iOS 16 or macOS 13"
             session.contract.append(an.InterfaceChange(words, (VERSION,), retypes=True))
         for function in program.functions.values():
-            with function:
+            with an.GraphEdits(self, session, function) as edits:
                 for name, var in list(function.inputs.items()):
                     if self.may(session, name, var):
-                        self.input(function, session, name, var)
+                        self.input(edits, name, var)
                 for var in list(function.outputs):
                     if self.may(session, var.name, var):
-                        self.output(function, session, var)
+                        self.output(edits, var)
 
     def wanted(self, session: Session, function: an.Function) -> bool:
         """Is there an input or output that may become fp16?"""
@@ -115,61 +114,39 @@ class InterfaceFp16(Pass):
             return False
         return True
 
-    def input(self, function: an.Function, session: Session, name: str, old: Var) -> None:
+    def input(self, edits: an.GraphEdits, name: str, old: Var) -> None:
         """The input in fp16, and a cast for what still reads fp32."""
-        new = an.add_input(function, name, old.shape, an.types.fp16)
-        gone: list[an.Operation] = []
-        for cast in [
-            op for op in an.consumers(old) if op.op_type == "cast" and an.dtype_name(op.outputs[0]) == "fp16"
-        ]:
-            if not an.is_output(cast.outputs[0]):
-                _substitute(function, cast.outputs[0], new)
-                gone.append(cast)
-        names = tuple(f"cast {op.name}" for op in an.remove_dead(gone))
+        new = edits.new_input(name, old.shape, an.types.fp16)
+        casts = [op for op in an.consumers(old) if op.op_type == "cast" and not an.is_output(op.outputs[0])]
+        inner = [cast for cast in casts if an.dtype_name(cast.outputs[0]) == "fp16"]
+        for cast in inner:
+            edits.replace(cast.outputs[0], new)
+        gone = edits.remove(inner)
         if old.child_ops:
-            wish = session.fresh_name(function, f"{name}_fp32")
-            wide = mb.cast(x=new, dtype="fp32", before_op=function.operations[0], name=wish)
-            _substitute(function, old, wide)
+            edits.replace(old, edits.first().cast(x=new, dtype="fp32", name=f"{name}_fp32"))
         words = f"give {name} as fp16"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: _halved(values, name), retypes=True)
-        session.contract.append(change)
-        session.changes.append(an.Change(self.name, name, names, (), words, None, UNCHECKED))
+        edits.session.declare(self.name, name, change, [f"cast {op.name}" for op in gone], ())
 
-    def output(self, function: an.Function, session: Session, old: Var) -> None:
+    def output(self, edits: an.GraphEdits, old: Var) -> None:
         """The output in fp16: what its last cast reads, or a cast of it."""
         last, name = an.producer(old, "cast"), old.name
-        source = last.x if last is not None and an.dtype_name(last.x) == "fp16" else None
-        if source is None or source.op is None or an.is_output(source) or len(source.op.outputs) > 1:
-            wish = session.fresh_name(function, f"{name}_fp16")
-            wide = (
-                last.x if last is not None and an.dtype_name(last.x) == "bool" else old
-            )  # 0 and 1 in any type
-            new = (
-                mb.cast(x=wide, dtype="fp16", name=wish) if source is None else mb.identity(x=source, name=wish)
-            )
-        else:
-            new = source
-        function.replace_block_output_var(old, new)
-        if last is not None:
-            an.remove_dead([last])
-        if old.op is not None and old.op.enclosing_block is not None:
-            old.name = session.fresh_name(function, f"{name}_fp32")
-            old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
-        new.name = new.op.name = name
+        new: Var = old if last is None else last.x
+        if an.dtype_name(new) != "fp16":
+            wide = new if an.dtype_name(new) == "bool" else old  # 0 and 1 in any type
+            new = edits.last().cast(x=wide, dtype="fp16", name=f"{name}_fp16")
+        elif new.op is None or an.is_output(new) or len(new.op.outputs) > 1:
+            new = edits.last().identity(x=new, name=f"{name}_fp16")
+        edits.replace_output(old, new)
+        edits.remove([] if last is None else [last])
+        edits.take_name(old, new)
         words = f"{name} is fp16"
         change = an.InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
-        session.contract.append(change)
-        session.changes.append(an.Change(self.name, name, (), (), words, None, UNCHECKED))
+        edits.session.declare(self.name, name, change, (), ())
 
 
 def _is_old(program: Program) -> bool:
     return any(opset_version(f) < NEEDED for f in program.functions.values())
-
-
-def _substitute(function: an.Function, old: Var, new: Var) -> None:
-    function.replace_uses_of_var_after_op(
-        anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
-    )
 
 
 def _halved(values: an.Values, name: str) -> an.Values:

@@ -40,7 +40,6 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
-from anesurgery.passes.interface_fp16 import UNCHECKED
 from anesurgery.rewriting.host import run_host_pass
 
 THROUGH = an.ops.POINTWISE | {"softmax", "batch_norm"}
@@ -76,7 +75,7 @@ class InterfaceLayout(Pass):
     def turn(self, program: Program, key: str, name: str, order: list[int], session: Session) -> None:
         """One end in another order, if a transpose goes by it."""
         trial = an.copied(program)
-        _turned(trial.functions[key], name, order)
+        self.turned(session.again(), trial.functions[key], name, order)
         if _left_in(trial) >= _left_in(an.copied(program)):
             session.refusals.append(
                 (self.name, Refusal(f"no transpose goes when %{name} is in the order {order}"))
@@ -84,7 +83,7 @@ class InterfaceLayout(Pass):
             return
         function = program.functions[key]
         given = name in function.inputs
-        _turned(function, name, order)
+        self.turned(session, function, name, order)
         _left_in(program)
         var = function.inputs[name] if given else _output(function, name)
         now = f"{an.shape_in_words(var.shape)}, with its axes in the order {order}"
@@ -98,8 +97,31 @@ class InterfaceLayout(Pass):
             if given
             else an.InterfaceChange(words, (name,), outputs=lambda found, _: moved(found))
         )
-        session.contract.append(change)
-        session.changes.append(an.Change(self.name, name, (), (), words, None, UNCHECKED))
+        session.declare(self.name, name, change, (), ())
+
+    def turned(self, session: Session, function: an.Function, name: str, order: Sequence[int]) -> None:
+        """An end in another order, with a transpose beside it: inside of a cast, which none is moved past."""
+        back = [list(order).index(a) for a in range(len(order))]
+        with an.GraphEdits(self, session, function) as edits:
+            if name in function.inputs:
+                old = function.inputs[name]
+                new = value = edits.new_input(name, [old.shape[a] for a in order], old.dtype)
+                mb, (cast, *others) = edits.first(), an.consumers(old)
+                if not others and cast.op_type == "cast" and not an.is_output(cast.outputs[0]):
+                    old = cast.outputs[0]
+                    value = mb.cast(x=new, dtype=cast.dtype.val, name=f"{name}_cast_layout")
+                edits.replace(old, mb.transpose(x=value, perm=back, name=f"{name}_layout"))
+                edits.remove([old.op] if old.op is not None else [])
+                return
+            old = _output(function, name)
+            last = an.producer(old, "cast")
+            mb, value = edits.last(), old if last is None else last.x
+            value = mb.transpose(x=value, perm=list(order), name=f"{name}_layout")
+            if last is not None:
+                value = mb.cast(x=value, dtype=last.dtype.val, name=f"{name}_cast_layout")
+            edits.replace_output(old, value)
+            edits.remove([old.op] if old.op is not None else [])
+            edits.take_name(old, value)
 
 
 def _order(function: an.Function, name: str, session: Session) -> list[int] | Refusal | None:
@@ -134,36 +156,6 @@ def _last_transpose(var: Var) -> an.Operation | None:
 
 def _output(function: an.Function, name: str) -> Var:
     return next(v for v in function.outputs if v.name == name)
-
-
-def _turned(function: an.Function, name: str, order: Sequence[int]) -> None:
-    """An end in another order, with a transpose beside it: inside of a cast, which none is moved past."""
-    back = [list(order).index(a) for a in range(len(order))]
-    with function:
-        if name in function.inputs:
-            old = function.inputs[name]
-            new = made = an.add_input(function, name, [old.shape[a] for a in order], old.dtype)
-            readers, first = an.consumers(old), function.operations[0]
-            if len(readers) == 1 and readers[0].op_type == "cast" and not an.is_output(readers[0].outputs[0]):
-                old, cast = readers[0].outputs[0], readers[0]
-                made = mb.cast(x=new, dtype=cast.dtype.val, before_op=first, name=f"{name}_cast_layout")
-            made = mb.transpose(x=made, perm=back, before_op=first, name=f"{name}_layout")
-            function.replace_uses_of_var_after_op(
-                anchor_op=old.op, old_var=old, new_var=made, no_check_var_types=True, force_replace=True
-            )
-            an.remove_dead([old.op] if old.op is not None else [])
-            return
-        old = _output(function, name)
-        last = an.producer(old, "cast")
-        made = mb.transpose(x=old if last is None else last.x, perm=list(order), name=f"{name}_layout")
-        if last is not None:
-            made = mb.cast(x=made, dtype=last.dtype.val, name=f"{name}_cast_layout")
-        function.replace_block_output_var(old, made)
-        if not an.remove_dead([old.op] if old.op is not None else []):
-            old.name = f"{name}_before_layout"
-            if old.op is not None and len(old.op.outputs) == 1:
-                old.op.name = old.name
-        made.name = made.op.name = name
 
 
 def _left_in(program: Program) -> int:

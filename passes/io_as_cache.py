@@ -49,7 +49,6 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.predictor import Predictor
 
-UNCHECKED = "the interface changes; compare whole models"
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
 
@@ -101,17 +100,20 @@ class IoAsCache(Pass):
                 continue
             for function, out in found:
                 assert out is not None
-                move(session, function, name, out)
+                with an.GraphEdits(self, session, function) as edits:
+                    move(edits, name, out)
         for name, back in pairs.items():
             words = f"{name} is a state, zeros at first; {back} is no output any more"
-            session.contract.append(an.InterfaceChange(words, (name, back), call=_called(pairs)))
-            session.changes.append(an.Change(self.name, name, (back,), (), "", None, UNCHECKED))
+            change = an.InterfaceChange(words, (name, back), call=_called(pairs))
+            session.declare(self.name, name, change, (back,), ())
 
 
 def against(given: Var | None, out: Var | None) -> Refusal | None:
     """Why an input and an output cannot be a state."""
     if given is None or out is None:
         return Refusal("not every function has both the input and the output")
+    if an.is_output(given):
+        return Refusal(f"%{given.name} is an input and an output")
     shapes = [an.static_shape(given), an.static_shape(out)]
     if shapes[0] is None or shapes[0] != shapes[1]:
         return Refusal(f"%{given.name} has the shape {given.shape}, and %{out.name} {out.shape}", out.op)
@@ -121,19 +123,16 @@ def against(given: Var | None, out: Var | None) -> Refusal | None:
     return Refusal(f"%{out.name} is the input unchanged") if out.op is None else None
 
 
-def move(session: Session, function: an.Function, name: str, out: Var) -> None:
+def move(edits: an.GraphEdits, name: str, out: Var) -> None:
     """One input and output of one function."""
-    with function:
-        old = function.inputs[name]
-        state = an.add_input(function, name, an.static_shape(old) or (), an.types.fp16, state=True)
-        fresh = session.fresh_name(function, f"{name}_before")
-        held = mb.read_state(input=state, name=fresh, before_op=function.operations[0])
-        function.replace_uses_of_var_after_op(
-            anchor_op=held.op, old_var=old, new_var=held, no_check_var_types=True, force_replace=True
-        )
-        function.set_outputs([v for v in function.outputs if v is not out])
-        for value in _written(out, held):
-            write(session, function, state, value)
+    old = edits.function.inputs[name]
+    state = edits.new_input(name, an.static_shape(old) or (), an.types.fp16, state=True)
+    held = edits.first().read_state(input=state, name=f"{name}_before")
+    edits.replace(old, held)
+    edits.replace_output(out)
+    for value in _written(out, held):
+        after = edits.after(value).coreml_update_state(state=state, value=value, name=f"{value.name}_after")
+        edits.replace(value, after)
 
 
 def _written(out: Var, held: Var) -> list[Var]:
@@ -145,23 +144,6 @@ def _written(out: Var, held: Var) -> list[Var]:
         var = op.x
         found.append(var)
     return [out]
-
-
-def write(session: Session, function: an.Function, state: Var, value: Var) -> None:
-    """Write a value to a state; what reads the value reads what was written."""
-    assert value.op is not None
-    last = value.op is function.operations[-1]
-    readers: list[an.Operation] = an.consumers(value)
-    after = mb.coreml_update_state(
-        state=state,
-        value=value,
-        name=session.fresh_name(function, f"{value.name}_after"),
-        before_op=None if last else an.next_op(value.op),
-    )
-    if readers or an.is_output(value):
-        function.replace_uses_of_var_after_op(
-            anchor_op=after.op, old_var=value, new_var=after, no_check_var_types=True, force_replace=True
-        )
 
 
 def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Values]:

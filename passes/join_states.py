@@ -58,8 +58,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
 
-UNCHECKED = "the interface changes; compare whole models"
-
 
 @dataclass(frozen=True)
 class JoinStates(Pass):
@@ -83,26 +81,25 @@ class JoinStates(Pass):
                 session.refusals.append((self.name, refusal))
                 return
         for function in functions:
-            self.join(session, function, names)
+            with an.GraphEdits(self, session, function) as edits:
+                self.join(edits, names)
         words = f"the states {', '.join(names)} are rows of one, {self.joined}"
-        session.contract.append(an.InterfaceChange(words, (*names, self.joined)))
-        before, after = tuple(names), (self.joined,)
-        session.changes.append(an.Change(self.name, self.joined, before, after, "", None, UNCHECKED))
+        change = an.InterfaceChange(words, (*names, self.joined))
+        session.declare(self.name, self.joined, change, names, [self.joined])
 
-    def join(self, session: Session, function: an.Function, names: Sequence[str]) -> None:
+    def join(self, edits: an.GraphEdits, names: Sequence[str]) -> None:
         """The states of one function."""
-        old = [an.stored_states.states_of(function)[name] for name in names]
+        old = [an.stored_states.states_of(edits.function)[name] for name in names]
         shapes = [an.stored_states.held_shape(v) for v in old]
         whole = (sum(s[0] for s in shapes), *shapes[0][1:])
-        held = old[0].sym_type.wrapped_type().get_primitive()
-        new = an.add_input(function, self.joined, whole, held, True)
+        new = edits.new_input(self.joined, whole, an.stored_states.held_type(old[0]), state=True)
         first = np.cumsum([0, *(s[0] for s in shapes)])
         forms: dict[Var, an.stored_states.Form] = {
             v: _Rows(new, shape, int(at)) for v, shape, at in zip(old, shapes, first[:-1], strict=True)
         }
-        an.stored_states.StoredStates(session, function, self.name, forms).edit()
+        an.stored_states.StoredStates(edits, forms).edit()
         for name in names:
-            an.remove_input(function, name)
+            edits.drop_input(name)
 
 
 def against(function: an.Function) -> Refusal | None:
@@ -144,45 +141,40 @@ class _Rows(an.stored_states.Form):
     first: int
 
     def read(self, mb: Builder, op: an.Operation) -> Var:
-        made: Var = mb.read_state(input=self.state, name=f"{op.name}_joined")
-        return made
+        return mb.read_state(input=self.state, name=f"{op.name}_joined")
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        given = {k: v for k, v in op.inputs.items() if v is not None}
+        inputs = an.op_inputs(op)
         for name, mask, whole in (("begin", "begin_mask", 0), ("end", "end_mask", self.shape[0])):
             masked = an.constant(op.inputs.get(mask))
             along = bool(masked is not None and masked[0])
             if along:  # all of its rows, which are not all rows of the joined state
-                given[mask] = np.array([False, *masked[1:]], bool)
+                inputs[mask] = np.array([False, *masked[1:]], bool)
             shift = np.array([self.first, *[0] * (len(self.shape) - 1)], np.int32)
             if along:
                 keep = np.array([0, *[1] * (len(self.shape) - 1)], np.int32)
                 shift[0] += whole
-                given[name] = mb.mul(x=op.inputs[name], y=keep, name=f"{op.name}_{name}_rest")
+                inputs[name] = mb.mul(x=op.inputs[name], y=keep, name=f"{op.name}_{name}_rest")
             if shift[0]:
-                given[name] = mb.add(x=given[name], y=shift, name=f"{op.name}_{name}")
-        given["x"] = mb.read_state(input=self.state, name=f"{op.name}_before")  # others may have written since
-        made: Var = mb.slice_update(**given, name=f"{op.name}_joined")
-        return made
+                inputs[name] = mb.add(x=inputs[name], y=shift, name=f"{op.name}_{name}")
+        inputs["x"] = mb.read_state(input=self.state, name=f"{op.name}_before")  # others may have written since
+        return mb.slice_update(**inputs, name=f"{op.name}_joined")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
-        return made
+        return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
         begin, end = self.bounds
-        made: Var = mb.slice_by_index(x=stored, begin=begin, end=end, name=f"{stored.name}_rows")
-        return made
+        return mb.slice_by_index(x=stored, begin=begin, end=end, name=f"{stored.name}_rows")
 
     def stored(self, mb: Builder, value: Var) -> Var:
         begin, end = (np.array(v, np.int32) for v in self.bounds)
         held = mb.read_state(input=self.state, name=f"{value.name}_before")
-        made: Var = mb.slice_update(x=held, update=value, begin=begin, end=end, name=f"{value.name}_in_rows")
-        return made
+        return mb.slice_update(x=held, update=value, begin=begin, end=end, name=f"{value.name}_in_rows")
 
     @property
     def bounds(self) -> tuple[list[int], list[int]]:
-        """Where its rows are."""
+        """The first row and the row after the last one."""
         rest = list(self.shape[1:])
         return [self.first, *[0] * len(rest)], [self.first + self.shape[0], *rest]
 

@@ -155,8 +155,7 @@ class LongConvolution(Rewrite):
         pads = an.window_pads.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(an.number(op.inputs.get("groups")) or 1)
-        made: Var = mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
-        return made
+        return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
 
 
 def example() -> Program:

@@ -104,8 +104,7 @@ class MaskedWrite(Rewrite):
         if part.around:
             update = mb.pad(x=update, pad=list(part.around), constant_val=an.np_dtype(m.x).type(0))
             here = mb.logical_and(x=here, y=part.inside, name=f"{name}_inside")
-        made: Var = mb.select(cond=here, a=update, b=m.x)
-        return made
+        return mb.select(cond=here, a=update, b=m.x)
 
 
 def example() -> Program:

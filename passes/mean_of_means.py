@@ -64,8 +64,7 @@ class MeanOfMeans(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The last axis first, then the others."""
         rows = mb.reduce_mean(x=m.x, axes=[m.first], keep_dims=True)
-        made: Var = mb.reduce_mean(x=rows, axes=m.axes, keep_dims=an.flag(m.root, "keep_dims"))
-        return made
+        return mb.reduce_mean(x=rows, axes=m.axes, keep_dims=an.flag(m.root, "keep_dims"))
 
 
 def example() -> Program:

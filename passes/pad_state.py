@@ -46,8 +46,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 
-UNCHECKED = "the interface changes; compare whole models"
-
 
 @dataclass(frozen=True)
 class PadState(Pass):
@@ -74,14 +72,13 @@ class PadState(Pass):
                 continue
             wide = (*shape[:-1], shape[-1] + missing)
             for function in functions:
-                if (old := an.stored_states.states_of(function).get(name)) is not None:
-                    new = an.add_input(function, name, wide, old.sym_type.wrapped_type().get_primitive(), True)
-                    an.stored_states.StoredStates(
-                        session, function, self.name, {old: _Padded(new, shape, missing)}
-                    ).edit()
+                if (old := an.stored_states.states_of(function).get(name)) is None:
+                    continue
+                with an.GraphEdits(self, session, function) as edits:
+                    new = edits.new_input(name, wide, an.stored_states.held_type(old), state=True)
+                    an.stored_states.StoredStates(edits, {old: _Padded(new, shape, missing)}).edit()
             words = f"the state {name} is {'x'.join(map(str, wide))}; the last {missing} of its axis hold zeros"
-            session.contract.append(an.InterfaceChange(words, (name,)))
-            session.changes.append(an.Change(self.name, name, (), (), "", None, UNCHECKED))
+            session.declare(self.name, name, an.InterfaceChange(words, (name,)), (), ())
 
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
@@ -105,32 +102,27 @@ class _Padded(an.stored_states.Form):
     missing: int
 
     def read(self, mb: Builder, op: an.Operation) -> Var:
-        made: Var = mb.read_state(input=self.state, name=f"{op.name}_wide")
-        return made
+        return mb.read_state(input=self.state, name=f"{op.name}_wide")
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        given = {k: v for k, v in op.inputs.items() if v is not None}
+        inputs = an.op_inputs(op)
         masked = an.constant(op.inputs.get("end_mask"))
         mask = np.array([False] * op.x.rank if masked is None else masked, bool)
         mask[-1] = True
         changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
-        made: Var = mb.slice_update(**{**given, **changed}, name=f"{op.name}_wide")
-        return made
+        return mb.slice_update(**{**inputs, **changed}, name=f"{op.name}_wide")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        made: Var = mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
-        return made
+        return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
         begin = [0] * len(self.shape)
-        made: Var = mb.slice_by_index(x=stored, begin=begin, end=list(self.shape), name=f"{stored.name}_cut")
-        return made
+        return mb.slice_by_index(x=stored, begin=begin, end=list(self.shape), name=f"{stored.name}_cut")
 
     def stored(self, mb: Builder, value: Var) -> Var:
         ends = [0] * (2 * value.rank - 1) + [self.missing]
         zero = an.np_dtype(value).type(0)
-        made: Var = mb.pad(x=value, pad=ends, constant_val=zero, name=f"{value.name}_wide")
-        return made
+        return mb.pad(x=value, pad=ends, constant_val=zero, name=f"{value.name}_wide")
 
 
 def example() -> Program:

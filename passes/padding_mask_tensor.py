@@ -130,8 +130,7 @@ class PaddingMaskTensor(Rewrite):
                 return self.again(inner, op, known, m.fills)
 
             new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
-        result: Var = mb.softmax(x=new[m.root.x], axis=an.constant(m.root.axis))
-        return result
+        return mb.softmax(x=new[m.root.x], axis=an.constant(m.root.axis))
 
     def again(
         self, mb: Builder, op: an.Operation, new: dict[Var, Var], fills: dict[an.Operation, list[str]]

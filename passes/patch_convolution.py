@@ -87,8 +87,7 @@ class PatchConvolution(Rewrite):
         kernel = an.Edit.of(op.weight.shape).transposed([0, 2, 3, 1]).merged(1, 3).expanded(2).expanded(3)
         weight = an.edit_weight(mb, op.weight, kernel, f"{op.weight.name}_patches")
         bias = {} if op.bias is None else {"bias": op.bias}
-        result: Var = mb.conv(x=patches, weight=weight, **bias)
-        return result
+        return mb.conv(x=patches, weight=weight, **bias)
 
 
 def _lengths(var: Var | None) -> list[int]:

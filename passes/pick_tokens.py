@@ -38,10 +38,8 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
-
-UNCHECKED = "the interface changes; compare whole models"
 
 
 @dataclass(frozen=True)
@@ -103,20 +101,16 @@ class PickTokens(Pass):
         for function in program.functions.values():
             logits = self.logits(function)
             assert logits is not None
-            with function:
-                made = self.picked(logits)
-                outputs = [made if v is logits else [v] for v in function.outputs]
-                function.set_outputs([v for each in outputs for v in each])
+            with an.GraphEdits(self, session, function) as edits:
+                edits.replace_output(logits, *self.picked(edits.last(), logits))
             names[logits.name] = None
         new = (TOKENS,) if self.k == 1 else (TOP_VALUES, TOP_TOKENS)
         (name,) = names if len(names) == 1 else (next(iter(names)),)
         words = f"{' and '.join(new)} in place of {', '.join(names)}"
-        session.contract.append(
-            an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
-        )
-        session.changes.append(an.Change(self.name, name, tuple(names), new, "", None, UNCHECKED))
+        change = an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
+        session.declare(self.name, name, change, list(names), new)
 
-    def picked(self, logits: Var) -> list[Var]:
+    def picked(self, mb: Builder, logits: Var) -> list[Var]:
         """The outputs in place of logits."""
         if self.k == 1:
             return [mb.reduce_argmax(x=logits, axis=-1, keep_dims=False, name=TOKENS)]

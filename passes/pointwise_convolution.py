@@ -97,8 +97,7 @@ class PointwiseConvolution(Rewrite):
         kernel = an.Edit.of(m.weight.shape).transposed([1, 0] if m.turned else [0, 1]).expanded(2).expanded(3)
         weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_pixel")
         given = {} if bias is None else {"bias": bias}
-        made: Var = mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **given), shape=list(m.out))
-        return made
+        return mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **given), shape=list(m.out))
 
 
 def example() -> Program:

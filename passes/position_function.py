@@ -51,8 +51,6 @@ from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import replay
 from anesurgery.interpret.state import POSITION
 
-UNCHECKED = "the interface changes; compare whole models"
-
 
 @dataclass(frozen=True)
 class PositionFunction(Pass):
@@ -81,13 +79,14 @@ class PositionFunction(Pass):
                 session.refusals.append((self.name, Refusal(f"no op of {name} depends on the position only")))
                 continue
             names = [v.name for v in found]
-            keep_only(copies[name], names)
+            with an.GraphEdits(self, session, copies[name]) as edits:
+                keep_only(edits, names)
             program.add_function(word, copies[name])
-            made_inputs(session, function, found)
+            with an.GraphEdits(self, session, function) as edits:
+                made_inputs(edits, found)
             words = f"call {word} with position, and give what it returns to {name}"
             change = an.InterfaceChange(words, (POSITION, word, *names), call=called)
-            session.contract.append(change)
-            session.changes.append(an.Change(self.name, name, (), (word,), "", None, UNCHECKED))
+            session.declare(self.name, name, change, (), (word,))
 
 
 def called(model: Any, values: an.Values, precision: str) -> an.Values:
@@ -115,48 +114,40 @@ def ends_at(function: Function) -> list[Var]:
     return [v for v in made if an.is_output(v) or any(r.outputs[0] not in positional for r in an.consumers(v))]
 
 
-def keep_only(function: Function, names: Collection[str]) -> None:
+def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
     """Let a function give these values, and nothing else."""
-    ops = list(function.operations)
-    values = {v.name: v for op in ops for v in op.outputs}
-    with function:
-        ends = [values[name] for name in names]
-        function.set_outputs([_number(v, f"{v.name}_number") for v in ends])
-    for name, var in zip(names, function.outputs, strict=True):
-        values[name].name, var.name = f"{name}_truth" if values[name] is not var else name, name
-    wanted = set(function.outputs)
-    for op in reversed(list(function.operations)):  # a write to a state is no longer wanted either
-        if wanted.isdisjoint(op.outputs):
-            function.remove_ops([op])
-        else:
-            wanted |= {v for _, v in an.operands(op)}
+    function = edits.function
+    values = {v.name: v for op in function.operations for v in op.outputs}
+    for old in list(function.outputs):
+        edits.replace_output(old)
+    for name in names:
+        edits.new_output(name, _number(edits, values[name]))
+    edits.remove_unread()
     for name in [n for n in function.inputs if n != POSITION]:
-        an.remove_input(function, name)
+        edits.drop_input(name)
 
 
-def _number(var: Var, name: str) -> Var:
+def _number(edits: an.GraphEdits, var: Var) -> Var:
     """A value that a model can give: no boolean."""
-    made: Var = mb.cast(x=var, dtype="fp16", name=name) if an.np_dtype(var).kind == "b" else var
-    return made
+    if an.np_dtype(var).kind != "b":
+        return var
+    number: Var = edits.last().cast(x=var, dtype="fp16", name=f"{var.name}_number")
+    edits.take_name(var, number)
+    return number
 
 
-def made_inputs(session: Session, function: Function, ends: Collection[Var]) -> None:
+def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
     """Let these values be given by the caller."""
-    first = function.operations[0]
-    with function:
-        for old in ends:
-            truth = an.np_dtype(old).kind == "b"
-            name, old.name = old.name, session.fresh_name(function, f"{old.name}_made")
-            given = an.add_input(function, name, old.shape, an.types.fp16 if truth else old.dtype)
-            if truth:
-                wish = session.fresh_name(function, f"{name}_truth")
-                given = mb.cast(x=given, dtype="bool", name=wish, before_op=first)
-            function.replace_uses_of_var_after_op(
-                anchor_op=None, old_var=old, new_var=given, no_check_var_types=True, force_replace=True
-            )
-    an.remove_dead(list(function.operations))
-    if not an.consumers(function.inputs[POSITION]):
-        an.remove_input(function, POSITION)
+    mb = edits.first()
+    for old in ends:
+        truth, output = an.np_dtype(old).kind == "b", an.is_output(old)
+        given = edits.new_input(old.name, old.shape, an.types.fp16 if truth else old.dtype)
+        edits.replace(old, mb.cast(x=given, dtype="bool", name=f"{old.name}_truth") if truth else given)
+        if not output:
+            edits.take_name(old, given)
+    edits.remove()
+    if not an.consumers(edits.function.inputs[POSITION]):
+        edits.drop_input(POSITION)
 
 
 def example() -> Program:

@@ -88,8 +88,7 @@ class ReflectPadSlices(Rewrite):
 def _cut(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
     begin, size = [0] * x.rank, [-1] * x.rank
     begin[axis], size[axis] = start, stop - start
-    made: Var = mb.slice_by_size(x=x, begin=begin, size=size)
-    return made
+    return mb.slice_by_size(x=x, begin=begin, size=size)
 
 
 def _mirrored(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:

@@ -39,18 +39,15 @@ def _crop(mb: Builder, op: an.Operation) -> Var:
     """The edges of the last two axes go."""
     firsts = [an.ints(op, name)[0] for name in ("crop_height", "crop_width")]
     begin = [0] * (op.x.rank - 2) + firsts
-    made: Var = mb.slice_by_size(x=op.x, begin=begin, size=list(op.outputs[0].shape))
-    return made
+    return mb.slice_by_size(x=op.x, begin=begin, size=list(op.outputs[0].shape))
 
 
 def _view(mb: Builder, op: an.Operation) -> Var:
-    made: Var = mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
-    return made
+    return mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
 
 
 def _clamped(mb: Builder, op: an.Operation) -> Var:
-    made: Var = mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta)
-    return made
+    return mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta)
 
 
 COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {

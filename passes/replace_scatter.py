@@ -186,8 +186,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
             at += part.shape[axis]
     begin, size = [0] * x.rank, [-1] * x.rank
     begin[axis], size[axis] = start, length
-    made: Var = mb.slice_by_size(x=x, begin=begin, size=size)
-    return made
+    return mb.slice_by_size(x=x, begin=begin, size=size)
 
 
 def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:

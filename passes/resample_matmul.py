@@ -89,8 +89,7 @@ class ResampleMatmul(Rewrite):
         made = mb.matmul(x=pixels, y=mb.const(val=weights.astype(dtype)))
         if outside.any():
             made = mb.add(x=made, y=outside.astype(dtype))
-        back: Var = mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
-        return back
+        return mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
 
 
 def _weights(op: an.Operation, boxes: int, made: int) -> tuple[an.Array, an.Array]:

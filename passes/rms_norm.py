@@ -76,8 +76,7 @@ class RmsNorm(an.NormForm):
         kind = an.np_dtype(x).type
         both = mb.concat(values=[x, mb.mul(x=x, y=kind(-1))], axis=axis)
         normed = mb.layer_norm(x=both, axes=[axis], epsilon=kind(norm.epsilon))
-        made: Var = mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
-        return made
+        return mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
 
 
 def example() -> Program:

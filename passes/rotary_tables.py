@@ -103,19 +103,19 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "mul":
             turn = an.rotary.turned_by(m.root)
             return None if turn is None else m.bind(turn=turn)
-        found = an.rotary.of_positions(m.root.outputs[0])
-        if not isinstance(found, an.rotary.OfPositions):
-            return None if found is None else Refusal(found.reason, m.root)
-        if not (count := self.count(found.positions)):
-            words = f"how many positions %{found.positions.name} may hold is not known: say positions="
+        rotated = an.rotary.of_positions(m.root.outputs[0])
+        if not isinstance(rotated, an.rotary.OfPositions):
+            return None if rotated is None else Refusal(rotated.reason, m.root)
+        if not (count := self.count(rotated.positions)):
+            words = f"how many positions %{rotated.positions.name} may hold is not known: say positions="
             return Refusal(words, m.root)
         if self.form in ("inputs", "constants"):
-            known = m.block.inputs if isinstance(m.block, an.Function) else {}
-            if known.get(found.positions.name) is not found.positions:
-                return Refusal(f"the positions %{found.positions.name} are computed, not an input", m.root)
-        if self.form == "constants" and an.channel_steps.shape_of(m.root.outputs[0])[found.axis] > count:
+            inputs = m.block.inputs if isinstance(m.block, an.Function) else {}
+            if inputs.get(rotated.positions.name) is not rotated.positions:
+                return Refusal(f"the positions %{rotated.positions.name} are computed, not an input", m.root)
+        if self.form == "constants" and an.fixed_shape(m.root.outputs[0])[rotated.axis] > count:
             return Refusal(f"there are more rows than {count} positions", m.root)
-        return m.bind(rows=found, count=count)
+        return m.bind(rows=rotated, count=count)
 
     def count(self, positions: Var) -> int:
         """How many positions there are: as the caller says, or as intervals show; 0 where that is not known."""
@@ -124,10 +124,10 @@ class RotaryTables(Rewrite):
 
     def check_exchange(self, m: Match) -> Match | None:
         """Parts of the last axis, in another order or with other signs."""
-        found = an.rotary.exchange(m.root)
-        if found is None or an.channel_steps.axis_of(m.root) != m.root.outputs[0].rank - 1:
+        exchanged = an.rotary.exchange(m.root)
+        if exchanged is None or an.channel_steps.axis_of(m.root) != m.root.outputs[0].rank - 1:
             return None
-        source, matrix = found
+        source, matrix = exchanged
         if len(matrix) > self.widest or np.array_equal(matrix, np.eye(len(matrix))):
             return None
         return m.bind(source=source, matrix=matrix)
@@ -139,7 +139,7 @@ class RotaryTables(Rewrite):
             return m.turn.table if fits else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
-        shape = an.channel_steps.shape_of(m.rows.positions)
+        shape = an.fixed_shape(m.rows.positions)
         ordered = self.form == "constants"
         draw = np.random.default_rng(0) if self.form == "inputs" else rng
         places = np.arange(np.prod(shape)) if ordered else draw.integers(0, m.count, np.prod(shape))
@@ -153,23 +153,23 @@ class RotaryTables(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The product, the rows, or the input."""
-        made: Var
+        value: Var
         if m.root.op_type == "concat":
             kind = an.np_dtype(m.source).type
-            made = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
+            value = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            made = mb.mul(
+            value = mb.mul(
                 x=m.turn.other, y=an.row_inputs.table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis)
             )
         elif self.form == "inputs":
-            made = self.as_input(mb, m)
+            value = self.as_input(mb, m)
         elif self.form == "constants":
             self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
-            rows = m.rows.shaped(self.table(m)[: an.channel_steps.shape_of(m.root.outputs[0])[m.rows.axis]])
-            made = mb.identity(x=rows)
+            rows = m.rows.shaped(self.table(m)[: an.fixed_shape(m.root.outputs[0])[m.rows.axis]])
+            value = mb.identity(x=rows)
         else:
-            made = m.rows.placed(mb, self.found(mb, m))
-        return made
+            value = m.rows.placed(mb, self.found(mb, m))
+        return value
 
     def found(self, mb: Builder, m: Match) -> Var:
         """A row of the table for each position."""
@@ -177,7 +177,7 @@ class RotaryTables(Rewrite):
 
         def flat(maker: Builder) -> Var:
             whole = ids if an.np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
-            return an.views.seen_as(maker, whole, (int(np.prod(an.channel_steps.shape_of(ids))),))
+            return an.views.seen_as(maker, whole, (int(np.prod(an.fixed_shape(ids))),))
 
         def hot(maker: Builder) -> Var:
             ((_, row),) = an.one_hot.one_hot_pieces(
@@ -185,13 +185,13 @@ class RotaryTables(Rewrite):
             )
             return row
 
-        made: Var
+        rows: Var
         if self.form == "gather":
-            made = mb.gather(x=table, indices=flat(mb), axis=0)
-            return made
+            rows = mb.gather(x=table, indices=flat(mb), axis=0)
+            return rows
         row = mb.shared_value(("one_hot", ids, m.count, table.dtype.name), [ids], hot)
-        made = mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
-        return made
+        rows = mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
+        return rows
 
     def as_input(self, mb: Builder, m: Match) -> Var:
         """Declare the rows as an input, and drop the positions where nothing else reads them."""
@@ -209,10 +209,10 @@ class RotaryTables(Rewrite):
         instead = f" in place of {old}" if dropped else ""
         words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"
         change = an.InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
-        made = mb.add_float_input(an.channel_steps.shape_of(m.root.outputs[0]), table.dtype, change)
+        table_input = mb.add_float_input(an.fixed_shape(m.root.outputs[0]), table.dtype, change)
         if dropped:
             mb.drop_input(old)
-        return made
+        return table_input
 
     def given_up(self, mb: Builder, m: Match, words: str) -> None:
         """Drop the positions where nothing else reads them, and tell the caller."""

@@ -75,7 +75,7 @@ class ScaleAfterProduct(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The product, the scales, the bias."""
-        op, inputs = m.root, {k: v for k, v in m.root.inputs.items() if v is not None}
+        op, inputs = m.root, an.op_inputs(m.root)
         bias = inputs.pop("bias", None)
         inputs["y" if op.op_type == "matmul" else "weight"] = m.data
         product = getattr(mb, op.op_type)(**inputs)

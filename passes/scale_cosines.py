@@ -68,19 +68,14 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Var, mb, var
 
 
 @dataclass(frozen=True)
-class ScaleCosines(Rewrite):
+class ScaleCosines(an.ScaledSquares):
     """`sum(a * b) / (|a| * |b|)` becomes the same of `a / max|a|` and `b / max|b|`."""
 
     name: ClassVar[str] = "scale_cosines"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    shares_inner: ClassVar[bool] = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """A sum of products, divided."""
@@ -89,13 +84,9 @@ class ScaleCosines(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """By the lengths of both rows, and of numbers whose squares may overflow."""
         found = an.cosines.cosine(m.root)
-        if (
-            found is None
-            or an.np_dtype(m.products) != np.float16
-            or all(map(an.sums_of_squares.is_scaled, found.rows))
-        ):
+        if found is None or not self.applies(m.products, found.rows):
             return None
-        most = max(an.magnitude(row) for row in found.rows) ** 2 * found.count
+        most = self.most(found.rows, found.count)
         if most <= math.sqrt(an.constant_ends.LARGEST):  # the squares of both lengths are multiplied
             return Refusal(
                 f"the products add up to at most {most:g}, and their square does not overflow", m.root
@@ -105,15 +96,10 @@ class ScaleCosines(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The rows have magnitudes of at most 1, and so each sum is at most the number of values."""
         axes, keep = list(m.cosine.axes), m.cosine.keep_dims
-        floor = (
-            max(an.sums_of_squares.LEAST, 2.0 ** math.floor(math.log2(m.cosine.least) / 2))
-            if m.cosine.least
-            else an.sums_of_squares.LEAST
-        )
+        floor = self.floor(m.cosine.least)
         rows, sizes = [], []
         for row in m.cosine.rows:
-            largest = mb.reduce_max(x=mb.abs(x=row), axes=axes, keep_dims=True)
-            largest = mb.maximum(x=largest, y=floor)
+            largest = mb.maximum(x=self.largest(mb, [row], axes), y=floor)
             rows.append(mb.real_div(x=row, y=largest))
             sizes.append(largest if keep else mb.squeeze(x=largest, axes=axes))
         product = mb.reduce_sum(x=mb.mul(x=rows[0], y=rows[1]), axes=axes, keep_dims=keep)
@@ -123,8 +109,7 @@ class ScaleCosines(Rewrite):
             shares = [mb.real_div(x=floor, y=size) for size in sizes]
             least = mb.mul(x=mb.mul(x=shares[0], y=shares[1]), y=m.cosine.least / floor**2)
             lengths = mb.maximum(x=lengths, y=least)
-        value: Var = mb.real_div(x=product, y=lengths)
-        return value
+        return mb.real_div(x=product, y=lengths)
 
 
 def example() -> Program:

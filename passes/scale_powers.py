@@ -83,8 +83,7 @@ class ScalePowers(Rewrite):
         if m.total is not None:
             axes, keep = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
             power = getattr(mb, m.total.op_type)(x=power, axes=axes, keep_dims=keep)
-        made: Var = mb.mul(x=power, y=m.factor * 2.0 ** (m.shift * m.exponent))
-        return made
+        return mb.mul(x=power, y=m.factor * 2.0 ** (m.shift * m.exponent))
 
 
 def example() -> Program:

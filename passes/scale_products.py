@@ -77,10 +77,9 @@ class ScaleProducts(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op with smaller weights, and a multiplication."""
         part = np.float16(2.0**-m.exponent)
-        kept = {n: v for n, v in m.root.inputs.items() if v is not None and n not in m.values}
-        made = getattr(mb, m.root.op_type)(**kept, **{n: v * part for n, v in m.values.items()})
-        result: Var = mb.mul(x=made, y=2.0**m.exponent)
-        return result
+        inputs = an.op_inputs(m.root, *m.values)
+        made = getattr(mb, m.root.op_type)(**inputs, **{n: v * part for n, v in m.values.items()})
+        return mb.mul(x=made, y=2.0**m.exponent)
 
 
 def example() -> Program:

@@ -64,7 +64,7 @@ from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import Ranges, ranges
 from anesurgery.files.protobuf import copy_program
 
-UNCHECKED = "regions reach through the whole model, which is compared in fp32"
+WHOLE = "regions reach through the whole model, which is compared in fp32"
 GATE = 90.0
 """PSNR in dB in fp32: no more than epsilons may change."""
 MOST = 20
@@ -101,12 +101,12 @@ class ScaleRanges(Pass):
         refusal = self.against(regions)
         if refusal is not None:
             plan.drop_copies()
-            an.remove_dead(list(function.operations))
+            an.GraphEdits(self, session, function).remove()
             session.refusals.append((self.name, refusal))
             return
         plan.apply()
         plan.drop_copies()
-        an.remove_dead(list(function.operations))
+        an.GraphEdits(self, session, function).remove()
         session.refusals += [(self.name, r) for r in plan.refusals]
         self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
@@ -114,7 +114,9 @@ class ScaleRanges(Pass):
             f"{self.name}: ops beyond fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
             f"{_hazards(before)} before, {_hazards(after)} after"
         )
-        session.changes += [_change(function, region) for region in regions]
+        for region in regions:
+            words = f"2^{region.exponent}, largest value {region.largest:.4g}"
+            an.GraphEdits(self, session, function).record(region.seed.name, words, unchecked=WHOLE)
 
     def samples(self) -> Sequence[Mapping[str, an.Array]] | None:
         """The calibration as a list."""
@@ -145,11 +147,6 @@ class ScaleRanges(Pass):
 
 def _hazards(found: Ranges) -> int:
     return sum(any(h.kind != "may saturate" for h in row.hazards) for row in found.rows)
-
-
-def _change(function: an.Function, region: an.scaled_regions.Region) -> an.Change:
-    words = f"2^{region.exponent}, largest value {region.largest:.4g}"
-    return an.Change(ScaleRanges.name, region.seed.name, (), (), words, None, UNCHECKED)
 
 
 def example() -> Program:

@@ -39,40 +39,18 @@ Grade: checked: that a factor goes through a root is no identity of polynomials.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import (
-    Builder,
-    Match,
-    Operation,
-    OpPattern,
-    Ops,
-    Program,
-    Refusal,
-    Rewrite,
-    Var,
-    mb,
-    var,
-)
+from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Program, Refusal, Var, mb, var
 
 
 @dataclass(frozen=True)
-class ScaleRoots(Rewrite):
+class ScaleRoots(an.ScaledSquares):
     """`sqrt(sum(x * x))` becomes `m * sqrt(sum((x / m) * (x / m)))`, where m is the largest magnitude."""
 
     name: ClassVar[str] = "scale_roots"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    shares_inner: ClassVar[bool] = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """A root or a logarithm."""
@@ -81,12 +59,10 @@ class ScaleRoots(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """Of a sum of squares that may overflow."""
         read = an.sums_of_squares.read_by_root(m.root)
-        if read is None or an.np_dtype(m.inner) != np.float16:
+        if read is None or not self.applies(m.inner, read[0].values):
             return None
         found, least = read
-        if all(map(an.sums_of_squares.is_scaled, found.values)):
-            return None
-        most = max(an.magnitude(x) for x in found.values) ** 2 * found.most
+        most = self.most(found.values, found.most)
         if most + found.epsilon <= an.constant_ends.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
         return m.bind(ops=(m.root, *found.ops), squares=found, least=least)
@@ -94,16 +70,12 @@ class ScaleRoots(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The root of what is at most the number of squares, times the largest magnitude."""
         squares, total = m.squares, m.squares.total
-        over = None if total is None else {"axes": an.ints(total, "axes"), "keep_dims": True}
-        floor = max(
-            an.sums_of_squares.LEAST,
-            2.0 ** math.floor(math.log2(guard) / 2) if (guard := max(squares.epsilon, m.least)) else 0,
-        )
-        largest = mb.maximum(x=_largest(mb, squares.values, over), y=floor)
-        parts = [mb.square(x=mb.real_div(x=x, y=largest)) for x in squares.values]
-        inner = functools.reduce(lambda a, b: mb.add(x=a, y=b), parts)
-        if over is not None:
-            inner = getattr(mb, squares.reduces)(x=inner, **over)
+        axes, guard = [] if total is None else an.ints(total, "axes"), max(squares.epsilon, m.least)
+        floor = self.floor(guard)
+        largest = mb.maximum(x=self.largest(mb, squares.values, axes), y=floor)
+        inner = self.summed_squares(mb, squares.values, largest)
+        if total is not None:
+            inner = getattr(mb, squares.reduces)(x=inner, axes=axes, keep_dims=True)
         if squares.factor != 1:
             inner = mb.mul(x=inner, y=squares.factor)
         share = mb.square(x=mb.real_div(x=floor, y=largest)) if guard else None
@@ -114,8 +86,7 @@ class ScaleRoots(Rewrite):
         result = _ending(mb, m.root, largest, inner)
         if total is None or an.flag(total, "keep_dims"):
             return result
-        flat: Var = mb.squeeze(x=result, axes=(over or {})["axes"])
-        return flat
+        return mb.squeeze(x=result, axes=axes)
 
 
 def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
@@ -129,13 +100,6 @@ def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
         twice = mb.mul(x=mb.log(x=largest, epsilon=0.0), y=2.0)
         value = mb.add(x=mb.log(x=inner, epsilon=0.0), y=twice)
     return value
-
-
-def _largest(mb: Builder, values: Sequence[Var], over: Mapping[str, Any] | None) -> Var:
-    """The largest magnitude of a row, or of several values in each place."""
-    sizes = [mb.abs(x=x) for x in values]
-    made: Var = functools.reduce(lambda a, b: mb.maximum(x=a, y=b), sizes)
-    return made if over is None else mb.reduce_max(x=made, **over)
 
 
 def example() -> Program:

@@ -79,14 +79,13 @@ class ScaleScores(Rewrite):
         return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same product of smaller numbers."""
+        """Multiply smaller numbers instead."""
         turned = {name: an.flag(m.product, name) for name in ("transpose_x", "transpose_y")}
         x, y = (
             v if factor == 1 else mb.mul(x=v, y=factor)
             for v, factor in zip((m.product.x, m.product.y), _factors(m), strict=True)
         )
-        made: Var = mb.matmul(x=x, y=y, **{name: v for name, v in turned.items() if v})
-        return made
+        return mb.matmul(x=x, y=y, **{name: v for name, v in turned.items() if v})
 
 
 def _factors(m: Match) -> tuple[float, float]:

@@ -74,8 +74,7 @@ class ScaleShares(Rewrite):
         """Larger weights, and a smaller result."""
         turned = {"transpose_y": True} if an.flag(m.root, "transpose_y") else {}
         product = mb.matmul(x=mb.mul(x=m.shares.outputs[0], y=FACTOR), y=m.v, **turned)
-        made: Var = mb.mul(x=product, y=1 / FACTOR)
-        return made
+        return mb.mul(x=product, y=1 / FACTOR)
 
 
 def example() -> Program:

@@ -45,7 +45,6 @@ Grade: checked: that a factor goes out of a logarithm is no identity of polynomi
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
 from typing import ClassVar
@@ -53,35 +52,28 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Var, mb, var
 
 MOST = 2.0**14
 """What a band may reach: half of what a sum of products may, and a quarter of fp16."""
 
 
 @dataclass(frozen=True)
-class ScaleSpectra(Rewrite):
+class ScaleSpectra(an.ScaledSquares):
     """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / m)^2 + (b / m)^2)) + 2 log(m)`."""
 
     name: ClassVar[str] = "scale_spectra"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    shares_inner: ClassVar[bool] = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """A logarithm."""
         return op.log(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Of mixed powers that may overflow."""
+        """Accept the logarithm of mixed powers that may overflow."""
         found = an.spectra.spectrum(m.root)
-        if found is None or an.np_dtype(m.inner) != np.float16:
+        if found is None or not self.applies(m.inner, found.squares.values):
             return None
-        if all(map(an.sums_of_squares.is_scaled, found.squares.values)):
-            return None
-        most = max(an.magnitude(x) for x in found.squares.values) ** 2 * found.squares.most
+        most = self.most(found.squares.values, found.squares.most)
         if most * max(1.0, found.weights) <= an.constant_ends.LARGEST:
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
         return m.bind(ops=found.ops, spectrum=found)
@@ -91,22 +83,16 @@ class ScaleSpectra(Rewrite):
         found = m.spectrum
         room = MOST / (found.squares.count * max(1.0, found.weights))
         raised = max(0, math.ceil(-math.log2(room) / 2))
-        guard = 2.0 ** math.floor(math.log2(found.guard) / 2) if found.guard else 0.0
-        floor = max(an.sums_of_squares.LEAST, guard)
-        sizes = [mb.abs(x=x) for x in found.squares.values]
-        largest = functools.reduce(lambda a, b: mb.maximum(x=a, y=b), sizes)
-        largest = mb.reduce_max(x=largest, axes=[found.axis], keep_dims=True)
+        floor = self.floor(found.guard)
+        largest = self.largest(mb, found.squares.values, [found.axis])
         unit = mb.maximum(x=mb.mul(x=largest, y=2.0**raised) if raised else largest, y=floor)
-        parts = [mb.square(x=mb.real_div(x=x, y=unit)) for x in found.squares.values]
-        power = functools.reduce(lambda a, b: mb.add(x=a, y=b), parts)
-        given = {k: v for k, v in found.mix.inputs.items() if v is not None and k != found.operand}
-        bands = getattr(mb, found.mix.op_type)(**given, **{found.operand: power})
+        power = self.summed_squares(mb, found.squares.values, unit)
+        bands = getattr(mb, found.mix.op_type)(**{**an.op_inputs(found.mix), found.operand: power})
         if found.guard:
             share = mb.mul(x=mb.square(x=mb.real_div(x=floor, y=unit)), y=found.guard / floor**2)
             bands = mb.maximum(x=bands, y=share) if found.clips else mb.add(x=bands, y=share)
         twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
-        value: Var = mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
-        return value
+        return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
 
 
 def example() -> Program:

@@ -192,8 +192,7 @@ class SelectLastToken(Rewrite):
         one_hot = mb.add_float_input(shape, an.np_dtype(source), change)
         if source.rank == 3:
             one_hot = mb.expand_dims(x=one_hot, axes=[1])
-        row: Var = mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
-        return row
+        return mb.matmul(x=one_hot, y=source, name=f"{source.name}_picked")
 
 
 def _one_row(logits: Var) -> str:

@@ -121,8 +121,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, reach: int, stride: int = 1
     begin, end, steps = [0] * x.rank, [int(d) for d in x.shape], [1] * x.rank
     begin[axis], end[axis], steps[axis] = start, start + reach, stride
     more: dict[str, Any] = {} if stride == 1 else {"stride": steps}
-    made: Var = mb.slice_by_index(x=x, begin=begin, end=end, **more)
-    return made
+    return mb.slice_by_index(x=x, begin=begin, end=end, **more)
 
 
 def example() -> Program:

@@ -107,8 +107,7 @@ class SliceWrite(Rewrite):
         values = [v for v in (parts[0], at, parts[1]) if isinstance(v, Var) or len(v)]
         begin = mb.concat(values=tuple(values), axis=0, name=f"{name}_begin") if len(values) > 1 else at
         end = mb.add(x=begin, y=np.array(m.sizes, np.int32), name=f"{name}_end")
-        made: Var = mb.slice_update(x=m.x, update=m.update, begin=begin, end=end)
-        return made
+        return mb.slice_update(x=m.x, update=m.update, begin=begin, end=end)
 
     def run(self, program: Program, session: an.Session) -> None:
         """Apply it with what the surgery assumes."""

@@ -108,8 +108,7 @@ class SplitConv3d(Rewrite):
                 part = _convolved(mb, m, rows, out[2], kernel, str(k), given | (bias if made is None else {}))
                 made = part if made is None else mb.add(x=made, y=part)
         apart = mb.reshape(x=made, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
-        back: Var = mb.transpose(x=apart, perm=[0, 2, 1, 3, 4])
-        return back
+        return mb.transpose(x=apart, perm=[0, 2, 1, 3, 4])
 
 
 def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, given: Any) -> Var:
@@ -117,8 +116,7 @@ def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, ke
     seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
     x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
     weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
-    made: Var = mb.conv(x=x, weight=weight, **given)
-    return made
+    return mb.conv(x=x, weight=weight, **given)
 
 
 def _padding(op: an.Operation) -> tuple[tuple[int, int], dict[str, Any]]:
@@ -143,8 +141,7 @@ def _rows(mb: Builder, x: Var, start: int, stride: int, count: int) -> Var:
     name = f"{x.name}_{start}"
     if stride == 1:
         size = [-1, count, -1, -1, -1]
-        made: Var = mb.slice_by_size(x=x, begin=[0, start, 0, 0, 0], size=size, name=name)
-        return made
+        return mb.slice_by_size(x=x, begin=[0, start, 0, 0, 0], size=size, name=name)
     end = [int(d) for d in x.shape]
     end[1] = start + (count - 1) * stride + 1
     made = mb.slice_by_index(x=x, begin=[0, start, 0, 0, 0], end=end, stride=[1, stride, 1, 1, 1], name=name)

@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -99,7 +99,7 @@ class SplitHead(Rewrite):
             part = _product(mb, m, start, min(start + m.size, total))
             for op in m.chain:
                 source = _source(op)
-                given = {k: part if v is source else an.constant(v) for k, v in _inputs(op).items()}
+                given = {k: part if v is source else an.constant(v) for k, v in an.op_inputs(op).items()}
                 part = getattr(mb, op.op_type)(**given, name=f"{part.name}_{op.op_type}")
             parts.append(part)
         end = m.chain[-1] if m.chain else m.root
@@ -117,11 +117,11 @@ def _axis(op: an.Operation) -> int:
 def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
     """The product over some of the outputs."""
     wish = f"{m.root.outputs[0].name}_part"
-    given = _inputs(m.root)
+    inputs = an.op_inputs(m.root)
     for name, axis in (("y", m.axis),) if m.root.op_type == "matmul" else (("weight", 0), ("bias", 0)):
-        if (whole := given.get(name)) is not None:
-            given[name] = _rows(mb, whole, axis, start, stop)
-    made: Var = getattr(mb, m.root.op_type)(**given, name=wish)
+        if (whole := inputs.get(name)) is not None:
+            inputs[name] = _rows(mb, whole, axis, start, stop)
+    made: Var = getattr(mb, m.root.op_type)(**inputs, name=wish)
     return made
 
 
@@ -129,10 +129,6 @@ def _rows(mb: Builder, whole: Var, axis: int, start: int, stop: int) -> Var:
     return an.edit_weight(
         mb, whole, an.Edit.of(whole.shape).taken(axis, range(start, stop)), f"{whole.name}_part"
     )
-
-
-def _inputs(op: an.Operation) -> dict[str, Any]:
-    return {k: v for k, v in op.inputs.items() if v is not None and not k.startswith("_")}
 
 
 def _chain(var: Var) -> Iterator[an.Operation]:

@@ -75,7 +75,7 @@ class SplitHeads(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Where channels go first."""
+        """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def pattern(self, op: Ops) -> OpPattern:
@@ -90,7 +90,7 @@ class SplitHeads(Rewrite):
         operands = an.heads.operands_of(core)
         if isinstance(operands, Refusal):
             return operands
-        scores = an.channel_steps.shape_of(core.softmax.outputs[0])
+        scores = an.fixed_shape(core.softmax.outputs[0])
         if scores[1] > self.most:
             return Refusal(f"{scores[1]} heads are more than {self.most}", m.root)
         for op, carried in core.between:
@@ -114,9 +114,7 @@ class SplitHeads(Rewrite):
             scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=an.heads.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
-                scores = getattr(_at(mb, op), op.op_type)(
-                    **{**an.channel_steps.given(op), **rest, carried: scores}
-                )
+                scores = getattr(_at(mb, op), op.op_type)(**{**an.op_inputs(op), **rest, carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
             made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
         make = _at(mb, m.root)
@@ -148,7 +146,7 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
     """A mask as (batch, keys, 1, queries) for each head."""
     if an.heads.is_scalar(var):
         return [var] * heads
-    shape = an.channel_steps.shape_of(var)
+    shape = an.fixed_shape(var)
     whole = (1,) * (4 - len(shape)) + shape
     layout = an.heads.mask_layout(shape)
     keys = layout.axes[3]

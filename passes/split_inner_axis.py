@@ -92,7 +92,7 @@ class SplitInnerAxis(Rewrite):
         (axis, against), flat = m.axes, m.flat
         lefts = _parts(mb, m.x, axis, m.edges) if flat is None else _rows(mb, m.x, flat, m.edges)
         rights = _parts(mb, m.other, against, m.edges)
-        rest = {k: v for k, v in op.inputs.items() if v is not None and k not in ("x", "y", "weight")}
+        rest = an.op_inputs(op, "x", "y", "weight")
         total: Var | None = None
         for left, right in zip(lefts, rights, strict=True):
             both: dict[str, Any] = {"x": left, "weight" if linear else "y": right}

@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -184,7 +184,7 @@ def _cut(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
     if not any(map(any, ends)):
         return x
     size = [int(d) - sum(end) for d, end in zip(x.shape, [(0, 0), (0, 0), *ends], strict=True)]
-    return cast(Var, mb.slice_by_size(x=x, begin=[0, 0, *(before for before, _ in ends)], size=size))
+    return mb.slice_by_size(x=x, begin=[0, 0, *(before for before, _ in ends)], size=size)
 
 
 def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:

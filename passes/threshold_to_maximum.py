@@ -54,8 +54,7 @@ class ThresholdToMaximum(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The larger one."""
-        made: Var = mb.maximum(x=m.x, y=m.alpha)
-        return made
+        return mb.maximum(x=m.x, y=m.alpha)
 
 
 def example() -> Program:

@@ -69,7 +69,7 @@ class TileQueries(Rewrite):
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Where channels go first."""
+        """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
     def pattern(self, op: Ops) -> OpPattern:
@@ -97,7 +97,7 @@ class TileQueries(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The blocks, and their concat."""
         core, at = m.core, m.queries
-        total = an.channel_steps.shape_of(core.softmax.outputs[0])[at.scores]
+        total = an.fixed_shape(core.softmax.outputs[0])[at.scores]
         sizes = [min(self.block, total - start) for start in range(0, total, self.block)]
         queries = mb.split(x=at.var, split_sizes=sizes, axis=at.axis, name=f"{at.var.name}_block")
         rank = core.softmax.x.rank
@@ -113,8 +113,7 @@ class TileQueries(Rewrite):
             weights = _again(mb, core.softmax, x=scores)
             name = "y" if core.total.inputs.get("y") is core.softmax.outputs[0] else "x"
             made.append(_again(mb, core.total, **_second(core.total, name, weights)))
-        joined: Var = mb.concat(values=made, axis=at.result)
-        return joined
+        return mb.concat(values=made, axis=at.result)
 
 
 def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
@@ -124,15 +123,13 @@ def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
 
 def _again(mb: Builder, op: an.Operation, **changed: Any) -> Var:
     """An op on other operands."""
-    made: Var = getattr(mb, op.op_type)(
-        **{**an.channel_steps.given(op), **changed}, name=f"{op.outputs[0].name}_block"
-    )
+    made: Var = getattr(mb, op.op_type)(**{**an.op_inputs(op), **changed}, name=f"{op.outputs[0].name}_block")
     return made
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
     """For each block what it reads of a mask: all of it where it is the same for all queries."""
-    shape = an.channel_steps.shape_of(var)
+    shape = an.fixed_shape(var)
     if len(shape) < -axis or shape[axis] == 1:
         return [var] * len(sizes)
     value = an.constant(var)

@@ -161,8 +161,7 @@ def _gathered(mb: Builder, found: Sequence[an.list_elements.Element], stacked: b
     if len(values) == 1 and row is not None and rows == list(range(int(first.shape[0]))):
         return first
     if all(row is None for row in rows):
-        all_: Var = mb.stack(values=tuple(v for v, _ in found), axis=0)
-        return all_
+        return mb.stack(values=tuple(v for v, _ in found), axis=0)
     parts = [_row(mb, value, row, squeezed=False) for value, row in found]
     made: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=0)
     return made

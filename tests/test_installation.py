@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_environment import first_commands, missing
 
 FIND = "import anesurgery; print(anesurgery.__file__ or 'a folder without code')"
 
@@ -22,3 +24,21 @@ def test_a_folder_of_the_same_name_does_not_hide_it(way: list[str], tmp_path: Pa
     )
     assert found.returncode == 0, found.stderr
     assert "without code" not in found.stdout
+
+
+def test_the_commands_to_try_a_wheel_by_are_the_readmes() -> None:
+    commands, shown = first_commands()
+    assert [line.split()[:2] for line in commands.splitlines()] == [
+        ["anesurgery", name] for name in ("example", "inspect", "apply")
+    ]
+    assert missing(f"before\n{shown}after") == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"), [("33 %", "34 %"), ("97 %", "33 %"), ("about 6.3", "about 6.4"), ("N dB", "N bits")]
+)
+def test_another_line_is_missed(right: str, wrong: str) -> None:
+    _, shown = first_commands()
+    printed = re.sub(r"\d+ dB", "N dB", shown)
+    assert right in printed
+    assert missing(printed.replace(right, wrong)) != []

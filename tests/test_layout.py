@@ -36,6 +36,7 @@ ROOMS = tuple(
     for line in """
         __main__
         commands
+        serving
         explorer
         examples
         shipping
@@ -180,7 +181,6 @@ READERS = {
     "checking.comparison._single": "one side of `compare`",
     "interpret.predictor._read": "the model of `run` and of `Predictor`",
     "rewriting.ml_program.MLProgram.read": "the model of `apply`",
-    "splitting.split._cut": "the model of `split`, where it is an ML Program",
     "shipping.building._read_stage": "a stage of `build`, which a stopped build finds on disk",
     "testing.apply_pass": "of authors, who give programs",
 }
@@ -440,6 +440,7 @@ ENGINE_PARTS = {
     "cache_as_io": {"interpret.predictor"},
     "channel_scales": {"placement.memory"},
     "clamp_values": {"checking.ranges"},
+    "fold_constants": {"checking.host_values"},
     "fold_layer_constants": {"files.protobuf"},
     "fuse_exponential": {"facts.written_exponentials"},
     "group_by_unit": {"placement.verdicts"},
@@ -469,6 +470,110 @@ def beyond_the_authors_door(path: Path) -> set[str]:
 def test_passes_are_written_with_the_authors_words() -> None:
     beyond = {path.stem: beyond_the_authors_door(path) for path in pass_files()}
     assert {name: modules for name, modules in beyond.items() if modules} == ENGINE_PARTS
+
+
+VAGUE = frozenset({"made", "found", "known", "given"})
+"""Names that say of a value only that there is one."""
+MOST_VAGUE, MOST_FRAGMENTS = 1610, 42
+"""How many values are called so, and how many docstrings are no sentences: these numbers only get smaller."""
+FRAGMENT = re.compile(r"(?:Of|As|From|By|With|For|In|And|The same)\b[^.\n]{0,40}\.(?:\n|$)")
+
+
+def vague_values(path: Path) -> list[str]:
+    """The values and parameters of a file whose names do not say what they are."""
+    stored = [n.id for n in nodes(path) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    return [
+        name for name in (*stored, *(n.arg for n in nodes(path) if isinstance(n, ast.arg))) if name in VAGUE
+    ]
+
+
+def fragments(path: Path) -> list[str]:
+    """The docstrings of a file that begin in the middle of a sentence."""
+    documented = (ast.ClassDef, ast.FunctionDef)
+    texts = [ast.get_docstring(node) or "" for node in nodes(path) if isinstance(node, documented)]
+    return [text for text in texts if FRAGMENT.match(text)]
+
+
+def test_values_are_named_by_what_they_are_ever_more() -> None:
+    assert sum(len(vague_values(path)) for path in sources()) <= MOST_VAGUE
+
+
+def test_docstrings_are_sentences_ever_more() -> None:
+    assert sum(len(fragments(path)) for path in sources()) <= MOST_FRAGMENTS
+
+
+def test_a_vague_name_and_a_fragment_are_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "one.py"
+    path.write_text('def f(known):\n    """Of the value."""\n    made = known\n    return made\n')
+    assert (vague_values(path), fragments(path)) == (["made", "known"], ["Of the value."])
+
+
+BY_HAND = re.compile(
+    r"replace_uses_of_var_after_op|replace_block_output_var|set_outputs|remove_ops|remove_dead"
+    r"|an\.(?:add_input|remove_input|Change)\(|\.operations = |changes(?:\.append| \+=)"
+)
+"""What only the engine does to a graph and to the record of its edits."""
+
+
+def test_passes_edit_through_the_engine() -> None:
+    plain = [path for path in pass_files() if path.parent.name != "layers"]
+    assert {path.stem: words for path in plain if (words := BY_HAND.findall(path.read_text()))} == {}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "function.set_outputs([made])",
+        "block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new)",
+        "session.changes.append(an.Change(self.name, name, (), ()))",
+        "new = an.add_input(function, name, shape, dtype)",
+    ],
+)
+def test_an_edit_by_hand_would_be_found(line: str) -> None:
+    assert BY_HAND.search(line)
+
+
+UNCOMPARED = {"compute_fp16": "ROUNDED", "scale_ranges": "WHOLE"}
+"""Pass over ops -> the constant with the reason why its edits are not compared one by one."""
+
+
+def test_passes_that_compare_no_edits_are_few_and_say_why() -> None:
+    plain = [path for path in pass_files() if path.parent.name != "layers"]
+    named = {path.stem: re.findall(r"unchecked=(\w+)", path.read_text()) for path in plain}
+    assert {name: found for name, (found,) in ((n, f) for n, f in named.items() if f)} == UNCOMPARED
+
+
+AGAIN = re.compile(
+    r"^def _?(?:per_axis|each_axis|shape_of|fixed_shape|op_inputs|is_constexpr|is_constant_op)\(|"
+    r"op_type\.startswith\(\"constexpr|\.inputs\.items\(\) if \w+ is not None",
+    re.MULTILINE,
+)
+"""An accessor of values and ops."""
+ONCE = {
+    "mil": 4,
+    "semantics.byte_sizes": 1,
+    "semantics.reading": 1,
+    "checking.fingerprint": 1,
+    "checking.value_numbering": 1,
+}
+"""Where they stand. What is compared as a whole has the host's own inputs too."""
+
+
+def test_accessors_are_written_once() -> None:
+    found = {path: len(AGAIN.findall(path.read_text(encoding="utf-8"))) for path in sources()}
+    assert {module_name(p).removeprefix("anesurgery."): n for p, n in found.items() if n} == ONCE
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "def _per_axis(op, name, axis):",
+        'if op.op_type.startswith("constexpr_"):',
+        "given = {k: v for k, v in op.inputs.items() if v is not None}",
+    ],
+)
+def test_an_accessor_that_is_written_again_is_noticed(line: str) -> None:
+    assert AGAIN.search(line)
 
 
 def import_lines(path: Path) -> int:

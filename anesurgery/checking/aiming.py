@@ -33,6 +33,10 @@ MOST_CROSSED = 3
 COMBINED = 8
 """Constants up to which sums, differences, products and quotients of two are aimed at where there is room."""
 
+DISTINCT = 2**18
+"""Numbers near to what is aimed at that are drawn for a tensor; larger ones repeat them. Drawing and shuffling
+the 16 million scores of 4,096 keys took longer than the comparison."""
+
 
 def targets(ops: Iterable[Operation]) -> tuple[float, ...]:
     """The distinct finite constants that ops may decide by: numbers they compute with, not places or sizes."""
@@ -124,12 +128,13 @@ def _filled(
     var: Var, wanted: Array, rounds: int, constants: Sequence[float], rng: np.random.Generator
 ) -> Array:
     """What is wanted, what two constants make where there is room, and numbers near to what is wanted."""
-    room = rounds * _count(var) - len(wanted)
+    whole = rounds * _count(var)
     more = rng.permutation([n for n in _combined(constants) if _size(n) <= SPAN * float(np.abs(wanted).max())])
-    near = np.resize(rng.permutation(wanted), max(room - len(more), 0))
+    more = more[: whole - len(wanted)]
+    near = np.resize(rng.permutation(wanted), min(whole - len(wanted) - len(more), DISTINCT))
     if np_dtype(var).kind == "f":
         near = near * (1 + rng.standard_normal(len(near)) * 10 ** rng.uniform(-4, 0, len(near)))
-    return rng.permutation(np.concatenate([wanted, more[:room], near]))
+    return np.resize(rng.permutation(np.concatenate([wanted, more, near])), whole)
 
 
 def _combined(constants: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ from anesurgery.errors import SurgeryError
 
 
 class Grade(IntEnum):
-    """From the weakest to the strongest."""
+    """How sure a check is, from the weakest grade to the strongest."""
 
     NUMBERS = 1
     """Both sides gave the same on many numbers, adversarial ones among them."""
@@ -27,7 +27,7 @@ class Grade(IntEnum):
 
     @property
     def words(self) -> str:
-        """As reports say it."""
+        """The grade as reports say it."""
         return {1: "checked", 2: "exhaustive", 3: "proved", 4: "bit for bit"}[self.value]
 
 

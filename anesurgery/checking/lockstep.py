@@ -17,13 +17,13 @@ from anesurgery.checking.divergence import PAIRINGS
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.model_proofs import ModelProof, Seam
-from anesurgery.checking.value_numbering import LARGEST_VALUE, Side, Table, Value, is_constant_op
+from anesurgery.checking.value_numbering import LARGEST_VALUE, Side, Table, Value
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, P
 from anesurgery.interpret.inputs import bind
-from anesurgery.mil import Array, Function, Operation, Var, np_dtype, reads, types
+from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
 
 FEW = 0.3
@@ -207,7 +207,7 @@ def paired(old: Function, new: Function) -> dict[Var, Var]:
     outputs = {v.name: v for v in old.outputs}
     found |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
     _by_operands(old, new, found)
-    plain = {v: w for v, w in found.items() if not any(x.op is None or is_constant_op(x.op) for x in (v, w))}
+    plain = {v: w for v, w in found.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
     return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
 
 
@@ -229,7 +229,7 @@ def _by_operands(old: Function, new: Function, found: dict[Var, Var]) -> None:
 
 def _dynamic(op: Operation) -> list[Var]:
     """What an op reads but constants."""
-    return [v for v in reads(op) if v.op is None or not is_constant_op(v.op)]
+    return [v for v in reads(op) if v.op is None or not is_weight(v.op)]
 
 
 def _alike(a: Value, b: Value) -> bool:

@@ -19,7 +19,7 @@ from anesurgery.errors import InterpretError, Refused
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.narrowing import narrows
-from anesurgery.mil import Array, Operation, Var, np_dtype
+from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import interval
@@ -80,7 +80,7 @@ class BothSides:
         return self._pairs(self._old, self._new, numbers)
 
     def run_double(self, numbers: Numbers) -> Pairs:
-        """The same in fp64."""
+        """Run both sides in fp64."""
         return self._pairs(*self._both(Double()), numbers)
 
     def spread(self, numbers: Numbers, rtol: float) -> list[list[torch.Tensor]]:
@@ -110,7 +110,7 @@ def _to_half(op: Operation) -> bool:
 
 def _narrowest(ops: Sequence[Operation]) -> int:
     """Bytes of the narrowest floats in which some ops compute."""
-    counted = (op for op in ops if op.op_type not in UNCOUNTED and not op.op_type.startswith("constexpr_"))
+    counted = (op for op in ops if op.op_type not in UNCOUNTED and not is_constexpr(op))
     made = (np_dtype(v) for op in counted for v in op.outputs)
     return min((dtype.itemsize for dtype in made if dtype.kind == "f"), default=WIDEST)
 

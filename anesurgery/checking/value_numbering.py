@@ -22,7 +22,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.symbolic import UNLIKE
-from anesurgery.mil import Function, Operation, Var, constant, operands, reads, types
+from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
 """Elements of a value or a constant of a whole model, at most."""
@@ -121,7 +121,7 @@ class Side:
         *,
         first: bool,
     ) -> None:
-        self.ops = [op for op in function.operations if not is_constant_op(op)]
+        self.ops = [op for op in function.operations if not is_weight(op)]
         self.place = {v: i for i, op in enumerate(self.ops) for v in op.outputs}
         self.values: dict[Var, Value] = dict(inputs)
         self.states = {v: value for v, value in inputs.items() if types.is_state(v.sym_type)}
@@ -231,11 +231,6 @@ def reason_of(error: Exception) -> str:
     return str(error).splitlines()[0].replace(" failed: ", ": ", 1)
 
 
-def is_constant_op(op: Operation) -> bool:
-    """Does an op only hold a constant, as it is or compressed?"""
-    return op.op_type == "const" or op.op_type.startswith("constexpr_")
-
-
 def constants_of_ops(ops: Sequence[Operation]) -> list[Operation]:
     """The compressed constants that some ops read."""
     return _constants([v for op in ops for v in reads(op)])
@@ -245,7 +240,7 @@ def _constants(vars_: Sequence[Var]) -> list[Operation]:
     """The compressed constants among some values, with what they are made of, in an order in which they run."""
     made: dict[Operation, None] = {}
     for var in vars_:
-        if var.op is not None and var.op.op_type.startswith("constexpr_"):
+        if var.op is not None and is_constexpr(var.op):
             made |= dict.fromkeys(_constants([v for _, v in operands(var.op)]))
             made[var.op] = None
     return list(made)

@@ -45,6 +45,7 @@ from anesurgery.commands.options import (
 from anesurgery.commands.picturing import draw
 from anesurgery.commands.recording import calibrate, learn, measure
 from anesurgery.commands.reviewing import review
+from anesurgery.commands.serving_models import serve
 from anesurgery.commands.shipping_models import build, chat, swift
 from anesurgery.commands.sizing import choose_sizes, sizes
 from anesurgery.commands.splitting_models import extract, merge, split
@@ -130,6 +131,7 @@ app.command("choose-sizes")(choose_sizes)
 app.command()(compress)
 app.command()(sizes)
 app.command()(review)
+app.command()(serve)
 
 
 @app.command()

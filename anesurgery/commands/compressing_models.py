@@ -20,11 +20,16 @@ def compress(
     out: Out = None,
     bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
     mixed: Annotated[
-        bool, typer.Option(help="Bits for each weight by what they cost at the outputs; --bits on average.")
-    ] = False,
+        bool | None,
+        typer.Option(help="Bits for each weight by what each form costs at the outputs; estimated for size."),
+    ] = None,
     activations: Annotated[
         str | None,
         typer.Option(help="8 bits for what linear and conv read: percentile, kl or max; with --bits 8."),
+    ] = None,
+    balance: Annotated[
+        bool | None,
+        typer.Option(help="Move scales of channels into weights that round better so (AWQ, SmoothQuant)."),
     ] = None,
     target: Aim = None,
     for_: Annotated[
@@ -43,12 +48,12 @@ def compress(
     """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
     place = one_place(out, positional_out)
     load_engine(quiet)
+    from anesurgery.compressing.chunks import check_out
     from anesurgery.compressing.compression import compress as compressed
     from anesurgery.files import arrays
-    from anesurgery.files.writing import check_target
     from anesurgery.show import compressions
 
-    check_target(Path(model).expanduser(), place.expanduser().absolute(), overwrite)
+    check_out(model, place, overwrite)
     samples: list[Any] = [arrays.read(path) for path in inputs]
     options: dict[str, Any] = {
         "target": target,
@@ -57,6 +62,7 @@ def compress(
         "function": function,
         "mixed": mixed,
         "activations": activations,
+        "balance": balance,
         "work": work,
     }
     with progress("weights", quiet or as_json) as told:

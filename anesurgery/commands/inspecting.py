@@ -109,9 +109,10 @@ def _check(
 def _check_files(model: str, html: Path | None, fix: Path | None, overwrite: bool) -> None:
     """Refuse places that cannot be written to, before any work is done."""
     from anesurgery.files.writing import check_target
+    from anesurgery.placement.models import of_layers
 
     if fix is not None:
-        suffix = ".mlmodel" if _of_layers(model) else ".mlpackage"
+        suffix = ".mlmodel" if of_layers(model) else ".mlpackage"
         check_target(Path(model).expanduser(), fix.expanduser(), overwrite, suffix)
     check_page(html, overwrite)
 
@@ -135,27 +136,16 @@ def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: b
 def _repair(
     model: str, package: Path, target: str | None, units: str | None, *, overwrite: bool, quiet: bool
 ) -> None:
+    from anesurgery.placement.models import of_layers
     from anesurgery.surgery import apply, find_recipe
 
     auto = find_recipe("auto").with_options(compute_units=units)
-    chosen = find_recipe("neuralnetwork_ane") if _of_layers(model) else auto
+    chosen = find_recipe("neuralnetwork_ane") if of_layers(model) else auto
     surgery = apply(model, chosen, target=target, quiet=quiet)
     with waiting("saving", quiet):
         surgery.save(package, overwrite=overwrite)
     for change in () if quiet else surgery.contract:
         print(printable(f"interface: {change.words}"), file=sys.stderr)
-
-
-def _of_layers(model: str) -> bool:
-    """Is it a neural network, or a pipeline with one and without ML Programs?"""
-    from anesurgery.files.package import PIPELINES, PROGRAM
-    from anesurgery.files.pipeline_file import members
-    from anesurgery.neuralnetwork.spec import networks_of
-    from anesurgery.placement.models import spec_of
-
-    spec = spec_of(model)
-    parts = members(spec) if spec.WhichOneof("Type") in PIPELINES else ()
-    return bool(networks_of(spec)) and all(part.WhichOneof("Type") != PROGRAM for _, part in parts)
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:
@@ -173,11 +163,12 @@ def _print_why(
     quiet: bool,
 ) -> None:
     from anesurgery.loading import load
+    from anesurgery.placement.models import of_layers
     from anesurgery.placement.target import Target
     from anesurgery.placement.why import why
     from anesurgery.show.consulted import why_group
 
-    if _of_layers(model):
+    if of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", quiet):
         found = why(load(model), op, Target.parse(target, units), function)

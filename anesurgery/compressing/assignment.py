@@ -219,7 +219,7 @@ class _Choice:
 
     @property
     def bytes(self) -> int:
-        """Of all weights."""
+        """The bytes of all weights."""
         return sum(_bytes(row, mode) for row, mode in zip(self.rows, self.chosen, strict=True))
 
     @property

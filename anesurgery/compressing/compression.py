@@ -11,10 +11,13 @@ from typing import Any
 import numpy as np
 
 from anesurgery.compressing import activations as quantizing
-from anesurgery.compressing.activations import IOS17, Quantized, check_method, pair_names
+from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
+from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.calibration_data import Samples, read_samples
+from anesurgery.compressing.chunks import ProgramChain, is_chunked
 from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
 from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.form_evidence import (
     BITS,
@@ -31,7 +34,7 @@ from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.storing import key_of, shift, store
 from anesurgery.display import Drawn
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, warn
+from anesurgery.errors import SurgeryError, UnknownName, warn
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
 from anesurgery.interpret.features import check_names
@@ -50,6 +53,7 @@ FIRST = 7
 MIXED = (2, 3, 4, 6, 8)
 """Bits that weights are tried with where each gets its own."""
 WEIGHT, INPUTS = "weight", "inputs"
+EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
 LEAVES = "an op that reads it would leave the Neural Engine"
 PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
 Told = Callable[[int, int], None]
@@ -111,6 +115,8 @@ class Compression(Drawn):
     """Share of the ops expected on the Neural Engine, before and after."""
     notes: tuple[str, ...] = ()
     """What the reader must know: doubts, and chips of which nothing is known."""
+    balanced: tuple[Balanced, ...] = ()
+    """The values whose channels were scaled with the weights that read them, and why others were not."""
 
     @property
     def model(self) -> Any:
@@ -118,7 +124,7 @@ class Compression(Drawn):
         return self.subject.mlmodel()
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the package atomically.
+        """Write the package, or the folder of chunks, atomically.
 
         Raises:
             LoadError: the path exists, is the input, has another suffix, or cannot be written.
@@ -140,6 +146,7 @@ class Compression(Drawn):
             "loss": None if self.loss is None else _loss_json(self.loss),
             "time": None if self.time is None else self.time.to_json(),
             "on_engine": list(self.on_engine),
+            "balanced": [one.to_json() for one in self.balanced],
             "notes": list(self.notes),
             "weights": [one.to_json() for one in self.weights],
         }
@@ -158,8 +165,9 @@ def compress(
     bits: float = 4,
     *,
     inputs: Any = None,
-    mixed: bool = False,
+    mixed: bool | None = None,
     activations: str | None = None,
+    balance: bool | None = None,
     target: str | None = None,
     for_: str = "speed",
     function: str | None = None,
@@ -174,13 +182,18 @@ def compress(
     held out, and the loss is measured on those. The model given is not changed.
 
     Args:
-        model: path of a package, also of a pipeline, MLModel, or MIL program.
+        model: path of a package, also of a pipeline, or of a folder of chunks; MLModel, MIL program, or chain.
         bits: of a number; for speed a weight may get more, where a form of so few is slow.
         mixed: give each weight bits of its own, so many on average: those that cost least at the outputs,
             measured after correction. Each weight is tried in each form, which takes several times as long.
+            By default they are estimated for size, so that all take no more bytes than with the same bits
+            each; for speed, and with False, each weight gets the same.
         activations: let linear and conv read 8 bits too (W8A8, with bits=8), by ranges that hold 99.99 % of the
             numbers ("percentile"), keep most of their spread ("kl"), or hold the largest ("max"). Ops whose
             products do not stand it keep their inputs, and the report says why.
+        balance: move scales of channels out of what products read into their weights, where these then round
+            better (AWQ, SmoothQuant); without compression the model computes the same. By default where
+            `activations` is asked for.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
         target: chip and OS, such as "M5": whose evidence on speed decides. Every chip by default.
         for_: "speed" takes no form that is slower than fp16 by published times; "size" takes palettes.
@@ -195,19 +208,22 @@ def compress(
         SurgeryError: no samples, NaN in one or in what it makes, no such bits or purpose, an opset before
             iOS 16, or a file in the place of `work`.
         InterpretError: samples that are not what the function takes.
+        UnknownName: no such function or input.
         LoadError: the model cannot be read.
     """
     _check(bits, for_, mixed)
     _check_activations(bits, mixed, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
-    given = MLProgram.read(model)
+    given = ProgramChain.read(model) if is_chunked(model) else MLProgram.read(model)
     edited = given.clone()
-    plan = _Plan(bits, aim, for_, smallest, function, mixed, activations, Finished(_folder(work)))
-    _check_fit(given, [*samples.calibration, *samples.held_out], function)
+    name = _fitting(given, [*samples.calibration, *samples.held_out], function)
+    balance = activations is not None if balance is None else balance
+    how = ESTIMATED if mixed is None and for_ == "size" and activations is None else TRIED if mixed else EVEN
+    plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, Finished(_folder(work)))
     before = [one for part in _parts(given) for one in placed(part, aim)]
     left_out: LeftOut = {}
     while True:
-        weights = _corrected(edited, samples.calibration, plan, left_out, told)
+        weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
         after = [one for part in _parts(edited) for one in placed(part, aim)]
         if not (lost := _lost(before, after, weights)):
             break
@@ -216,10 +232,11 @@ def compress(
     doubts = [*samples.doubts, *unknown_chips((one.form for one in weights if one.form), aim)]
     for words in samples.doubts:
         warn(f"compress: {words}")
-    return _result(given, edited, weights, samples, plan, (before, after), doubts)
+    found = _result(given, edited, weights, samples, plan, (before, after), doubts)
+    return replace(found, balanced=tuple(scaled))
 
 
-def _check(bits: float, purpose: str, mixed: bool) -> None:
+def _check(bits: float, purpose: str, mixed: bool | None) -> None:
     known = sorted({n for some in BITS.values() for n in some})
     if bits not in known and not (mixed and known[0] <= bits <= known[-1]):
         more = "" if mixed else "; an average of others with mixed=True"
@@ -228,27 +245,49 @@ def _check(bits: float, purpose: str, mixed: bool) -> None:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 
 
-def _check_activations(bits: float, mixed: bool, method: str | None) -> None:
+def _check_activations(bits: float, mixed: bool | None, method: str | None) -> None:
     check_method(method)
     if method is not None and (bits != 8 or mixed):
         raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
 
 
-def _check_fit(given: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None) -> None:
-    """See that the model takes each sample, also those that are held out, before the work begins.
+def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str | None) -> str | None:
+    """The function that takes the samples; each is looked at before the work begins, held out or not.
+
+    Returns:
+        Its name; None for a pipeline, and for chunks of one function.
 
     Raises:
         InterpretError: a sample is not what the model takes.
-        UnknownName: the model has no such input.
+        SurgeryError: several functions take the samples.
+        UnknownName: no such function or input.
     """
-    if isinstance(given, ProgramPipeline):
-        taken = [feature.name for feature in given.spec.description.input]
-        for values in samples:
-            check_names(taken, values)
-        return
-    name = _function(given.loaded.program, samples[0], function, alone=True)
+    functions = _functions(given)
+    if name is not None and name not in functions:
+        raise UnknownName("function", name, [each for each in functions if each])
+    if name is None:
+        fitting = [each for each, taken in functions.items() if set(samples[0]) <= set(taken)]
+        if len(functions) > 1 and len(fitting) != 1:
+            raise SurgeryError(
+                f"the samples fit {len(fitting)} of the functions {', '.join(functions)}; say function=..."
+            )
+        name = fitting[0] if fitting else next(iter(functions))
     for values in samples:
-        bound(given.loaded, values, name)
+        if isinstance(given, (ProgramPipeline, ProgramChain)):
+            check_names(functions[name], values)
+        else:
+            bound(given.loaded, values, name)
+    return name or None
+
+
+def _functions(given: MLProgram) -> Mapping[str, Iterable[str]]:
+    """The inputs that each function takes; the one of a pipeline has no name."""
+    if isinstance(given, ProgramChain):
+        ends = given.chain.functions
+        return {n: each.inputs for n, each in ends.items()} if ends else {"": given.chain.inputs}
+    if isinstance(given, ProgramPipeline):
+        return {"": [feature.name for feature in given.spec.description.input]}
+    return {name: function.inputs for name, function in given.loaded.program.functions.items()}
 
 
 def _folder(work: str | os.PathLike[str] | None) -> Path | None:
@@ -257,9 +296,11 @@ def _folder(work: str | os.PathLike[str] | None) -> Path | None:
 
 def _parts(subject: MLProgram) -> list[Loaded]:
     """The programs of a model, in the order in which they run."""
-    return (
-        list(subject.pipeline.programs.values()) if isinstance(subject, ProgramPipeline) else [subject.loaded]
-    )
+    if isinstance(subject, ProgramChain):
+        return list(subject.chain.chunks)
+    if isinstance(subject, ProgramPipeline):
+        return list(subject.pipeline.programs.values())
+    return [subject.loaded]
 
 
 @dataclass(frozen=True)
@@ -271,8 +312,10 @@ class _Plan:
     purpose: str
     smallest: int
     function: str | None
-    mixed: bool
+    how: str
+    """How the bits of each weight are found: one of `EVEN`, `ESTIMATED` and `TRIED`."""
     activations: str | None
+    balance: bool
     finished: Finished
 
     def choices(self, readers: Iterable[Any], version: int) -> dict[str | None, Choice]:
@@ -283,39 +326,37 @@ class _Plan:
             both = choose_activations(self.target, bounds, self.purpose)
             if both.inputs:
                 return {both.form: both}
-        counts = MIXED if self.mixed else (int(self.bits),)
+        counts = MIXED if self.how == TRIED else (int(self.bits),)
+        if self.how == ESTIMATED and self.bits < MIXED[-1]:
+            counts = (*counts, *(n for n in MIXED if n != self.bits))
         found = [choose(bits, self.target, bounds, version, self.purpose) for bits in counts]
+        if found[0].form is None and self.how == ESTIMATED:
+            return {None: found[0]}
         return {one.form: one for one in found}
 
 
 def _corrected(
     edited: MLProgram, samples: Sequence[Mapping[str, Any]], plan: _Plan, left_out: LeftOut, told: Told | None
-) -> list[CompressedWeight]:
+) -> tuple[list[CompressedWeight], list[Balanced]]:
     """Compress the weights of all programs, one program after the other."""
     found: list[CompressedWeight] = []
+    scaled: list[Balanced] = []
     known = [dict(values) for values in samples]
     parts = _parts(edited)
     for loaded in parts:
-        name = _function(loaded.program, known[0], plan.function, alone=len(parts) == 1)
-        work = _Part(loaded, name, plan, left_out)
-        wanted = loaded.program.functions[name].inputs
+        functions = loaded.program.functions
+        name = plan.function if plan.function in functions else next(iter(functions))
+        wanted = functions[name].inputs
         given = [{n: v for n, v in values.items() if len(parts) == 1 or n in wanted} for values in known]
-        outputs, weights = work.run([bound(loaded, values, name) for values in given], told)
+        taken = [bound(loaded, values, name) for values in given]
+        if plan.balance:
+            forms = {var: one.form for var, one in _Part(loaded, name, plan, {}).choices.items()}
+            reach = None if plan.activations is None else METHODS[plan.activations]
+            scaled += balance_channels(loaded, name, taken, forms, reach)
+        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, told)
         found += weights
         known = [values | made for values, made in zip(known, outputs, strict=True)]
-    return found
-
-
-def _function(program: Program, values: Mapping[str, Any], name: str | None, alone: bool) -> str:
-    """The function that takes a sample."""
-    if name is not None or len(program.functions) == 1:
-        return name if name in program.functions else next(iter(program.functions))
-    fitting = [n for n, f in program.functions.items() if set(values) <= set(f.inputs)]
-    if alone and len(fitting) != 1:
-        raise SurgeryError(
-            f"the samples fit {len(fitting)} of the functions {', '.join(program.functions)}; say function=..."
-        )
-    return fitting[0] if fitting else next(iter(program.functions))
+    return found, scaled
 
 
 class _Part:
@@ -344,7 +385,7 @@ class _Part:
         self, samples: Sequence[Mapping[str, Any]], told: Told | None
     ) -> tuple[list[dict[str, Any]], list[CompressedWeight]]:
         """Compress, and let the program hold what came out."""
-        if self.plan.mixed:
+        if self.plan.how != EVEN:
             self._mix(samples)
         chosen = [one for one in self.found if self.choices[one.var].form]
         quantized = self._quantize(chosen, samples)
@@ -393,11 +434,14 @@ class _Part:
         """Choose among the possible forms by what they cost at the outputs."""
         kinds = {one: [f for f in self.possible[one.var] if f is not None] for one in self.found}
         kinds = {one: forms for one, forms in kinds.items() if forms}
-        if not kinds:
+        if all(len(forms) == 1 for forms in kinds.values()):
             return
-        modes = assigned(
-            self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished
-        )
+        if self.plan.how == ESTIMATED:
+            modes = estimated(self.loaded, self.name, samples, kinds)
+        else:
+            modes = assigned(
+                self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished
+            )
         for one in kinds:
             form = modes.get(one.var)
             plain = Choice(None, f"it costs most at the outputs, and {self.plan.bits:g} bits are the average")
@@ -514,17 +558,20 @@ def _loss(
     given: MLProgram, edited: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None
 ) -> Cost:
     """How far the compressed model is from the given one."""
-    both = []
-    for subject in (given, edited):
-        held = subject.mlmodel() if isinstance(subject, ProgramPipeline) else subject.loaded
-        name = function or _function(_parts(subject)[0].program, samples[0], None, alone=True)
-        both.append(Predictor(held, function=None if isinstance(subject, ProgramPipeline) else name))
+    both = [Predictor(_runnable(subject), function=function) for subject in (given, edited)]
     cost = Cost()
     for number, values in enumerate(samples):
         expected, outputs = (model(values) for model in both)
         _check_finite(number, expected, outputs)
         cost.add(expected, outputs)
     return cost
+
+
+def _runnable(subject: MLProgram) -> Any:
+    """What a predictor takes."""
+    if isinstance(subject, ProgramChain):
+        return subject.chain
+    return subject.mlmodel() if isinstance(subject, ProgramPipeline) else subject.loaded
 
 
 def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:

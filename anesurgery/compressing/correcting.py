@@ -174,7 +174,7 @@ class Correction:
         plain = [each.moments[op] for op, each in met]
         shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
         spread = [each.centred(op) if op in shifted else each.moments[op] for op, each in met]
-        both = _joined(one, spread, plain), _joined(one, plain, plain)
+        both = joined(one, spread, plain), joined(one, plain, plain)
         made = self.correct(one, kind, both[0], self.loaded.version, both[1])
         made = replace(made, shifts=_shifts(one, made.array, shifted))
         replace_weight(executable.plan, one.var, made.array)
@@ -237,9 +237,7 @@ def op_by_op(
     with torch.inference_mode():
         for step in plan.steps:
             if step.op in ops:
-                step = before(
-                    step, [{**step.fixed, **{k: plan._read(env, v) for k, v in step.reads}} for env in envs]
-                )
+                step = before(step, [plan.arguments(step, env) for env in envs])
             for env in envs:
                 plan.take(step, env)
         return [executable.outputs(env, env.values()) for env in envs]
@@ -254,7 +252,7 @@ def plain_moments(
     for values in samples:
         executable(values, listener=seen)
     each = {one.var: [seen.moments[r.op] for r in one.readers] for one in chosen}
-    return {one.var: _joined(one, each[one.var], each[one.var]) for one in chosen}
+    return {one.var: joined(one, each[one.var], each[one.var]) for one in chosen}
 
 
 class Seen(Listener):
@@ -332,7 +330,7 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Arr
     )
 
 
-def _joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
+def joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
     """The moments for all readers of a weight: each counts by its share of what it makes, about zero."""
     if len(each) == 1:
         return each[0]

@@ -36,6 +36,9 @@ class Grid(Protocol):
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """The op that decodes rows of the grid, for a specification version."""
 
+    def bytes(self, elements: int) -> int:
+        """Of so many codes with their scales or entries."""
+
     def refitted(self, rows: Array, made: Array, hessians: Array) -> tuple[Grid, Array]:
         """The scales or entries that fit the rows best, and the same codes with these."""
 
@@ -80,6 +83,10 @@ class Scaled:
         kind = types.nptype_from_builtin(types.string_to_builtin(f"int{self.bits}"))
         held = data if self.bits == 8 else data.view(kind)
         return Form("constexpr_blockwise_shift_scale", {"data": held, "scale": self.scales.reshape(along)})
+
+    def bytes(self, elements: int) -> int:
+        """Of so many codes, and the scales."""
+        return -(-elements * self.bits // 8) + self.scales.nbytes
 
     def refitted(self, rows: Array, made: Array, hessians: Array) -> tuple[Scaled, Array]:
         """Each scale by least squares."""
@@ -156,6 +163,10 @@ class Table:
         table = self.entries.reshape(*[1] * self.rank, -1, 1)
         held = codes if bits == 8 else codes.view(kind)
         return Form("constexpr_lut_to_dense", {"indices": held, "lut": table})
+
+    def bytes(self, elements: int) -> int:
+        """Of so many codes, and the table."""
+        return -(-elements * (len(self.entries).bit_length() - 1) // 8) + self.entries.nbytes
 
     def refitted(self, rows: Array, made: Array, hessians: Array) -> tuple[Table, Array]:
         """The entries by least squares over all products."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import SurgeryError
-from anesurgery.files.mil_types import ELEMENTS, shape_of
+from anesurgery.files.mil_types import ELEMENTS, sizes_of_type
 from anesurgery.files.progress import advance, work
 from anesurgery.forking import patched
 from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, quiet_host
@@ -125,7 +125,7 @@ def candidates(graph: Graph, smallest: int = SMALLEST) -> dict[str, list[int]]:
 
 def _is_weight(op: Any, smallest: int) -> bool:
     kind = op.outputs[0].type
-    shape = shape_of(kind)
+    shape = sizes_of_type(kind)
     floats = kind.tensorType.dataType in (ELEMENTS["fp16"], ELEMENTS["fp32"])
     return floats and shape is not None and len(shape) > 1 and int(np.prod(shape)) > smallest
 

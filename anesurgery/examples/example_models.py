@@ -47,7 +47,7 @@ class Example:
 
     @property
     def suffix(self) -> str:
-        """Of its file."""
+        """The suffix of its file."""
         return ".mlpackage" if self.form == "mlprogram" else ".mlmodel"
 
 

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from anesurgery.errors import SurgeryError
-from anesurgery.explorer.model_graphs import TEXT, Node, graphs, values
+from anesurgery.explorer.model_graphs import TARGET, TEXT, Node, function_of_graph, graph_id, graphs, values
 from anesurgery.placement.inspector import inspect
 
 SUFFIXES = ("mlpackage", "mlmodel", "mlmodelc", "pte")
@@ -43,7 +43,8 @@ def make_adapter() -> type:
 
         def convert(self, model_path: str, settings: dict[str, Any]) -> dict[str, list[Graph]]:
             """A graph for each function of a model."""
-            return {"graphs": [Graph(id=n, nodes=[*map(_node, ns)]) for n, ns in graphs(model_path).items()]}
+            found = graphs(model_path, TARGET)
+            return {"graphs": [Graph(graph_id(model_path, n), [*map(_node, ns)]) for n, ns in found.items()]}
 
     return CoreMLAdapter
 
@@ -67,6 +68,7 @@ def _node(node: Node) -> Any:
 def make_overlays() -> type:
     """The class by which Model Explorer colours the ops of a model by what `inspect` says of them."""
     from model_explorer import node_data_provider as provider
+    from model_explorer.config_editor import TextInputConfigEditor
 
     class CoreMLOverlays(provider.NodeDataProvider):  # type: ignore[misc, unused-ignore]
         """Gives the values of an overlay."""
@@ -82,30 +84,34 @@ def make_overlays() -> type:
         ]
 
         def get_config_editors(self, provider_id: str) -> Any:
-            """Nothing is asked."""
-            return provider.GetConfigEditorsResult(configEditors=[])
+            """The chip and OS for which units and times are estimated."""
+            words = "chip and OS, as M4/macOS 15 or iPhone 15 Pro"
+            asked = TextInputConfigEditor(id="target", label="target", description=words, defaultValue=TARGET)
+            return provider.GetConfigEditorsResult(configEditors=[asked])
 
-        def run(self, provider_id: str, model_path: str, graph_id: str, **_: Any) -> Any:
+        def run(
+            self, provider_id: str, model_path: str, graph_id: str, config_values: Any = None, **_: Any
+        ) -> Any:
             """The values of one overlay."""
+            target = (config_values or {}).get("target") or TARGET
+            overlay, function = provider_id.removeprefix(PREFIX), function_of_graph(graph_id)
             try:
-                return provider.NodeDataProviderResult(
-                    _values(model_path, graph_id, provider_id.removeprefix(PREFIX))
-                )
+                return provider.NodeDataProviderResult(_values(model_path, function, overlay, target))
             except SurgeryError as error:
                 return provider.NodeDataProviderResult(error=str(error))
 
     return CoreMLOverlays
 
 
-def _values(path: str, function: str, overlay: str) -> Any:
+def _values(path: str, function: str, overlay: str, target: str) -> Any:
     from model_explorer.node_data_builder import GradientItem, GraphNodeData, NodeDataResult
 
     results = {
         name: NodeDataResult(value, colour, TEXT if colour else None)
-        for name, (value, colour) in values(inspect(path, function=function), overlay).items()
+        for name, (value, colour) in values(inspect(path, target, function=function), overlay).items()
     }
     gradient = [GradientItem(0, "#ffffff", TEXT), GradientItem(1, LARGEST, TEXT)] if overlay in NUMERIC else []
-    return GraphNodeData(results, overlay, gradient=gradient)
+    return GraphNodeData(results, f"{overlay} on {target}", gradient=gradient)
 
 
 if find_spec("model_explorer") is not None:

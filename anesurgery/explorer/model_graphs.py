@@ -7,7 +7,9 @@ segments in which they run, in order.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from anesurgery.display import printable
 from anesurgery.loading import load_graph
@@ -22,6 +24,10 @@ UNITS = {"ane": "ANE", "cpu": "CPU", "gpu": "GPU", None: "unknown"}
 COLOURS = {"ANE": "#cfe6fa", "CPU": "#fbe0c3", "GPU": "#e9d8f6", "unknown": "#e4e7ea"}
 TEXT = "#1b2026"
 """On each of these it has a contrast above 10."""
+
+
+TARGET = "M1/macOS 14"
+"""For which units and times are estimated where nobody says another: the chip of the most measurements."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,16 @@ class Node:
     facts: dict[str, str]
     reads: tuple[tuple[str, str, str], ...]
     gives: tuple[tuple[str, str], ...]
+
+
+def graph_id(path: str | os.PathLike[str], function: str) -> str:
+    """The name of a graph; it begins with the file, since functions of two models have one name."""
+    return f"{Path(path).stem}: {function}"
+
+
+def function_of_graph(name: str) -> str:
+    """The function that a graph shows; Model Explorer numbers graphs that have the same name."""
+    return re.sub(r" \(\d+\)$", "", name.rpartition(": ")[2])
 
 
 def graphs(path: str | os.PathLike[str], target: str | None = None) -> dict[str, list[Node]]:

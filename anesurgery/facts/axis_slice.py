@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.mil import Operation, constant, static_shape
+from anesurgery.semantics.reading import each_axis
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,13 @@ def axis_slice(op: Operation) -> AxisSlice | None:
 
 
 def _along(op: Operation, axis: int, size: int, begin: Sequence[Any], end: Sequence[Any]) -> AxisSlice:
-    stride = int(_per_axis(op, "stride", axis, 1))
-    first = 0 if _per_axis(op, "begin_mask", axis, False) else _within(int(begin[axis]), size)
-    if _per_axis(op, "squeeze_mask", axis, False):
+    stride = int(each_axis(op, "stride", 1)[axis])
+    first = 0 if each_axis(op, "begin_mask", False)[axis] else _within(int(begin[axis]), size)
+    if each_axis(op, "squeeze_mask", False)[axis]:
         return AxisSlice(axis, first, first + 1, 1, True)
-    last = size if _per_axis(op, "end_mask", axis, False) else _within(int(end[axis]), size)
+    last = size if each_axis(op, "end_mask", False)[axis] else _within(int(end[axis]), size)
     return AxisSlice(axis, first, last, stride)
 
 
 def _within(place: int, size: int) -> int:
     return min(place + size if place < 0 else place, size)
-
-
-def _per_axis(op: Operation, name: str, axis: int, default: Any) -> Any:
-    given = constant(op.inputs.get(name))
-    return default if given is None else given[axis]

@@ -11,7 +11,7 @@ read at the largest size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from anesurgery.facts.padded_ends import (
     stays_finite,
     unknown,
 )
+from anesurgery.facts.padded_windows import is_edge, unpadded, windows_kept
 from anesurgery.mil import (
     Array,
     Function,
@@ -164,7 +165,11 @@ class _Walk:
 
     def step(self, op: Operation) -> Refusal | None:
         """Follow one op; a reason where it reads across, or computes with the length."""
+        if is_edge(op) and op.x in self.held:
+            return None  # the convolutions behind it tell
         vars_ = [var for _, var in operands(op)]
+        if op.op_type == "conv":
+            vars_.append(unpadded(op))
         counted = any(v in self.counts for v in vars_)
         if op.op_type == "shape" and self.long(op.x):
             self.counts.update(op.outputs)
@@ -307,7 +312,12 @@ class _Walk:
             return Rows(read[op.x].axes, finite=finite, varies=varies)
         if op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper):
             return Rows(read[op.x].axes, finite=finite, varies=varies)
-        special = {"gather_nd": self._looked_up, "tile": self._tiled}.get(op.op_type)
+        kinds: dict[str, Callable[[Operation], Rows | Refusal | None]] = {
+            "gather_nd": self._looked_up,
+            "tile": self._tiled,
+            "conv": self._windows,
+        }
+        special = kinds.get(op.op_type)
         if special is not None and (rows := special(op)) is not None:
             return rows
         if op.op_type == "softmax" and (refusal := self._hidden(op, op.x, _axis(op), op.x.rank)) is not None:
@@ -404,7 +414,19 @@ class _Walk:
         if mask.rank - 1 not in hidden.axes or not all(r.finite for r in read.values()):
             return Refusal(f"{op.op_type} reads across the padded axis: no mask hides what is filled up", op)
         rows = frozenset({op.outputs[0].rank - 2}) if self.long(op.query) else frozenset[int]()
-        return refusal or Rows(rows)
+        return Rows(rows) if refusal is None else refusal
+
+    def _windows(self, op: Operation) -> Rows | Refusal | None:
+        """A convolution along the length; None where it takes each place by itself."""
+        source = unpadded(op)
+        rows, size = self.held.get(source), list(op.weight.shape[2:])
+        if rows is None or not is_stored(op.weight) or len(rows.axes) != 1:
+            return None
+        (axis,) = rows.axes
+        if source is op.x and (axis < 2 or size[axis - 2] == 1):
+            return None
+        refusal = windows_kept(op, axis, self._of(source, axis))
+        return Rows(rows.axes, finite=rows.finite) if refusal is None else refusal
 
     def _recurrent(self, op: Operation, read: Mapping[Var, Rows]) -> Rows | Refusal:
         """The steps of a recurrent layer that runs forward; its last states are those of the padding."""

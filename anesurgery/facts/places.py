@@ -25,12 +25,12 @@ class DynamicSlice:
 
     @property
     def length(self) -> int:
-        """Of the dynamic axis."""
+        """The length of the dynamic axis."""
         return self.shape[self.axis]
 
     @property
     def size(self) -> int:
-        """Of the slice along the dynamic axis."""
+        """The size of the slice along the dynamic axis."""
         return self.sizes[self.axis]
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from anesurgery.facts.whole_numbers import WholeNumbers
-from anesurgery.mil import Block, Operation, Var, constant, np_dtype, reads, static_shape
+from anesurgery.mil import Block, Operation, Var, constant, is_constexpr, np_dtype, reads, static_shape
 from anesurgery.ops import IMPURE, names
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.reading import number
@@ -38,7 +38,7 @@ def fixed_ops(block: Block) -> dict[Operation, None]:
 
 
 def _is_fixed(op: Operation, known: set[Var]) -> bool:
-    if op.blocks or op.op_type in IMPURE | COMPRESSED or op.op_type.startswith("constexpr_"):
+    if op.blocks or op.op_type in IMPURE | COMPRESSED or is_constexpr(op):
         return False
     if not all(is_tensor(v) and static_shape(v) is not None for v in op.outputs):
         return False

@@ -53,7 +53,7 @@ class Border:
 
     @property
     def bytes(self) -> int:
-        """Of all values."""
+        """The bytes of all values."""
         return sum(self.sizes)
 
 
@@ -148,7 +148,7 @@ class Chain(Drawn):
         if target.suffix == SUFFIX or (networks and target.suffix == NETWORK_SUFFIX):
             check_target(self.source, target, overwrite, target.suffix)
             return write_atomically(target, self._write_pipeline, overwrite)
-        _check_folder(self.source, target, overwrite)
+        check_folder(self.source, target, overwrite)
         return write_atomically(target, self._write_folder, overwrite)
 
     def _write_folder(self, folder: Path) -> None:
@@ -214,7 +214,7 @@ def _part(chunk: Loaded, weights: Path) -> Any:
     return made
 
 
-def _check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
+def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
     """See that a folder of chunks may be written.
 
     Raises:

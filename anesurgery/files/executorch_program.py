@@ -77,7 +77,7 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Of all files."""
+        """The bytes of all files."""
         return sum(size for _, size in self.files.values())
 
     def __str__(self) -> str:

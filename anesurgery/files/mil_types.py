@@ -196,7 +196,7 @@ def _dimension_text(dimension: Any) -> str:
     return "..." if dimension.unknown.variadic else "?"
 
 
-def shape_of(kind: Any) -> tuple[int, ...] | None:
+def sizes_of_type(kind: Any) -> tuple[int, ...] | None:
     """The sizes of a tensor type; None where one is dynamic."""
     dims = kind.tensorType.dimensions
     if kind.tensorType.rank != len(dims) or any(d.WhichOneof("dimension") != "constant" for d in dims):

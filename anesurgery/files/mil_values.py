@@ -19,7 +19,7 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.files import sub_byte
 from anesurgery.files.mil_tokens import STRING, Scanner, unescape
-from anesurgery.files.mil_types import MIL, NAMES, TypeReader, shape_of
+from anesurgery.files.mil_types import MIL, NAMES, TypeReader, sizes_of_type
 from anesurgery.mil import Array
 
 _TEXT = r"(?:tensor\s*<\s*string\s*,\s*\[\s*\]\s*>|string)"
@@ -127,7 +127,7 @@ class ValueReader:
             scanner.fail("BLOBFILE needs a path and an offset", start)
         name = NAMES[kind.tensorType.dataType]
         values = self._strings() if name == "string" else self._numbers(name)
-        shape = shape_of(kind)
+        shape = sizes_of_type(kind)
         if shape is not None and len(values) != math.prod(shape):
             words = f"the type says {math.prod(shape)} element(s)"
             scanner.fail(f"{words}, the value has {len(values)}", start)

@@ -17,7 +17,7 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.files.mil_text import opset_text
 from anesurgery.files.mil_tokens import name_text, quote
-from anesurgery.files.mil_types import element_name, shape_of, type_text
+from anesurgery.files.mil_types import element_name, sizes_of_type, type_text
 from anesurgery.files.mil_values import elements
 from anesurgery.mil import Array
 
@@ -120,7 +120,7 @@ class _Writer:
         return f"[{items}]" if which == "list" else f"({items})"
 
     def _tensor(self, tensor: Any, kind: Any) -> str:
-        name, shape = element_name(kind), shape_of(kind)
+        name, shape = element_name(kind), sizes_of_type(kind)
         values = elements(tensor, name, None if shape is None else math.prod(shape))
         texts = _texts(name, values)
         if not kind.tensorType.rank and len(texts) == 1:

@@ -375,7 +375,7 @@ def to_mlmodel(loaded: Loaded) -> Any:
     return mlmodel_of(lambda package: write_package(loaded, package), loaded.compute_units)
 
 
-def mlmodel_of(write: Callable[[Path], None], compute_units: Any = None) -> Any:
+def mlmodel_of(write: Callable[[Path], object], compute_units: Any = None) -> Any:
     """An MLModel of what `write` puts into a temporary package, which goes away with the process.
 
     Raises:

@@ -36,6 +36,8 @@ class Listener:
 
     amount: Amount | None = None
     """The work that is being done."""
+    step: str = ""
+    """What is being done, in words."""
 
 
 _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
@@ -71,3 +73,10 @@ def advance(count: int) -> None:
     listener = _LISTENER.get()
     if listener is not None and listener.amount is not None:
         listener.amount.done += count
+
+
+def step(words: str) -> None:
+    """Say what is being done now."""
+    listener = _LISTENER.get()
+    if listener is not None:
+        listener.step = words

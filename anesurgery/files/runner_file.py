@@ -61,7 +61,7 @@ class Runner:
     hashes: dict[str, str] = field(default_factory=dict)
 
     def text(self) -> str:
-        """As `runner.json` holds it."""
+        """The text that `runner.json` holds."""
         return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=2) + "\n"
 
     def check(self, folder: Path) -> None:

@@ -39,6 +39,7 @@ from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
 from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.strided_views import as_strided, unfold
 from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
+from anesurgery.frontend.triangular import WRAPPERS as TRIANGULAR_WRAPPERS
 from anesurgery.frontend.triangular import solve_triangular
 from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
 
@@ -385,6 +386,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "where.scalarself": lambda _: where_scalar,  # the host's own takes no number of another dtype
     **ELEMENTARY_WRAPPERS,
     **SCATTERING_WRAPPERS,
+    **TRIANGULAR_WRAPPERS,
     **dict.fromkeys(SHORTENED, completed),
 }
 """Operations that coremltools converts in part -> what replaces its own converter, given that one."""

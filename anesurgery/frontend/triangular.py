@@ -1,13 +1,14 @@
-"""Triangular systems, which gated linear attention solves, by matrix products."""
+"""Triangles of matrices, by selection; triangular systems, which gated linear attention solves, by products."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import argument, inputs_of, known_value, promoted
-from anesurgery.mil import Array, is_symbolic, mb, types
+from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value, promoted
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
 
 
 def solve_triangular(context: Any, node: Any) -> None:
@@ -40,3 +41,36 @@ def _beside(n: int, size: int, *, upper: bool) -> Array:
     block = np.arange(n) // size
     one, other = (block[None], block[:, None]) if upper else (block[:, None], block[None])
     return (one // 2 == other // 2) & (one > other)
+
+
+def with_selected_triangle(*, upper: bool) -> Callable[[Convert], Convert]:
+    """`torch.triu(x, diagonal=0)`, or `torch.tril`, of anything.
+
+    A triangle that is no band the host writes as x less the other triangle of x: not a number where x is
+    infinite, as masks are. Here the other triangle is selected away.
+    """
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            diagonal = int(known_value(argument(context, node, 1, "diagonal", 0)))
+            if (diagonal <= 0) if upper else (diagonal >= 0):
+                host(context, node)
+                return
+            x = inputs_of(context, node)[0]
+            band = {"lower": -1, "upper": diagonal - 1} if upper else {"lower": -diagonal - 1, "upper": -1}
+            keep = mb.equal(x=mb.band_part(x=_filled(x, np.float32(1)), **band), y=np.float32(0))
+            context.add(mb.select(cond=keep, a=x, b=_filled(x, np_dtype(x).type(0)), name=node.name))
+
+        return convert
+
+    return wrap
+
+
+def _filled(x: Var, value: Any) -> Any:
+    """One value in the shape of x."""
+    if any(map(is_symbolic, x.shape)):
+        return mb.fill(shape=mb.shape(x=x), value=value)
+    return np.full(x.shape, value)
+
+
+WRAPPERS = {"triu": with_selected_triangle(upper=True), "tril": with_selected_triangle(upper=False)}

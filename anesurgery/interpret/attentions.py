@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anesurgery.mil import Block, Operation, Program, Var, consumers, operands, producer, static_shape, walk_ops
+from anesurgery.mil import (
+    Block,
+    Operation,
+    Program,
+    Var,
+    consumers,
+    is_stored,
+    operands,
+    producer,
+    static_shape,
+    walk_ops,
+)
 from anesurgery.ops import CARRIERS, CONTRACTIONS, NORMS
 
 BETWEEN = CARRIERS | {"add", "sub", "mul", "real_div", "select", "maximum", "minimum", "tanh"}
@@ -58,14 +69,14 @@ def recognise(op: Operation) -> Attention | None:
         maker = None if scores is None else producer(scores)
     if maker is None or maker.op_type not in ("matmul", "einsum"):
         return None
-    if any(_is_stored(v) for _, v in operands(maker) if v.rank > 1):
+    if any(is_stored(v) for _, v in operands(maker) if v.rank > 1):
         return None
     return Attention(op, maker, tuple(reversed(between)), tuple(_sums(op.outputs[0])))
 
 
 def _carrying(op: Operation) -> Var | None:
     """The operand of an op that carries the scores: it comes from a product, and masks never do."""
-    vars_ = [v for name, v in operands(op) if name in ("x", "a", "y", "b") and not _is_stored(v)]
+    vars_ = [v for name, v in operands(op) if name in ("x", "a", "y", "b") and not is_stored(v)]
     if len(vars_) < 2:
         return vars_[0] if vars_ else None
     near = [v for v in vars_ if _is_scaled_product(v)]
@@ -86,10 +97,6 @@ def _sums(weights: Var) -> Iterator[Operation]:
             yield op
         elif op.op_type in SCALES:
             yield from _sums(op.outputs[0])
-
-
-def _is_stored(var: Var) -> bool:
-    return var.op is not None and var.op.op_type.startswith("const")
 
 
 def is_computed(var: Var, limit: int = 400) -> bool:

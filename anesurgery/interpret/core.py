@@ -19,8 +19,19 @@ from anesurgery.interpret import devices, fusion, inputs, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control
+from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.table import TABLE, Unsupported
-from anesurgery.mil import Array, Block, Operation, Program, Var, function_of, is_symbolic, operands
+from anesurgery.mil import (
+    Array,
+    Block,
+    Operation,
+    Program,
+    Var,
+    function_of,
+    is_constexpr,
+    is_symbolic,
+    operands,
+)
 from anesurgery.text import to_text
 
 Env = dict[Var, Any]
@@ -83,7 +94,7 @@ class Plan:
     def _constant(self, op: Operation) -> bool:
         if op.op_type == "const":
             return True
-        if op.op_type.startswith("constexpr_"):
+        if is_constexpr(op):
             self.decompressed |= zip(op.outputs, constexpr.decompress(op, self.decompressed), strict=True)
             return True
         return False
@@ -132,7 +143,7 @@ class Plan:
             steps[last] = Step(last, fusion.attend, fixed, reads, [], outs, dead)
             for op in attention.ops[:-1]:
                 del steps[op]
-        return [_unbiased(step) for step in steps.values()]
+        return [_placed(_unbiased(step)) for step in steps.values()]
 
     def _inputs(self, op: Operation, moves: bool) -> tuple[dict[str, Any], list[tuple[str, Any]], list[str]]:
         fixed: dict[str, Any] = {}
@@ -192,17 +203,18 @@ class Plan:
 
     def take(self, step: Step, env: Env, listener: Listener | None = None) -> None:
         """Evaluate one step."""
-        arguments = {**step.fixed, **{k: self._read(env, v) for k, v in step.reads}}
+        arguments = self.arguments(step, env)
         for name in step.stored:
             arguments[name] = self._ready(step, name, arguments[name])
         if listener is not None:
             listener.before(step.op, arguments)
         made = self._compute(step, arguments, env, listener)
-        if self.runs == 1 or self.ready_bytes > self.room:  # else they are kept from the second run on
+        if step.stored and (self.runs == 1 or self.ready_bytes > self.room):  # else kept from the second run on
             for name in step.stored:
                 dtypes.forget(step.op.inputs[name].val)
         for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
-            env[var] = dtypes.finish(value, dtype, rounding)
+            ready = rounding is None and getattr(value, "dtype", None) is dtype
+            env[var] = value if ready else dtypes.finish(value, dtype, rounding)
         if listener is not None:
             listener.after(step.op, [env[var] for var, _, _ in step.outs])
         for var in step.dead:
@@ -232,10 +244,13 @@ class Plan:
             ) from error
         return made if isinstance(made, (tuple, list)) and len(step.outs) > 1 else (made,)
 
-    def _read(self, env: Env, wanted: Any) -> Any:
-        if isinstance(wanted, tuple):
-            return [dtypes.widen(self.value(env, v)) for v in wanted]
-        return env[wanted]
+    def arguments(self, step: Step, env: Env) -> dict[str, Any]:
+        """What a step reads, by parameter; constants as they are stored."""
+        read = dict(step.fixed)
+        for name, wanted in step.reads:
+            several = wanted.__class__ is tuple
+            read[name] = [dtypes.widen(self.value(env, v)) for v in wanted] if several else env[wanted]
+        return read
 
     def _check_sources(self) -> None:
         """See that nobody wrote to the weight files: reading one that was cut short ends the process."""
@@ -265,6 +280,13 @@ def _unbiased(step: Step) -> Step:
         return step
     fixed = {name: value for name, value in step.fixed.items() if name != "bias"}
     return replace(step, fixed=fixed, stored=[name for name in step.stored if name != "bias"])
+
+
+def _placed(step: Step) -> Step:
+    """A slice with constant places, which are worked out once."""
+    if step.op.op_type != "slice_by_index" or [name for name, _ in step.reads] != ["x"] or step.stored:
+        return step
+    return replace(step, function=sliced_at(step.fixed))
 
 
 def _place(value: Any) -> int | None:

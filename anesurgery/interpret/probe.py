@@ -9,7 +9,7 @@ from anesurgery.errors import UnknownName
 from anesurgery.interpret.arithmetic.precision import run_dtype, to_numpy, widen
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
-from anesurgery.mil import Function, Operation, Var
+from anesurgery.mil import Function, Operation, Var, is_stored
 
 
 class Probe(Listener):
@@ -26,7 +26,7 @@ class Probe(Listener):
         self._arithmetic, self._then = arithmetic, then
         self.found: dict[str, Any] = {}
         for var, executable in (known[name] for name in names):
-            if _is_constant(var):  # no op runs that makes it
+            if is_stored(var):  # no op runs that makes it
                 value = widen(executable.plan.value({}, var))
                 self.found[var.name] = to_numpy(value, var, arithmetic)
 
@@ -47,9 +47,5 @@ class Probe(Listener):
 def _values(function: Function) -> Iterator[Var]:
     """What can be asked for by name: what ops make, the outputs, and constants that are tensors."""
     for op in function.operations:
-        yield from (v for v in op.outputs if not _is_constant(v) or run_dtype(v) is not None)
+        yield from (v for v in op.outputs if not is_stored(v) or run_dtype(v) is not None)
     yield from function.outputs
-
-
-def _is_constant(var: Var) -> bool:
-    return var.op is not None and var.op.op_type.startswith("const")

@@ -158,9 +158,11 @@ def update(op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], 
     state = _state_of(op.x.op)
     own = (state, op.x) if spent else (state,)
     others = (value for var, value in env.items() if var not in own)
-    if env[state].value is not x or _overlaps(tensor.slice_by_index(x, *where), others):
-        x = x.clone()
-    return tensor.overwrite(x, arguments["update"], *where)
+    part = tensor.slice_by_index(x, *where)
+    if env[state].value is not x or _overlaps(part, others):
+        return tensor.overwrite(x.clone(), arguments["update"], *where)
+    part.copy_(arguments["update"])
+    return x
 
 
 def _overlaps(part: torch.Tensor, others: Iterable[Any]) -> bool:

@@ -260,7 +260,7 @@ class _LayerPlace(Place):
         return Built(pairs, ops, uncompared=self.refusal(f"not known before: {unknown}") if unknown else None)
 
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
-        """As the pass says."""
+        """The values that the pass gives."""
         return self.step.sample(self.site, var, rng)
 
     def undo(self) -> None:

@@ -1,18 +1,20 @@
 """Layers of two sides, written with the layers of the first releases: what the passes over them share.
 
 One side may be a constant: it becomes a parameter of a layer with one input. Otherwise the two blobs become the
-inputs of `add`, `multiply`, `max` or `min`, the larger one first.
+inputs of `add`, `multiply`, `max` or `min`, the larger one first. A pass has a table of these layers, and says
+what is done to the second side before; `TwoSided` does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.network_editing.broadcast_forms import Sizes, constant_form, same_result
-from anesurgery.network_editing.layer_pass import Site
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import weights
 
 
@@ -32,6 +34,58 @@ class Constant:
     def number(self) -> float | None:
         """The one number that the constant is, if the result is as large as the computed side."""
         return float(self.value.flat[0]) if self.form == [] else None
+
+
+@dataclass(frozen=True)
+class TwoSided(LayerRewrite, abstract=True):
+    """Layers of two sides become a plain layer of two blobs, or one of a blob and numbers.
+
+    Where a side is an operation more than the plain layer has (x - y is x + (-y)), it is `turned` first.
+    """
+
+    plain: ClassVar[Mapping[str, str]]
+    """Layer type -> the plain layer of two blobs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """The layer types that the pass looks at are those of its rows."""
+        cls.kinds = frozenset(cls.plain)
+        super().__init_subclass__(**options)
+
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The blob that the plain layer reads in the place of the second side, a computed one."""
+        return y
+
+    def turned_numbers(self, value: Array) -> Array | Refusal:
+        """The numbers that the plain layer reads in the place of the second side, a constant."""
+        return value
+
+    def rewrite(self, site: Site) -> Refusal | None:
+        """By a constant if one side is one, else between the two sides."""
+        sides = two_sides(site)
+        if isinstance(sides, Refusal):
+            return sides
+        return self.by_constant(site, sides) if isinstance(sides, Constant) else self.by_blobs(site, *sides)
+
+    def by_constant(self, site: Site, sides: Constant) -> Refusal | None:
+        """Put the layer of one blob and numbers there."""
+        if isinstance(sides.form, Refusal):
+            return sides.form
+        value = sides.value if sides.first else self.turned_numbers(sides.value)
+        if isinstance(value, Refusal):
+            return value
+        x = self.turned(site, sides.x) if sides.first else sides.x
+        put = plus if self.plain[site.node.kind] == "add" else times
+        put(site, x, value, sides.form)
+        return None
+
+    def by_blobs(self, site: Site, x: str, y: str) -> Refusal | None:
+        """Put the plain layer of two blobs there, the one that gives the result its shape first."""
+        places = order(site, kind := self.plain[site.node.kind], x, y)
+        if isinstance(places, Refusal):
+            return places
+        sides = (x, self.turned(site, y))
+        site.emit(kind, [sides[i] for i in places], site.outputs)
+        return None
 
 
 def two_sides(site: Site) -> Constant | tuple[str, str] | Refusal:
@@ -88,15 +142,6 @@ def order(site: Site, kind: str, x: str, y: str) -> tuple[int, int] | Refusal:
     if same_result(b, a, kind):
         return 1, 0
     return Refusal(f"{_words(a)} and {_words(b)} are not among the shapes of the plain layer")
-
-
-def combine(site: Site, kind: str, x: str, y: str) -> Refusal | None:
-    """Put the plain layer of two blobs there; arguments and errors as of `order`."""
-    places = order(site, kind, x, y)
-    if isinstance(places, Refusal):
-        return places
-    site.emit(kind, [(x, y)[i] for i in places], site.outputs)
-    return None
 
 
 def _alike(site: Site, x: str, y: str) -> bool:

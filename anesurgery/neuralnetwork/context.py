@@ -14,7 +14,7 @@ that a vector stays one; coremltools' test `TestRank0ExpandDimsSwap` expects the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -124,7 +124,7 @@ class Context:
         """A value as (sequence, batch, channel, height, width)."""
         missing = 5 - x.rank
         if missing > 0:
-            return cast(Var, mb.expand_dims(x=x, axes=list(range(missing))))
+            return mb.expand_dims(x=x, axes=list(range(missing)))
         return x
 
     def images(self, x: Var) -> tuple[Var, Callable[[Var], Var]]:
@@ -147,15 +147,15 @@ class Context:
         sizes = [-1 if is_symbolic(d) else int(d) for d in shape]
         if len(unknown) + sizes.count(-1) - len(unknown) > 1:
             raise self.limit("reshapes two dynamic axes; give the input one fixed shape")
-        return cast(Var, mb.reshape(x=x, shape=sizes))
+        return mb.reshape(x=x, shape=sizes)
 
     def whole(self, x: Var) -> Var:
         """A blob that holds whole numbers, as int32."""
-        return x if x.dtype == types.int32 else cast(Var, mb.cast(x=x, dtype="int32"))
+        return x if x.dtype == types.int32 else mb.cast(x=x, dtype="int32")
 
     def truth(self, x: Var) -> Var:
         """A blob as conditions: true where it is not 0."""
-        return x if x.dtype == types.bool else cast(Var, mb.not_equal(x=x, y=np.float32(0)))
+        return x if x.dtype == types.bool else mb.not_equal(x=x, y=np.float32(0))
 
     def blob(self, x: Var) -> Var:
         """A result as blobs are: fp32, and without a sequence of 1 where blobs have rank 5."""

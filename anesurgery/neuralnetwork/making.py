@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array
@@ -37,6 +38,12 @@ def make_layer(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: s
     params.SetInParent()
     params.MergeFrom(type(params)(**fields))
     return layer
+
+
+def make_constant(name: str, values: ArrayLike) -> Any:
+    """The `loadConstantND` layer that holds an array in fp32; a number is an array of one axis, of size 1."""
+    array = np.atleast_1d(np.asarray(values))
+    return make_layer("loadConstantND", [], [name], shape=array.shape, data=weights(array))
 
 
 def make_network(

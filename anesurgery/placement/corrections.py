@@ -24,7 +24,7 @@ UNITS = ("ane", "cpu")
 
 @dataclass(frozen=True)
 class Correction:
-    """Of one op type on one unit.
+    """What the estimates of one op type on one unit are corrected by.
 
     Attributes:
         factor: the estimate is the formula's times this.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from anesurgery.mil import Operation, Var, is_stored, operands, producer
+from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.verdicts import Judged
 from anesurgery.semantics.byte_sizes import elements, kind_of, shape_of, size_of
@@ -175,7 +175,7 @@ def _stored(maker: Operation) -> int:
     total = 0
     for value in maker.inputs.values():
         if isinstance(value, Var) and value.op is not None:
-            inner = value.op.op_type.startswith("constexpr_")
+            inner = is_constexpr(value.op)
             total += _stored(value.op) if inner else size_of(value)
     return total
 

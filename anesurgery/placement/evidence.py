@@ -25,7 +25,7 @@ class Grade(enum.Enum):
 
 @dataclass(frozen=True)
 class Scope:
-    """Where a statement was found to hold.
+    """The chips, systems and ways on which a statement was found to hold.
 
     Attributes:
         families: generations of the engine (`Chip.family`) that it concerns; empty for all.

@@ -41,7 +41,7 @@ class Estimate:
     """(ANE, CPU) of the classes that it may belong to as well: no case lies near enough to tell."""
 
     def times(self, count: int) -> Estimate:
-        """Of so many runs."""
+        """The time of so many runs."""
         ane, cpu, gpu = (None if value is None else value * count for value in (self.ane, self.cpu, self.gpu))
         return Estimate(ane, cpu, gpu, self.off, tuple((a * count, c * count) for a, c in self.or_else))
 
@@ -340,7 +340,7 @@ def _sentence(inspection: Inspection, rows: Sequence[OpRow]) -> str:
         return f"It does not load on {inspection.target}: {inspection.refused}."
     if not rows:
         return "There are no ops to place."
-    first = f"ANE: {_shares(inspection, rows)} on {inspection.target}"
+    first = f"ANE: {_shares(inspection, rows)} on {inspection.target.words}"
     time = "" if inspection.time is None else f", about {inspection.time}"
     return "; ".join(filter(None, [first + time, _elsewhere(rows), _help(rows)]))
 
@@ -354,7 +354,8 @@ def _shares(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     if unknown == len(rows):
         return "nothing is known of where its ops run"
     doubt = f" ({unknown:,} more perhaps)" if unknown else ""
-    ops = f"{mine:,} of {len(rows):,} ops{doubt}" if mine else f"no op{doubt}"
+    none = f"no op for certain, {unknown:,} of {len(rows):,} perhaps," if unknown else "no op"
+    ops = f"{mine:,} of {len(rows):,} ops{doubt}" if mine else none
     if not mine or not any(row.flop for row in rows):
         return ops
     least, most = (percent(s["flop"]) for s in (inspection.residency, inspection.residency_at_most))

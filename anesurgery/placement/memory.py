@@ -18,6 +18,7 @@ from anesurgery.mil import (
     Operation,
     Var,
     consumers,
+    is_constexpr,
     is_weight,
     producer,
     static_shape,
@@ -115,12 +116,12 @@ def _traffic(op: Operation) -> int:
 
 
 def _is_packed(function: Function) -> bool:
-    return any(op.op_type.startswith("constexpr_") for op in walk_ops(function))
+    return any(is_constexpr(op) for op in walk_ops(function))
 
 
 def dense(function: Function) -> int:
     """Bytes of the weights when the compressed ones are decompressed."""
-    packed = [op for op in walk_ops(function) if op.op_type.startswith("constexpr_")]
+    packed = [op for op in walk_ops(function) if is_constexpr(op)]
     inner = {v for op in packed for v in op.inputs.values() if isinstance(v, Var)}
     plain = [op.outputs[0] for op in walk_ops(function) if op.op_type == "const" and is_tensor(op.outputs[0])]
     ends = [op.outputs[0] for op in packed if op.outputs[0] not in inner]

@@ -12,9 +12,10 @@ from anesurgery.errors import LoadError
 from anesurgery.files import package as program
 from anesurgery.files.chain import Chain, is_chain, is_network
 from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
+from anesurgery.files.pipeline_file import members
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
-from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.neuralnetwork.spec import NETWORKS, networks_of
 from anesurgery.placement.durations import Time, total
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.loadable import of_version
@@ -89,6 +90,17 @@ def spec_of(model: Any) -> Any:
     if not isinstance(model, (str, os.PathLike)):
         raise LoadError(f"cannot inspect a {type(model).__name__}; give a path, an MLModel or a MIL Program")
     return read_spec(program.locate(Path(model).expanduser())[0])
+
+
+def of_layers(model: Any) -> bool:
+    """Is it a neural network, or a pipeline with one and without ML Programs?
+
+    Raises:
+        LoadError: it cannot be read.
+    """
+    spec = spec_of(model)
+    parts = members(spec) if spec.WhichOneof("Type") in PIPELINES else ()
+    return bool(networks_of(spec)) and all(part.WhichOneof("Type") != PROGRAM for _, part in parts)
 
 
 def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -> Inspection | None:

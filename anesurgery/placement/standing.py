@@ -73,6 +73,8 @@ class Standing:
         moved: bytes that all ops read and write at run time.
         casts: ops of that type.
         transposes: likewise.
+        unplaced: ops of which it is not known where they run.
+        refused: why the OS does not load the model, in words; "" where nothing says so.
     """
 
     ops: int
@@ -95,6 +97,8 @@ class Standing:
     time: Time | None = None
     doubt: float = 0.0
     perhaps_flop: int = 0
+    unplaced: int = 0
+    refused: str = ""
 
     @classmethod
     def of_layers(cls, found: Inspection) -> Standing:
@@ -133,6 +137,8 @@ class Standing:
             expected.time,
             expected.doubt,
             sum(row.flop for _, row in rows if row.preferred is None and row.legal is not False),
+            sum(row.preferred is None for _, row in rows),
+            next((part.refused for part in inspections if part.refused), ""),
         )
 
     @property

@@ -178,6 +178,11 @@ class Target:
         units = "" if self.compute_units == "CPU_AND_NE" else f" ({self.compute_units})"
         return f"{self.label}{units}"
 
+    @property
+    def words(self) -> str:
+        """As a sentence has it: "M1/macOS 14", "any chip"."""
+        return str(self).replace("any", "any chip", 1) if self.label == "any" else str(self)
+
     @cached_property
     def families(self) -> frozenset[int]:
         """The generations of the engine."""

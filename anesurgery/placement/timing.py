@@ -54,7 +54,7 @@ class Spent(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Of all."""
+        """The time of all."""
         return self.own + self.reading + self.waiting
 
 

@@ -181,7 +181,7 @@ def _is_known(judged: Judged) -> bool:
 
 
 def _costs(judged: Judged, target: Target, view: View) -> tuple[float, float, float]:
-    """Of the op on each unit."""
+    """The costs of the op on each unit."""
     guess = judged.estimate or Estimate(0.0, 0.0)
     ane, cpu = _times(guess, view.hopeful)
     may = target.uses_ane and view.ane

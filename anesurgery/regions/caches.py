@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring, is_toeplitz
 from anesurgery.facts.token_axes import NEW, Axes, Tokens, lengthened
-from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, static_shape
+from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, op_inputs, static_shape
 from anesurgery.ops import CARRIERS
 
 
@@ -209,19 +209,16 @@ class Tables:
             after = [0] * (stored.rank - axis - 1)
             self._begins[key] = place(self.mb, [0] * axis, start, after, name=f"{start.name}_{axis}")
         begin = self._begins[key]
-        made: Var = self.mb.slice_by_size(x=stored, begin=begin, size=list(shape), name=f"{name}_at_position")
-        return made
+        return self.mb.slice_by_size(x=stored, begin=begin, size=list(shape), name=f"{name}_at_position")
 
     def _constant(self, value: Array, name: str) -> Var:
-        made: Var = self.mb.const(val=np.ascontiguousarray(value), name=name)
-        return made
+        return self.mb.const(val=np.asarray(value, order="C"), name=name)
 
 
 def place(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name: str) -> Var:
     """A vector of indices, one of them dynamic."""
     ends = [[np.array(given, np.int32)] if given else [] for given in (before, after)]
-    made: Var = mb.concat(values=(*ends[0], at, *ends[1]), axis=0, name=name)
-    return made
+    return mb.concat(values=(*ends[0], at, *ends[1]), axis=0, name=name)
 
 
 def diagonals(value: Array, length: int) -> Array:
@@ -233,7 +230,7 @@ def diagonals(value: Array, length: int) -> Array:
 def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
     """The ops of a way again, for keys or values of another number of tokens."""
     for op in way:
-        inputs = {k: v for k, v in op.inputs.items() if v is not None}
+        inputs = op_inputs(op)
         changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
         value = getattr(mb, op.op_type)(**{**inputs, **changed, "x": value}, name=f"{op.name}_seen")
     return value

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from anesurgery.facts.axis_slice import axis_slice
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, op_inputs, static_shape
 from anesurgery.regions.channel_products import sequence
-from anesurgery.regions.channel_steps import Layouts, Step, Twins, axes_of, axis_of, given
+from anesurgery.regions.channel_steps import Layouts, Step, Twins, axes_of, axis_of
 from anesurgery.regions.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
 from anesurgery.regions.rotary import exchange
 from anesurgery.semantics.reading import flag, ints
@@ -30,55 +31,55 @@ def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | No
     return groups, [i for i, group in enumerate(groups) if group and set(group) <= chosen]
 
 
-def layer_norm(op: Operation, known: Layouts) -> Step | None:
+def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
     """A norm over channels, or over those of each head."""
     shape, axes = static_shape(op.x), axes_of(op)
     if shape is None:
         return None
-    if known.get(op.x) is None and not (axes == [len(shape) - 1] and known.ask(op.x, sequence(shape))):
+    if layouts.get(op.x) is None and not (axes == [len(shape) - 1] and layouts.ask(op.x, sequence(shape))):
         return None
-    layout = known.get(op.x)
-    found = None if layout is None else _apart(layout, axes)
-    if layout is None or found is None or len(axes) != 1 or len(found[1]) != 1:
+    layout = layouts.get(op.x)
+    apart = None if layout is None else _apart(layout, axes)
+    if layout is None or apart is None or len(axes) != 1 or len(apart[1]) != 1:
         return None
     order = layout.column_order(axes[0])
 
     def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in found[0]])
+        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
         changed = {
             k: t.stored(op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order])
             for k in ("gamma", "beta")
             if order is not None and op.inputs.get(k) is not None
         }
-        return [t.mb.layer_norm(**{**given(op), **changed, "x": x, "axes": found[1]})]
+        return [t.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": apart[1]})]
 
     return Step((layout,), build)
 
 
-def reduction(op: Operation, known: Layouts) -> Step | None:
+def reduction(op: Operation, layouts: Layouts) -> Step | None:
     """A reduction over some of the atoms."""
-    layout, axes = known.get(op.x), axes_of(op)
-    found = None if layout is None else _apart(layout, axes)
-    if layout is None or found is None:
+    layout, axes = layouts.get(op.x), axes_of(op)
+    apart = None if layout is None else _apart(layout, axes)
+    if layout is None or apart is None:
         return None
-    made = layout.without(axes, flag(op, "keep_dims"))
+    result = layout.without(axes, flag(op, "keep_dims"))
 
     def build(t: Twins) -> list[Var]:
-        x = t.seen(op.x, [layout.length(g) for g in found[0]])
-        return [getattr(t.mb, op.op_type)(x=x, axes=found[1], keep_dims=True)]
+        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
+        return [getattr(t.mb, op.op_type)(x=x, axes=apart[1], keep_dims=True)]
 
-    return Step((made,), build) if made.sizes else None
+    return Step((result,), build) if result.sizes else None
 
 
-def softmax(op: Operation, known: Layouts) -> Step | None:
+def softmax(op: Operation, layouts: Layouts) -> Step | None:
     """Over one axis of the twin."""
-    layout = known.get(op.x)
-    found = None if layout is None else _apart(layout, [axis_of(op)])
-    if layout is None or found is None or len(found[1]) != 1:
+    layout = layouts.get(op.x)
+    apart = None if layout is None else _apart(layout, [axis_of(op)])
+    if layout is None or apart is None or len(apart[1]) != 1:
         return None
 
     def build(t: Twins) -> list[Var]:
-        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in found[0]]), axis=found[1][0])]
+        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in apart[0]]), axis=apart[1][0])]
 
     return Step((layout,), build)
 
@@ -116,15 +117,15 @@ class Place:
         return [*lengths[: self.axis], size * self.unit, *lengths[self.axis + 1 :]]
 
 
-def slice(op: Operation, known: Layouts) -> Step | None:
+def slice(op: Operation, layouts: Layouts) -> Step | None:
     """A part of one axis, which is one atom."""
-    layout, cut = known.get(op.x), axis_slice(op)
+    layout, cut = layouts.get(op.x), axis_slice(op)
     place = None if layout is None or cut is None else Place.of(layout, cut.axis)
     if layout is None or cut is None or place is None or (cut.stride != 1 and place.unit != 1):
         return None
-    made = layout.resized(cut.axis, cut.size)
+    result = layout.resized(cut.axis, cut.size)
     if cut.dropped:
-        made = made.without([cut.axis], keep_dims=False)
+        result = result.without([cut.axis], keep_dims=False)
     shape = place.shape(layout, layout.shape[cut.axis])
 
     def build(t: Twins) -> list[Var]:
@@ -134,12 +135,12 @@ def slice(op: Operation, known: Layouts) -> Step | None:
         strides = {"stride": stride} if cut.stride != 1 else {}
         return [t.mb.slice_by_index(x=t.seen(op.x, shape), begin=begin, end=end, **strides)]
 
-    return Step((made,), build) if made.sizes else None
+    return Step((result,), build) if result.sizes else None
 
 
-def split(op: Operation, known: Layouts) -> Step | None:
+def split(op: Operation, layouts: Layouts) -> Step | None:
     """Parts of one axis, which is one atom."""
-    layout, axis = known.get(op.x), axis_of(op)
+    layout, axis = layouts.get(op.x), axis_of(op)
     place = None if layout is None else Place.of(layout, axis)
     if layout is None or place is None:
         return None
@@ -148,20 +149,21 @@ def split(op: Operation, known: Layouts) -> Step | None:
 
     def build(t: Twins) -> list[Var]:
         x = t.seen(op.x, [layout.length(g) for g in place.groups])
-        return list(t.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis))
+        parts: Any = t.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis)
+        return list(parts)
 
     return Step(outs, build)
 
 
-def concat(op: Operation, known: Layouts) -> Step | None:
+def concat(op: Operation, layouts: Layouts) -> Step | None:
     """Parts of each head in another order, or other values side by side."""
-    return _exchange(op, known) or _side_by_side(op, known)
+    return _exchange(op, layouts) or _side_by_side(op, layouts)
 
 
-def _exchange(op: Operation, known: Layouts) -> Step | None:
+def _exchange(op: Operation, layouts: Layouts) -> Step | None:
     """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
     found, axis = exchange(op), axis_of(op)
-    layout = None if found is None else known.get(found[0])
+    layout = None if found is None else layouts.get(found[0])
     if found is None or layout is None:
         return None
     (source, rows), size = found, int(op.outputs[0].shape[axis])
@@ -207,21 +209,21 @@ def _side_by_side(op: Operation, known: Layouts) -> Step | None:
             return None
 
     def build(t: Twins) -> list[Var]:
-        made = []
+        parts = []
         for var, size, wish in zip(values, sizes, wanted, strict=True):
             if constant(var) is None:
-                made.append(t.seen(var, place.shape(like, size)))
+                parts.append(t.seen(var, place.shape(like, size)))
             else:
                 moved = t.constant(var, wish, wish.groups)
-                made.append(t.mb.reshape(x=moved, shape=place.shape(like, size)))
-        return [t.mb.concat(values=made, axis=place.axis)]
+                parts.append(t.mb.reshape(x=moved, shape=place.shape(like, size)))
+        return [t.mb.concat(values=parts, axis=place.axis)]
 
     return Step((like.resized(axis, sum(sizes)),), build)
 
 
-def tile(op: Operation, known: Layouts) -> Step | None:
+def tile(op: Operation, layouts: Layouts) -> Step | None:
     """An axis of length 1 is repeated: keys and values for several heads of queries."""
-    layout, reps = known.get(op.x), ints(op, "reps")
+    layout, reps = layouts.get(op.x), ints(op, "reps")
     grown = [axis for axis, n in enumerate(reps) if n > 1]
     if layout is None or len(grown) != 1 or layout.axes[grown[0]]:
         return None
@@ -233,10 +235,10 @@ def tile(op: Operation, known: Layouts) -> Step | None:
     number = [a + (a >= at) for a in range(len(sizes))]
     axes = [tuple(number[a] for a in other) for other in layout.axes]
     axes[axis] = (at,)
-    made = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
+    tiled = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
     shape = [1, math.prod(sizes[:at]), 1, math.prod(sizes[at:])]
 
     def build(t: Twins) -> list[Var]:
         return [t.mb.tile(x=t.seen(op.x, shape), reps=[1, 1, times, 1])]
 
-    return Step((made,), build)
+    return Step((tiled,), build)

@@ -11,33 +11,33 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, np_dtype, static_shape
+from anesurgery.mil import Operation, Var, constant, fixed_shape, np_dtype, op_inputs, static_shape
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
 from anesurgery.regions import channel_axes, channel_products
-from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins, given, permutation, shape_of
+from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins, permutation
 from anesurgery.regions.layouts import Layout, broadcast, groups_for, groups_of, seen_shape
 
 TILED = 1 << 24
 """Bytes up to which a constant is repeated so that a twin needs no other view."""
 
 
-def step_of(op: Operation, known: Layouts) -> Step | None:
+def step_of(op: Operation, layouts: Layouts) -> Step | None:
     """The op on twins; None where it is none of the region's."""
     rule = RULES.get(op.op_type)
     if rule is None or any(static_shape(v) is None or np_dtype(v).kind != "f" for v in op.outputs):
         return None
-    step = rule(op, known)
+    step = rule(op, layouts)
     return None if step is None or any(x is not None and not x.sizes for x in step.outs) else step
 
 
-def _elementwise(op: Operation, known: Layouts) -> Step | None:
+def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
     """All operands are broadcast to the result; those without a layout enter with theirs."""
     operands = {k: op.inputs[k] for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)}
     moving = {k: v for k, v in operands.items() if constant(v) is None and np.prod(v.shape) > 1}
-    layout = _broadcast_to(op.outputs[0], [known.get(v) for v in moving.values()])
-    if layout is None or not all(known.get(v) or _enters(known, v, layout) for v in moving.values()):
+    layout = _broadcast_to(op.outputs[0], [layouts.get(v) for v in moving.values()])
+    if layout is None or not all(layouts.get(v) or _enters(layouts, v, layout) for v in moving.values()):
         return None
-    shapes = {k: shape_of(v) for k, v in operands.items()}
+    shapes = {k: fixed_shape(v) for k, v in operands.items()}
     free = [s for k, s in shapes.items() if k in moving or np.prod(s) * _copies(layout, s) > TILED]
     groups = groups_for(layout, free)
     repeated = {
@@ -46,12 +46,12 @@ def _elementwise(op: Operation, known: Layouts) -> Step | None:
 
     def build(t: Twins) -> list[Var]:
         used = groups
-        whole = [t.now(v) for v in moving.values() if shape_of(v) == shape_of(op.outputs[0])]
+        whole = [t.now(v) for v in moving.values() if fixed_shape(v) == fixed_shape(op.outputs[0])]
         if groups == layout.groups and whole:
-            used = groups_of(layout, shape_of(whole[0])) or groups
+            used = groups_of(layout, fixed_shape(whole[0])) or groups
         changed = {k: t.seen(v, seen_shape(layout, used, shapes[k])) for k, v in moving.items()}
         changed |= {k: t.constant(v, layout, used) for k, v in repeated.items()}
-        return [getattr(t.mb, op.op_type)(**{**given(op), **changed})]
+        return [getattr(t.mb, op.op_type)(**{**op_inputs(op), **changed})]
 
     return Step((layout,), build)
 
@@ -65,12 +65,12 @@ def _broadcast_to(out: Var, layouts: Sequence[Layout | None]) -> Layout | None:
     for other in known[1:]:
         layout = None if layout is None else broadcast(layout, other)
     made = None if layout is None else layout.raised(out.rank)
-    return made if made is not None and made.shape == shape_of(out) else None
+    return made if made is not None and made.shape == fixed_shape(out) else None
 
 
-def _enters(known: Layouts, var: Var, layout: Layout) -> bool:
+def _enters(layouts: Layouts, var: Var, layout: Layout) -> bool:
     """Can a value without a layout enter the region?"""
-    return np_dtype(var).kind == "f" and known.ask(var, layout.restricted(shape_of(var)))
+    return np_dtype(var).kind == "f" and layouts.ask(var, layout.restricted(fixed_shape(var)))
 
 
 def _copies(layout: Layout, shape: Sequence[int]) -> int:
@@ -81,14 +81,14 @@ def _copies(layout: Layout, shape: Sequence[int]) -> int:
     return 4 * math.prod(partial) if any(p > 1 for p in partial) else 0
 
 
-def _view(op: Operation, known: Layouts) -> Step | None:
-    layout = known.get(op.x)
-    made = layout.reshaped(shape_of(op.outputs[0])) if layout is not None else None
+def _view(op: Operation, layouts: Layouts) -> Step | None:
+    layout = layouts.get(op.x)
+    made = layout.reshaped(fixed_shape(op.outputs[0])) if layout is not None else None
     return Step((made,), lambda t: [None]) if made is not None else None
 
 
-def _transpose(op: Operation, known: Layouts) -> Step | None:
-    layout = known.get(op.x)
+def _transpose(op: Operation, layouts: Layouts) -> Step | None:
+    layout = layouts.get(op.x)
     return None if layout is None else Step((layout.transposed(permutation(op)),), lambda t: [None])
 
 

@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 from anesurgery.facts.attention import in_factors
-from anesurgery.mil import Operation, Var, is_stored, np_dtype, static_shape
-from anesurgery.regions.channel_steps import Layouts, Step, Twins, shape_of
+from anesurgery.mil import Operation, Var, fixed_shape, is_stored, np_dtype, static_shape
+from anesurgery.regions.channel_steps import Layouts, Step, Twins
 from anesurgery.regions.compressed_weights import edit_weight
 from anesurgery.regions.layouts import CHANNELS, TOKENS, Layout
 from anesurgery.regions.views import seen_as
@@ -51,14 +51,14 @@ def sequence(shape: Sequence[int]) -> Layout | None:
     return layout if layout is not None and layout.having(TOKENS) and layout.having(CHANNELS) else None
 
 
-def weighted(op: Operation, known: Layouts) -> Step | None:
+def weighted(op: Operation, layouts: Layouts) -> Step | None:
     """A product over all channels is a 1x1 convolution."""
     found, shape = weight_of(op), static_shape(op.x)
     if found is None or shape is None or not is_stored(found[0]):
         return None
-    if known.get(op.x) is None and not known.ask(op.x, sequence(shape)):
+    if layouts.get(op.x) is None and not layouts.ask(op.x, sequence(shape)):
         return None
-    layout, (weight, turned) = known.get(op.x), found
+    layout, (weight, turned) = layouts.get(op.x), found
     if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
         return None
     outputs = int(weight.shape[1 if turned else 0])
@@ -89,11 +89,11 @@ def _with_channels(rest: Layout, size: int) -> Layout:
     return Layout(sizes, roles, (*axes, (first,))).normal()
 
 
-def product(op: Operation, known: Layouts) -> Step | None:
+def product(op: Operation, layouts: Layouts) -> Step | None:
     """A product with a weight, or of two values of attention."""
-    if (step := weighted(op, known)) is not None:
+    if (step := weighted(op, layouts)) is not None:
         return step
-    return _scores(op, known) or _weighted_sum(op, known)
+    return _scores(op, layouts) or _weighted_sum(op, layouts)
 
 
 def _split_matrix(layout: Layout, contracted: int, free: int, role: str) -> bool:
@@ -118,9 +118,9 @@ def _sides(op: Operation) -> tuple[tuple[int, int], tuple[int, int]]:
     return x, y
 
 
-def _scores(op: Operation, known: Layouts) -> Step | None:
+def _scores(op: Operation, layouts: Layouts) -> Step | None:
     """Queries times keys, summed over channels: (tokens, tokens), which needs no twin."""
-    x, y = known.get(op.x), known.get(op.y)
+    x, y = layouts.get(op.x), layouts.get(op.y)
     at_x, at_y = _sides(op)
     if x is None or min(op.x.rank, op.y.rank) < 2 or not _split_matrix(x, *at_x, CHANNELS):
         return None
@@ -138,16 +138,16 @@ def _scores(op: Operation, known: Layouts) -> Step | None:
     return Step((None,), build, products=at_x == (-1, -2))
 
 
-def _weighted_sum(op: Operation, known: Layouts) -> Step | None:
+def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
     """Values summed with the weights of attention, which have no twin: both sides exchanged and transposed."""
-    x, y = known.get(op.x), known.get(op.y)
+    x, y = layouts.get(op.x), layouts.get(op.y)
     if (x is None) == (y is None) or min(op.x.rank, op.y.rank) < 2:
         return None
     (at, weights, var), layout = ((1, op.x, op.y), y) if x is None else ((0, op.y, op.x), x)
     contracted, free = _sides(op)[at]
     if layout is None or is_stored(weights) or not _split_matrix(layout, contracted, free, TOKENS):
         return None
-    made = _summed(layout, shape_of(op.outputs[0]), turned=at == 0)
+    made = _summed(layout, fixed_shape(op.outputs[0]), turned=at == 0)
     if made is None:
         return None
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
@@ -180,7 +180,7 @@ def fused(op: Operation, known: Layouts) -> Step | None:
     if any(x is None or not _split_matrix(x, -1, -2, CHANNELS) for x in layouts):
         return None
     mask, out = op.inputs.get("attn_mask"), op.outputs[0]
-    made = _summed(layouts[2], shape_of(out), turned=False) if layouts[2] is not None else None
+    made = _summed(layouts[2], fixed_shape(out), turned=False) if layouts[2] is not None else None
     if made is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
         return None
 

@@ -24,13 +24,14 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    fixed_shape,
     is_output,
     np_dtype,
     operands,
     static_shape,
 )
 from anesurgery.regions.channel_ops import step_of
-from anesurgery.regions.channel_steps import Step, shape_of
+from anesurgery.regions.channel_steps import Step
 from anesurgery.regions.channel_views import FREE, Named, entered, left, lengths, upstream
 from anesurgery.regions.channel_wishes import wishes
 from anesurgery.regions.layouts import Groups, Layout, twin_of
@@ -296,8 +297,8 @@ def trimmed(region: Region) -> Region:
         if not made or any(reader in steps for v in made for reader in consumers(v)):
             continue
         others = [v for v in left.read(op) if v.op in steps and not left.leaves(v)]
-        saved = sum(np.prod(shape_of(v)) for v in left.moved(made))
-        added = sum(np.prod(shape_of(v)) for v in left.moved(others))
+        saved = sum(np.prod(fixed_shape(v)) for v in left.moved(made))
+        added = sum(np.prod(fixed_shape(v)) for v in left.moved(others))
         if added < saved:
             del steps[op]
     return Region(steps, region.layouts)

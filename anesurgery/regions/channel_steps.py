@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
-from anesurgery.mil import Array, Maker, Operation, Var
+from anesurgery.mil import Array, Maker, Operation, Var, fixed_shape
 from anesurgery.regions.layouts import Groups, Layout
 from anesurgery.semantics.reading import ints
 
@@ -59,19 +59,9 @@ class Step:
 Rule: TypeAlias = "Callable[[Operation, Layouts], Step | None]"
 
 
-def given(op: Operation) -> dict[str, Any]:
-    """The inputs that an op was made with."""
-    return {k: v for k, v in op.inputs.items() if v is not None and not k.startswith("_")}
-
-
-def shape_of(var: Var) -> tuple[int, ...]:
-    """The shape of a value that is known to have a static one."""
-    return tuple(int(d) for d in var.shape or ())
-
-
 def same_shape(var: Var, layout: Layout | None) -> bool:
     """Is it a layout of this value?"""
-    return layout is not None and layout.shape == shape_of(var)
+    return layout is not None and layout.shape == fixed_shape(var)
 
 
 def axis_of(op: Operation) -> int:

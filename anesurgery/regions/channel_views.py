@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from anesurgery.mil import Maker, Var
+from anesurgery.mil import Maker, Var, fixed_shape
 from anesurgery.ops import VIEWS
-from anesurgery.regions.channel_steps import shape_of
 from anesurgery.regions.channel_wishes import wishes
 from anesurgery.regions.layouts import Groups, Layout
 from anesurgery.regions.views import seen_as
@@ -50,8 +49,7 @@ def entered(mb: Maker, var: Var, layout: Layout) -> Var:
 
     if layout.is_view:
         return make(mb)
-    made: Var = mb.shared_value(("twin", var, layout), [var], make)
-    return made
+    return mb.shared_value(("twin", var, layout), [var], make)
 
 
 def twin(mb: Maker, var: Var, layout: Layout, groups: Groups) -> Var:
@@ -59,8 +57,7 @@ def twin(mb: Maker, var: Var, layout: Layout, groups: Groups) -> Var:
     if layout.is_view:
         return view(mb, var, lengths(layout, groups))
     if (perm := straight(layout, groups)) is not None:
-        made: Var = mb.transpose(x=var, perm=perm)
-        return made
+        return mb.transpose(x=var, perm=perm)
     shape, perm = _old_axes(layout)
     moved = mb.transpose(x=seen_as(mb, var, shape), perm=perm)
     return view(mb, moved, lengths(layout, groups))
@@ -69,16 +66,16 @@ def twin(mb: Maker, var: Var, layout: Layout, groups: Groups) -> Var:
 def left(mb: Maker, twin: Var, old: Var, layout: Layout) -> Var:
     """A value in its old form, made from its twin."""
     if layout.is_view:
-        return view(mb, twin, shape_of(old))
+        return view(mb, twin, fixed_shape(old))
     shape, perm = _old_axes(layout)
     moved = view(mb, twin, [shape[p] for p in perm])
     moved = mb.transpose(x=moved, perm=[perm.index(i) for i in range(len(perm))])
-    return view(mb, moved, shape_of(old))
+    return view(mb, moved, fixed_shape(old))
 
 
 def view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
     """A view; an axis of length 1 between the others is put in or taken out by name."""
-    old, new = shape_of(var), tuple(shape)
+    old, new = fixed_shape(var), tuple(shape)
     made: Var
     if new == (*old[:2], 1, *old[2:]):
         made = mb.expand_dims(x=var, axes=[2])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, operands, static_shape
+from anesurgery.mil import Operation, Var, constant, fixed_shape, operands, static_shape
 from anesurgery.ops import BROADCASTING, UNARY, VIEWS
-from anesurgery.regions.channel_steps import axis_of, permutation, shape_of
+from anesurgery.regions.channel_steps import axis_of, permutation
 from anesurgery.regions.layouts import Layout
 
 
@@ -16,14 +16,14 @@ def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
         return None
     found: dict[Var, Layout | None] = {}
     if op.op_type in VIEWS:
-        found = {op.x: layout.reshaped(shape_of(op.x))}
+        found = {op.x: layout.reshaped(fixed_shape(op.x))}
     elif op.op_type == "transpose":
         perm = permutation(op)
         found = {op.x: layout.transposed([perm.index(i) for i in range(len(perm))])}
     elif op.op_type in (UNARY | BROADCASTING):
         named = [op.inputs[k] for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
         moving = [v for v in named if constant(v) is None and np.prod(v.shape) > 1]
-        found = {v: layout.restricted(shape_of(v)) for v in moving}
+        found = {v: layout.restricted(fixed_shape(v)) for v in moving}
     elif op.op_type == "concat" and len(layout.axes[axis := axis_of(op)]) == 1:
         moving = [v for v in op.values if constant(v) is None]
         found = {v: layout.resized(axis, int(v.shape[axis])) for v in moving}

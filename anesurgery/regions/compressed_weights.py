@@ -46,10 +46,10 @@ Part = Array | Result
 
 def decoded(var: Var) -> Array:
     """The numbers of a stored weight, compressed or not."""
-    known: dict[Var, Array] = {}
+    numbers: dict[Var, Array] = {}
     for op in _chain(var):
-        known |= zip(op.outputs, decompress(op, known), strict=True)
-    return np.asarray(known.get(var, var.val))
+        numbers |= zip(op.outputs, decompress(op, numbers), strict=True)
+    return np.asarray(numbers.get(var, var.val))
 
 
 def _chain(var: Var) -> list[Operation]:
@@ -88,29 +88,29 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     if not is_compressed(weight):
         return mb.shared(key, lambda: edit.apply(np.asarray(weight.val)), name)
     try:
-        made: Var = mb.shared_value(key, [weight], lambda maker: build(maker, edited(weight, edit), name))
+        new_weight: Var = mb.shared_value(key, [weight], lambda maker: build(maker, edited(weight, edit), name))
     except Refused as reason:
-        made = mb.stored_like(weight, lambda: edit.apply(decoded(weight)), key, name, edit, str(reason))
-    return made
+        new_weight = mb.stored_like(weight, lambda: edit.apply(decoded(weight)), key, name, edit, str(reason))
+    return new_weight
 
 
 def build(mb: Maker, part: Part, name: str) -> Var:
     """The ops that decode an edited weight."""
-    made: dict[Form, tuple[Var, ...]] = {}
+    by_form: dict[Form, tuple[Var, ...]] = {}
 
     def of(part: Any, name: str) -> Any:
         if not isinstance(part, Result):
             return part
-        if part.form not in made:
-            given = {k: of(v, f"{name}_{k}") for k, v in part.form.inputs.items()}
-            found = getattr(mb, part.form.op_type)(**given, name=name)
-            made[part.form] = tuple(found) if isinstance(found, (tuple, list)) else (found,)
-        return made[part.form][part.number]
+        if part.form not in by_form:
+            inputs = {k: of(v, f"{name}_{k}") for k, v in part.form.inputs.items()}
+            var = getattr(mb, part.form.op_type)(**inputs, name=name)
+            by_form[part.form] = tuple(var) if isinstance(var, (tuple, list)) else (var,)
+        return by_form[part.form][part.number]
 
     if not isinstance(part, Result):
         return mb.const(val=part, name=name)
-    found: Var = of(part, name)
-    return found
+    var: Var = of(part, name)
+    return var
 
 
 def _given(op: Operation, name: str) -> Any:
@@ -155,8 +155,8 @@ def _scales(op: Operation, edit: Edit) -> dict[str, Part]:
     """The scales and offsets of blocks."""
     blocks = edit.of_blocks(op.scale.shape)
     offset = _given(op, "offset")
-    made: dict[str, Part] = {"scale": edited(op.scale, blocks)}
-    return made if offset is None else {**made, "offset": edited(offset, blocks)}
+    parts: dict[str, Part] = {"scale": edited(op.scale, blocks)}
+    return parts if offset is None else {**parts, "offset": edited(offset, blocks)}
 
 
 def _blockwise(op: Operation, edit: Edit, fill: float) -> Form:
@@ -189,11 +189,11 @@ def _sparse(op: Operation, edit: Edit, fill: float) -> Form:
         _only_zero(fill, op)
     inner = op.nonzero_data
     if is_compressed(inner):
-        made = edited(inner, edit)
-        assert isinstance(made, Result)
+        masked = edited(inner, edit)
+        assert isinstance(masked, Result)
         shared = is_compressed(op.mask)  # the mask is the other result of the op that decodes the numbers
-        mask: Part = Result(made.form, 0) if shared else edited(op.mask, edit)
-        return Form(op.op_type, {"nonzero_data": made, "mask": mask})
+        mask: Part = Result(masked.form, 0) if shared else edited(op.mask, edit)
+        return Form(op.op_type, {"nonzero_data": masked, "mask": mask})
     packed = _given(op, "shape") is not None
     old = unpacked(op.mask.val, 1, edit.shape) if packed else np.asarray(op.mask.val)
     mask = edit.apply(old)
@@ -222,9 +222,9 @@ def _masked(op: Operation, mask_name: str, data_name: str, edit: Edit, fill: flo
         _only_zero(fill, op)
     mask, data = op.inputs[mask_name], op.inputs[data_name]
     if is_compressed(data):
-        made = edited(data, edit)
-        assert isinstance(made, Result)
-        return {mask_name: Result(made.form, 0) if is_compressed(mask) else edited(mask, edit), data_name: made}
+        cut = edited(data, edit)
+        assert isinstance(cut, Result)
+        return {mask_name: Result(cut.form, 0) if is_compressed(mask) else edited(mask, edit), data_name: cut}
     old = np.asarray(mask.val)
     new = edit.apply(old)
     return {mask_name: new, data_name: _nonzero(np.asarray(data.val), old, edit, new)}
@@ -241,13 +241,13 @@ def _sparse_palette(op: Operation, edit: Edit, fill: float) -> Form:
 def _vectors(op: Operation, edit: Edit) -> tuple[Edit, dict[str, Any]]:
     """The edit of the indices of a palette, whose entries may be vectors, and the axis of these."""
     width = int(op.lut.shape[-1])
-    given = _given(op, "vector_axis")
+    vector_axis = _given(op, "vector_axis")
     if width == 1:
-        return edit, {} if given is None else {"vector_axis": np.int32(0)}
-    found = edit.of_vectors(int(given.val) % len(edit.shape), width)
-    if found is None:
+        return edit, {} if vector_axis is None else {"vector_axis": np.int32(0)}
+    regrouped = edit.of_vectors(int(vector_axis.val) % len(edit.shape), width)
+    if regrouped is None:
         raise Refused(f"the edit cuts vectors of {width} numbers of the palette of %{op.outputs[0].name}")
-    return found[0], {"vector_axis": np.int32(found[1])}
+    return regrouped[0], {"vector_axis": np.int32(regrouped[1])}
 
 
 def _palette(op: Operation, edit: Edit, fill: float) -> Form:
@@ -268,11 +268,11 @@ def _palette(op: Operation, edit: Edit, fill: float) -> Form:
 
 def _padded(op: Operation, palette: _Palette, lut: Part) -> dict[str, Part]:
     """The indices and the tables, with an entry for padding wherever one is needed."""
-    if (found := palette.with_entry()) is not None:
-        return {"indices": found.indices, "lut": lut}
+    if (free := palette.with_entry()) is not None:
+        return {"indices": free.indices, "lut": lut}
     plain = isinstance(lut, np.ndarray)
-    if plain and (found := palette.with_free_entry()) is not None:
-        return {"indices": found.indices, "lut": found.tables}
+    if plain and (free := palette.with_free_entry()) is not None:
+        return {"indices": free.indices, "lut": free.tables}
     edit = palette.edit
     apart = edit.of_blocks(op.lut.shape[:-2], apart=True).followed_by(op.lut.shape[-2:])
     own = edited(op.lut, apart, palette.fill)
@@ -288,13 +288,13 @@ def _packed_palette(op: Operation, edit: Edit, fill: float) -> Form:
     bits = int(table.size).bit_length() - 1
     indices = edit.apply(unpacked(op.indices.val, bits, edit.shape))
     if edit.pads:
-        found = _Palette(indices, table.reshape(*[1] * len(edit.result), -1, 1), edit, fill)
-        made = found.with_entry() or found.with_free_entry() or found.wider(PACKED_BITS)
-        if made is None:
+        palette = _Palette(indices, table.reshape(*[1] * len(edit.result), -1, 1), edit, fill)
+        packed = palette.with_entry() or palette.with_free_entry() or palette.wider(PACKED_BITS)
+        if packed is None:
             raise Refused(
                 f"the palette of %{op.outputs[0].name} has {table.size} entries, and none is {fill:g}"
             )
-        indices, table = made.indices, made.tables.ravel()
+        indices, table = packed.indices, packed.tables.ravel()
         bits = int(table.size).bit_length() - 1
     shape = np.array(edit.result, np.uint32)
     return Form(op.op_type, {"indices": sub_byte.pack(indices, bits), "lut": table, "shape": shape})
@@ -324,16 +324,16 @@ class _Palette:
 
     @property
     def bits(self) -> int:
-        """Of an index."""
+        """The bits of an index."""
         return int(self.tables.shape[-2]).bit_length() - 1
 
     @property
     def bytes(self) -> int:
-        """Of indices and tables."""
+        """The bytes of indices and tables."""
         return self.indices.size * self.bits // 8 + self.tables.nbytes
 
     def bytes_with(self, tables: Array) -> int:
-        """The same with other tables."""
+        """The bytes with other tables."""
         return self.indices.size * self.bits // 8 + tables.nbytes
 
     def with_entry(self) -> _Palette | None:

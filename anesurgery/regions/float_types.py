@@ -26,8 +26,7 @@ def as_dtype(mb: Maker, var: Var, dtype: np.dtype[np.generic]) -> Var:
     """A value in a float type."""
     if np_dtype(var) == dtype:
         return var
-    made: Var = mb.cast(x=var, dtype=dtype_word(dtype))
-    return made
+    return mb.cast(x=var, dtype=dtype_word(dtype))
 
 
 def again(mb: Maker, op: Operation, x: Var) -> Var:

@@ -73,47 +73,40 @@ def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
 
 
 def _odd(m: _Numbers, x: Var, coefficients: Sequence[float]) -> Var:
-    made: Var = m.mul(x=x, y=m.polynomial(m.square(x=x), coefficients))
-    return made
+    return m.mul(x=x, y=m.polynomial(m.square(x=x), coefficients))
 
 
 def _sin(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     left, sign = _reduced(m, x, 0.0)
-    made: Var = m.mul(x=_odd(m, left, (1.0, *SINE)), y=sign)
-    return made
+    return m.mul(x=_odd(m, left, (1.0, *SINE)), y=sign)
 
 
 def _cos(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     left, sign = _reduced(m, x, 0.5)
-    made: Var = m.mul(x=_odd(m, left, (-1.0, *(-c for c in SINE))), y=sign)
-    return made
+    return m.mul(x=_odd(m, left, (-1.0, *(-c for c in SINE))), y=sign)
 
 
 def _tan(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
-    made: Var = m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE)))
-    return made
+    return m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE)))
 
 
 def _acos_of(m: _Numbers, size: Var) -> Var:
     """The arc of a cosine of [0, 1]."""
     root = m.sqrt(x=m.maximum(x=m.sub(x=1.0, y=size), y=0.0))
-    made: Var = m.mul(x=root, y=m.polynomial(size, ARC))
-    return made
+    return m.mul(x=root, y=m.polynomial(size, ARC))
 
 
 def _asin(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     arc = m.sub(x=math.pi / 2, y=_acos_of(m, m.abs(x=x)))
-    made: Var = m.mul(x=m.sign(x=x), y=arc)
-    return made
+    return m.mul(x=m.sign(x=x), y=arc)
 
 
 def _acos(maker: Any, x: Var) -> Var:
-    made: Var = _Numbers(maker, x).sub(x=math.pi / 2, y=_asin(maker, x))
-    return made
+    return _Numbers(maker, x).sub(x=math.pi / 2, y=_asin(maker, x))
 
 
 def _atan(maker: Any, x: Var) -> Var:
@@ -124,8 +117,7 @@ def _atan(maker: Any, x: Var) -> Var:
     ratio = m.real_div(x=m.minimum(x=size, y=1.0), y=m.maximum(x=size, y=1.0))
     angle = _odd(m, ratio, ARCTANGENT)
     rest = m.mul(x=large, y=m.sub(x=math.pi / 2, y=m.mul(x=angle, y=2.0)))
-    made: Var = m.mul(x=m.sign(x=x), y=m.add(x=angle, y=rest))
-    return made
+    return m.mul(x=m.sign(x=x), y=m.add(x=angle, y=rest))
 
 
 def _halves(m: _Numbers, x: Var) -> tuple[Var, Var]:
@@ -137,22 +129,19 @@ def _halves(m: _Numbers, x: Var) -> tuple[Var, Var]:
 def _sinh(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     up, down = _halves(m, x)
-    made: Var = m.sub(x=up, y=down)
-    return made
+    return m.sub(x=up, y=down)
 
 
 def _cosh(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     up, down = _halves(m, x)
-    made: Var = m.add(x=up, y=down)
-    return made
+    return m.add(x=up, y=down)
 
 
 def _atanh(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     both = m.sub(x=m.log(x=m.add(x=x, y=1.0)), y=m.log(x=m.sub(x=1.0, y=x)))
-    made: Var = m.mul(x=both, y=0.5)
-    return made
+    return m.mul(x=both, y=0.5)
 
 
 def _erf(maker: Any, x: Var) -> Var:
@@ -160,21 +149,18 @@ def _erf(maker: Any, x: Var) -> Var:
     size = m.abs(x=x)
     t = m.real_div(x=1.0, y=m.add(x=m.mul(x=size, y=0.3275911), y=1.0))
     tail = m.mul(x=m.mul(x=t, y=m.polynomial(t, ERROR)), y=m.exp(x=m.mul(x=m.square(x=x), y=-1.0)))
-    made: Var = m.mul(x=m.sign(x=x), y=m.sub(x=1.0, y=tail))
-    return made
+    return m.mul(x=m.sign(x=x), y=m.sub(x=1.0, y=tail))
 
 
 def _exp2(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
-    made: Var = m.exp(x=m.mul(x=x, y=math.log(2)))
-    return made
+    return m.exp(x=m.mul(x=x, y=math.log(2)))
 
 
 def _softplus(maker: Any, x: Var) -> Var:
     m = _Numbers(maker, x)
     tail = m.log(x=m.add(x=m.exp(x=m.mul(x=m.abs(x=x), y=-1.0)), y=1.0))
-    made: Var = m.add(x=m.relu(x=x), y=tail)
-    return made
+    return m.add(x=m.relu(x=x), y=tail)
 
 
 FORMULAS: dict[str, Formula] = {

@@ -19,13 +19,14 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    fixed_shape,
     is_output,
     operands,
     producer,
     static_shape,
 )
 from anesurgery.ops import POINTWISE
-from anesurgery.regions.channel_steps import axis_of, permutation, shape_of
+from anesurgery.regions.channel_steps import axis_of, permutation
 from anesurgery.regions.channel_views import FREE, straight, twin, upstream
 from anesurgery.regions.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
 from anesurgery.semantics.reading import flag, ints
@@ -68,7 +69,7 @@ def core_of(total: Operation) -> Core | Refusal | None:
         name = next((k for k, v in op.inputs.items() if v is scores), None)
         if op is softmax:
             break
-        if name is None or op.op_type not in POINTWISE or shape_of(op.outputs[0]) != shape_of(scores):
+        if name is None or op.op_type not in POINTWISE or fixed_shape(op.outputs[0]) != fixed_shape(scores):
             return Refusal(f"{op.op_type} stands between the scores and the softmax", total)
         between.append((op, name))
         scores = op.outputs[0]
@@ -175,7 +176,7 @@ def operands_of(core: Core) -> Operands | Refusal:
 
 def _operand(var: Var, roles: str, heads: int) -> Operand | Refusal:
     """An operand, before it is repeated for several heads."""
-    shape = shape_of(var)
+    shape = fixed_shape(var)
     if shape[1] not in (1, heads):
         return Refusal(f"%{var.name} has {shape[1]} heads for {heads}")
     layout = Layout.of(shape, roles)
@@ -218,12 +219,12 @@ def result(core: Core) -> tuple[Var, Layout]:
     """The last of the views of what an attention gives, where each is read by the next only."""
     var = core.total.outputs[0]
     turned = core.total.y is core.softmax.outputs[0]
-    layout = Layout.of(shape_of(var), "bcct" if turned else "bctc")
+    layout = Layout.of(fixed_shape(var), "bcct" if turned else "bctc")
     while not is_output(var) and len(readers := consumers(var)) == 1 and readers[0].op_type in FREE:
         (reader,) = readers
         after = reader.outputs[0]
         moved = reader.op_type == "transpose"
-        made = layout.transposed(permutation(reader)) if moved else layout.reshaped(shape_of(after))
+        made = layout.transposed(permutation(reader)) if moved else layout.reshaped(fixed_shape(after))
         if made is None:
             break
         var, layout = after, made
@@ -232,4 +233,4 @@ def result(core: Core) -> tuple[Var, Layout]:
 
 def is_scalar(var: Var) -> bool:
     """Is it one number?"""
-    return np.prod(shape_of(var)) == 1 and (constant(var) is not None or var.rank <= 4)
+    return np.prod(fixed_shape(var)) == 1 and (constant(var) is not None or var.rank <= 4)

@@ -20,7 +20,9 @@ from anesurgery.mil import (
     Var,
     constant,
     dtype_name,
+    is_constexpr,
     np_dtype,
+    op_inputs,
     reads,
     static_shape,
     types,
@@ -136,8 +138,7 @@ class Inliner:
         """A known value as a constant."""
         assert self.maker is not None
         value = np.asarray(self.known[var], np_dtype(var))
-        made: Var = self.maker.const(val=value if value.ndim else value[()])
-        return made
+        return self.maker.const(val=value if value.ndim else value[()])
 
     def op(self, op: Operation) -> None:
         """One op: computed now, or written down."""
@@ -156,7 +157,7 @@ class Inliner:
         elif self.maker is None:
             news = op.outputs
         else:
-            inputs = {k: self.argument(v) for k, v in op.inputs.items() if v is not None and k[0] != "_"}
+            inputs = {k: self.argument(v) for k, v in op_inputs(op).items()}
             found = getattr(self.maker, op.op_type)(name=op.name, **inputs)
             news = found if isinstance(found, (list, tuple)) else [found]
         for old, new in zip(op.outputs, news, strict=True):
@@ -212,11 +213,7 @@ class Inliner:
     def compute(self, op: Operation) -> bool:
         """Compute an op of known operands; was it?"""
         needed = reads(op)
-        if (
-            op.op_type in LISTS
-            or op.op_type.startswith("constexpr_")
-            or any(self.value(v) is None for v in needed)
-        ):
+        if op.op_type in LISTS or is_constexpr(op) or any(self.value(v) is None for v in needed):
             return False
         if any(np.prod(static_shape(v) or (1,)) > LARGEST or static_shape(v) is None for v in op.outputs):
             return False

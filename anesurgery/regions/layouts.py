@@ -44,7 +44,7 @@ class Layout:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the value."""
+        """The shape of the value."""
         return tuple(self.length(axis) for axis in self.axes)
 
     def length(self, atoms: Iterable[int]) -> int:
@@ -155,7 +155,7 @@ class Layout:
         return self.kept({a for axis in whole for a in axis}, whole)
 
     def raised(self, rank: int) -> Layout:
-        """With axes of length 1 in front."""
+        """The layout with axes of length 1 in front."""
         return Layout(self.sizes, self.roles, ((),) * (rank - len(self.axes)) + self.axes)
 
     def divided(self, axis: int, sizes: Sequence[int]) -> Layout | None:

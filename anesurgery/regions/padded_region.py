@@ -20,6 +20,7 @@ from anesurgery.mil import (
     is_output,
     next_op,
     np_dtype,
+    op_inputs,
     operands,
     static_shape,
 )
@@ -189,9 +190,7 @@ class _Maker:
         """Build one op anew."""
         at, out = self._mb.before(op), op.outputs[0]
         wanted = self._wanted(op)
-        inputs = {
-            k: self._twins[v] if k in wanted else self._plain(v) for k, v in op.inputs.items() if v is not None
-        }
+        inputs = {k: self._twins[v] if k in wanted else self._plain(v) for k, v in op_inputs(op).items()}
         made: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
         (self._twins if out in self._region.lanes else self.replaced)[out] = made
 
@@ -253,5 +252,4 @@ class _Maker:
         first = next_op(op) if op is not None and here else next(iter(block.operations))
         amounts = [0] * (2 * value.rank - 1) + [self._region.size - self._region.length]
         zero = np_dtype(value).type(0)
-        made: Var = self._mb.before(first).pad(x=value, pad=amounts, mode="constant", constant_val=zero)
-        return made
+        return self._mb.before(first).pad(x=value, pad=amounts, mode="constant", constant_val=zero)

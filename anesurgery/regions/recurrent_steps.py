@@ -81,8 +81,7 @@ def bias_outside(mb: Any, op: Operation, suffix: str) -> Var | None:
     if after:
         total[width : 2 * width] = 0
     total = total if more is None else total + np.asarray(more)
-    made: Var = mb.shared((op, "bias outside"), lambda: total, f"{op.name}_bias")
-    return made
+    return mb.shared((op, "bias outside"), lambda: total, f"{op.name}_bias")
 
 
 def _lstm(mb: Any, op: Operation, suffix: str) -> Step:
@@ -94,8 +93,7 @@ def _lstm(mb: Any, op: Operation, suffix: str) -> Step:
     def peeped(gate: Var, which: int, cell: Var) -> Var:
         if not peeps or is_constant(cell, 0):
             return gate
-        made: Var = mb.add(x=gate, y=mb.mul(x=cell, y=peeps[which]))
-        return made
+        return mb.add(x=gate, y=mb.mul(x=cell, y=peeps[which]))
 
     def step(row: Var, states: States) -> States:
         h, c = states

@@ -49,9 +49,9 @@ def numbers_of(part: Part) -> Array:
     """What an encoded weight decodes to."""
     if not isinstance(part, Result):
         return part
-    given = {k: numbers_of(v) if isinstance(v, Result) else v for k, v in part.form.inputs.items()}
-    made = DECODERS[part.form.op_type](**given)
-    return np.asarray(made[part.number] if isinstance(made, tuple) else made)
+    inputs = {k: numbers_of(v) if isinstance(v, Result) else v for k, v in part.form.inputs.items()}
+    numbers = DECODERS[part.form.op_type](**inputs)
+    return np.asarray(numbers[part.number] if isinstance(numbers, tuple) else numbers)
 
 
 def stored_bytes(weight: Var) -> int:
@@ -74,8 +74,8 @@ def _range(var: Var) -> tuple[int, int] | None:
     """The least and the largest number of an integer type; None for floats."""
     if not types.is_int(var.dtype):
         return None
-    found = types.type_mapping.builtin_to_range(var.dtype)
-    return int(found.low), int(found.high)
+    ends = types.type_mapping.builtin_to_range(var.dtype)
+    return int(ends.low), int(ends.high)
 
 
 def _cells(numbers: Array, blocks: tuple[int, ...]) -> Array:
@@ -126,10 +126,10 @@ def _stretched(
     norms = (before**2).sum(axis=1)
     ratio = np.where(norms > 0, (cells * before).sum(axis=1) / np.where(norms > 0, norms, 1), 1)
     kept = (held, _positive(scale * ratio, new[1].dtype), zero)
-    errors = [_error(cells, *found) for found in (kept, new)]
+    errors = [_error(cells, *pair) for pair in (kept, new)]
     better = (errors[0] <= errors[1]) & (ratio > 0)
-    made = [np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(kept, new, strict=True)]
-    return made[0], made[1].astype(new[1].dtype), made[2]
+    chosen = [np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(kept, new, strict=True)]
+    return chosen[0], chosen[1].astype(new[1].dtype), chosen[2]
 
 
 def _or_kept(
@@ -139,24 +139,24 @@ def _or_kept(
     wide = scale.astype(np.float64)[:, None]
     held = np.clip(np.rint(cells / wide + zero[:, None]), *kind), scale, zero
     better = _error(cells, *held) <= _error(cells, *new)
-    made = [np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(held, new, strict=True)]
-    return made[0], made[1].astype(new[1].dtype), made[2]
+    chosen = [np.where(better[:, None] if a.ndim > 1 else better, a, b) for a, b in zip(held, new, strict=True)]
+    return chosen[0], chosen[1].astype(new[1].dtype), chosen[2]
 
 
 def _error(cells: Array, data: Array, scale: Array, zero: Array) -> Array:
     """The squared error of each block."""
-    found = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
-    total: Array = ((cells - found) ** 2).sum(axis=1)
+    reached = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
+    total: Array = ((cells - reached) ** 2).sum(axis=1)
     return total
 
 
 def _positive(scale: Array, dtype: Any) -> Array:
     """Scales of a type, none of which is 0."""
-    made = np.where(scale > 0, scale, 1).astype(dtype)
-    made[made == 0] = np.finfo(dtype).smallest_subnormal
-    if not np.isfinite(made).all():
+    positive = np.where(scale > 0, scale, 1).astype(dtype)
+    positive[positive == 0] = np.finfo(dtype).smallest_subnormal
+    if not np.isfinite(positive).all():
         raise Refused(f"a scale of {scale.max():.3g} is beyond {np.dtype(dtype)}")
-    return made
+    return positive
 
 
 def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
@@ -176,12 +176,12 @@ def _affine(op: Operation, numbers: Array, edit: Edit) -> Form:
         each = [v[edit.axes[at].index] if v.ndim else v for v in (scales, zeros)]
         before, old_zero = (np.broadcast_to(v, scale.shape) for v in each)
         data, scale, zero = _or_kept(cells, kind, before, old_zero, (data, scale, zero))
-    given = np.asarray(op.quantized_data.val).dtype
+    stored_type = np.asarray(op.quantized_data.val).dtype
     shape = (-1,) if scales.ndim else ()
     return Form(
         op.op_type,
         {
-            "quantized_data": _joined(data, blocks, edit.result).astype(given),
+            "quantized_data": _joined(data, blocks, edit.result).astype(stored_type),
             "zero_point": zero.astype(zeros.dtype).reshape(shape),
             "scale": scale.reshape(shape),
             "axis": np.int32(at),
@@ -242,10 +242,10 @@ def _scaled(op: Operation, numbers: Array, edit: Edit) -> Form:
 
 def _spread(values: Any, shape: tuple[int, ...]) -> Array:
     """Values of blocks, one for each element."""
-    made = np.asarray(values, np.float64)
+    spread = np.asarray(values, np.float64)
     for axis, n in enumerate(shape):
-        made = np.repeat(made, n // made.shape[axis], axis)
-    return made
+        spread = np.repeat(spread, n // spread.shape[axis], axis)
+    return spread
 
 
 def _palette(op: Operation, numbers: Array, edit: Edit) -> Form:
@@ -273,8 +273,10 @@ def _looked_up(
 ) -> tuple[Array, Part, dict[str, Any]]:
     """The index of each number, or vector of numbers, where a mask is set; the tables; the axis of vectors."""
     entries, width = (int(n) for n in op.lut.shape[-2:])
-    given = op.inputs.get("vector_axis")
-    axis = next((i for i, a in enumerate(edit.axes) if _at(given, edit) in a.sources), 0) if width > 1 else 0
+    vector_axis = op.inputs.get("vector_axis")
+    axis = (
+        next((i for i, a in enumerate(edit.axes) if _at(vector_axis, edit) in a.sources), 0) if width > 1 else 0
+    )
     blocks = edit.of_blocks(op.lut.shape[:-2]).result
     shape = tuple(n // width if i == axis else n for i, n in enumerate(edit.result))
     if edit.result[axis] % width or any(n % b for n, b in zip(shape, blocks, strict=True)):
@@ -290,7 +292,7 @@ def _looked_up(
     for at, some in enumerate(found):
         cells[at][masks[at]] = some
     made = _joined(cells, blocks, shape).view(np.asarray(indices.val).dtype)
-    return made, lut, {} if given is None else {"vector_axis": np.int32(axis)}
+    return made, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
 
 
 def _at(given: Var | None, edit: Edit) -> int:
@@ -323,11 +325,13 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
 
 def _sparse_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """Indices of a palette where a mask is set."""
-    width, given = int(op.lut.shape[-1]), op.inputs.get("vector_axis")
+    width, vector_axis = int(op.lut.shape[-1]), op.inputs.get("vector_axis")
     indices, tables, vector = _looked_up(op, op.indices_nonzero_data, numbers, edit, numbers != 0)
     axis = int(vector.get("vector_axis", 0))
     mask = (
-        np.any(_lanes(numbers != 0, axis, width), axis=0) if given is not None and width > 1 else numbers != 0
+        np.any(_lanes(numbers != 0, axis, width), axis=0)
+        if vector_axis is not None and width > 1
+        else numbers != 0
     )
     parts = {"indices_mask": mask.astype(np.uint8).view(types.np_uint1_dtype)}
     held = np.asarray(op.indices_nonzero_data.val).dtype

@@ -129,5 +129,4 @@ def by_largest(mb: Maker, norm: RootNorm) -> Var:
     part = mb.square(x=mb.real_div(x=kind(floor), y=largest))
     rest = mb.mul(x=part, y=kind(epsilon / floor**2))
     mean = mb.reduce_mean(x=mb.square(x=scaled), **over)
-    made: Var = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=rest)))
-    return made
+    return mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=rest)))

@@ -20,13 +20,14 @@ from anesurgery.mil import (
     Var,
     constant,
     consumers,
+    fixed_shape,
     is_output,
     np_dtype,
     producer,
     static_shape,
 )
 from anesurgery.ops import VIEWS
-from anesurgery.regions.channel_steps import axis_of, shape_of
+from anesurgery.regions.channel_steps import axis_of
 from anesurgery.regions.views import seen_as
 from anesurgery.semantics.reading import flag, number
 
@@ -48,8 +49,8 @@ class OfPositions:
 
     def table(self, count: int) -> Array:
         """The rows of the positions 0 to count - 1, flat, in fp32 arithmetic."""
-        shape = shape_of(self.positions)
-        length = shape_of(self.value)[self.axis]
+        shape = fixed_shape(self.positions)
+        length = fixed_shape(self.value)[self.axis]
         ops = [op for op in slice_back([self.value], {self.positions}) if op.op_type != "const"]
         rows = list[Array]()
         for start in range(0, count, length):
@@ -60,13 +61,13 @@ class OfPositions:
 
     def shaped(self, rows: Array) -> Array:
         """Flat rows in the shape of the value."""
-        shape = shape_of(self.value)
+        shape = fixed_shape(self.value)
         others = [size for axis, size in enumerate(shape) if axis != self.axis]
         return np.moveaxis(rows.reshape([shape[self.axis], *others]), 0, self.axis)
 
     def placed(self, mb: Maker, rows: Var) -> Var:
-        """The same in the program."""
-        shape, at = shape_of(self.value), self.axis
+        """Rows that an op made, in the shape of the value."""
+        shape, at = fixed_shape(self.value), self.axis
         seen = seen_as(mb, rows, (shape[at], *(size for axis, size in enumerate(shape) if axis != at)))
         if any(size > 1 for size in shape[:at]):
             perm = [0 if axis == at else axis + (axis < at) for axis in range(len(shape))]
@@ -216,7 +217,7 @@ def exchange(op: Operation) -> tuple[Var, Array] | None:
     source = parts[0][0] if parts and parts[0] is not None else None
     if source is None or any(p is None or p[0] is not source for p in parts):
         return None
-    if shape_of(source) != shape_of(op.outputs[0]):
+    if fixed_shape(source) != fixed_shape(op.outputs[0]):
         return None
     return source, np.concatenate(
         [p[2] * np.eye(size)[p[1].begin : p[1].end : p[1].stride] for p in parts if p]

@@ -67,5 +67,4 @@ def last_row(mb: Maker, value: Var, axis: int) -> Var:
         ends = {"end": [0] * len(shape), "begin_mask": others, "end_mask": [True] * len(shape)}
     else:
         begin, ends = [shape[axis] - 1 if h else 0 for h in here], {"end": shape}
-    row: Var = mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)
-    return row
+    return mb.slice_by_index(x=value, begin=begin, name=f"{value.name}_last", **ends)

@@ -15,8 +15,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from anesurgery.errors import Refusal
-from anesurgery.mil import Maker, Operation, Var, constant, operands, producer, static_shape
+from anesurgery.mil import (
+    Maker,
+    Operation,
+    Var,
+    constant,
+    fixed_shape,
+    op_inputs,
+    operands,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
+from anesurgery.semantics.reading import each_axis
 
 Groups: TypeAlias = "Sequence[tuple[int, ...]]"
 Build: TypeAlias = "Callable[[Maker, Groups], list[Var]]"
@@ -53,13 +64,6 @@ class Frame:
         return [*[()] * new, *((axis,) for axis in range(len(self.sizes)))]
 
 
-def shape_of(var: Var) -> tuple[int, ...]:
-    """The static shape of a var that is known to have one."""
-    shape = static_shape(var)
-    assert shape is not None
-    return shape
-
-
 def tensors(op: Operation) -> list[Var]:
     """The values that an op computes with and makes, without constants that only describe it."""
     read = [v for k, v in operands(op) if k in ("x", "y", "cond", "a", "b", "values")]
@@ -68,7 +72,7 @@ def tensors(op: Operation) -> list[Var]:
 
 def seen_as(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
     """The same elements in another shape; constants are reshaped once, and views of views are skipped."""
-    shape, old = tuple(shape), shape_of(var)
+    shape, old = tuple(shape), fixed_shape(var)
     if shape == old or not old:
         return var
     value = constant(var)
@@ -78,10 +82,10 @@ def seen_as(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
     source = var
     while (view := producer(source, *VIEWS)) is not None and static_shape(view.x):
         source = view.x
-        if shape_of(source) == shape:
+        if fixed_shape(source) == shape:
             return source
     if shape_rank(source) <= max(len(old), len(shape)):
-        var, old = source, shape_of(source)
+        var, old = source, fixed_shape(source)
     new = len(shape) - len(old)
     if new > 0 and shape == (1,) * new + old:
         return mb.expand_dims(x=var, axes=list(range(new)))
@@ -103,8 +107,7 @@ def frame(op: Operation) -> Frame | Refusal | None:
 
 def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
     """The same op with some inputs changed."""
-    kept = {k: v for k, v in op.inputs.items() if v is not None and not k.startswith("_")}
-    made = getattr(mb, op.op_type)(**{**kept, **changed})
+    made = getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
     return list(made) if isinstance(made, (tuple, list)) else [made]
 
 
@@ -113,7 +116,7 @@ def _grouped(shape: Sequence[int], groups: Groups) -> list[int]:
 
 
 def _aligned(var: Var, rank: int) -> tuple[int, ...]:
-    shape = shape_of(var)
+    shape = fixed_shape(var)
     return (1,) * (rank - len(shape)) + shape
 
 
@@ -150,7 +153,7 @@ def _positive(axes: Any, rank: int) -> list[int]:
 
 
 def _elementwise(op: Operation) -> Frame:
-    sizes = shape_of(op.outputs[0])
+    sizes = fixed_shape(op.outputs[0])
     names = [k for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
     tensors = [op.inputs[k] for k in names if op.inputs[k].shape]
     keys = _spread([_aligned(v, len(sizes)) for v in tensors], sizes)
@@ -162,7 +165,7 @@ def _elementwise(op: Operation) -> Frame:
 
 
 def _reduction(op: Operation) -> Frame:
-    sizes = shape_of(op.x)
+    sizes = fixed_shape(op.x)
     given = op.inputs.get("axes")
     axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
     keep = bool(op.outputs[0].shape)  # a scalar has no axes to keep
@@ -178,7 +181,7 @@ def _along_one_axis(op: Operation) -> Frame:
     """softmax, cumsum, argmax, split, concat: one axis is theirs, the others are carried."""
     first = op.inputs["values"][0] if "values" in op.inputs else op.x
     given = op.inputs.get("axis")
-    sizes, axis = shape_of(first), (-1 if given is None else int(given.val)) % shape_rank(first)
+    sizes, axis = fixed_shape(first), (-1 if given is None else int(given.val)) % shape_rank(first)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         changed: dict[str, Any] = {"axis": _moved([axis], groups)[0]}
@@ -194,7 +197,7 @@ def _along_one_axis(op: Operation) -> Frame:
 
 
 def _layer_norm(op: Operation) -> Frame:
-    sizes = shape_of(op.x)
+    sizes = fixed_shape(op.x)
     given = op.inputs.get("axes")
     axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
 
@@ -206,7 +209,7 @@ def _layer_norm(op: Operation) -> Frame:
 
 
 def _linear(op: Operation) -> Frame:
-    sizes = shape_of(op.x)
+    sizes = fixed_shape(op.x)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups))
@@ -218,24 +221,24 @@ def _matmul(op: Operation) -> Frame | Refusal:
     rank = max(shape_rank(op.x), shape_rank(op.y))
     if min(shape_rank(op.x), shape_rank(op.y)) < 2:
         return Refusal("one factor is a vector")
-    batch = shape_of(op.outputs[0])[:-2]
+    batch = fixed_shape(op.outputs[0])[:-2]
     keys = _spread([_aligned(v, rank)[:-2] for v in (op.x, op.y)], batch)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         x, y = (_seen(mb, v, rank, groups) for v in (op.x, op.y))
         return _same(op, mb, x=x, y=y)
 
-    sizes = (*batch, *shape_of(op.outputs[0])[-2:])
+    sizes = (*batch, *fixed_shape(op.outputs[0])[-2:])
     return Frame(sizes, _joins([*keys, "rows", "columns"]), build)
 
 
 def _slice(op: Operation) -> Frame | Refusal:
-    sizes = shape_of(op.x)
+    sizes = fixed_shape(op.x)
     if constant(op.begin) is None or constant(op.end) is None:
         return Refusal("where it starts or ends is dynamic")
     rank = len(sizes)
     begin, end = ([int(i) for i in v.val] for v in (op.begin, op.end))
-    masks = {k: _per_axis(op, k, rank) for k in ("begin_mask", "end_mask", "squeeze_mask")}
+    masks = {k: each_axis(op, k, False) for k in ("begin_mask", "end_mask", "squeeze_mask")}
     stride = [1] * rank if op.inputs.get("stride") is None else [int(s) for s in op.stride.val]
     single = masks["squeeze_mask"]
     whole = [
@@ -270,14 +273,9 @@ def _slice(op: Operation) -> Frame | Refusal:
     return Frame(sizes, _alone(rank, [i for i in range(rank) if not whole[i]]), build)
 
 
-def _per_axis(op: Operation, name: str, rank: int) -> list[bool]:
-    found = op.inputs.get(name)
-    return [False] * rank if found is None else [bool(b) for b in found.val]
-
-
 def _transpose(op: Operation) -> Frame:
     """Neighbours that stay neighbours travel together; axes of length 1 go along with anything."""
-    sizes, perm = shape_of(op.x), _positive(op.perm.val, shape_rank(op.x))
+    sizes, perm = fixed_shape(op.x), _positive(op.perm.val, shape_rank(op.x))
     moved_to = {axis: i for i, axis in enumerate(a for a in perm if sizes[a] != 1)}
     joins, left = [], -1  # the last place, after the permutation, of an axis longer than 1
     for axis in range(len(sizes) - 1):
@@ -301,7 +299,7 @@ def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int
 
 def transpose_by_blocks(mb: Maker, op: Operation) -> Var:
     """Any transposition as exchanges of neighbouring blocks of axes: `(a, b, c, d)` to `(a, c, b, d)`."""
-    sizes, perm = shape_of(op.x), _positive(op.perm.val, shape_rank(op.x))
+    sizes, perm = fixed_shape(op.x), _positive(op.perm.val, shape_rank(op.x))
     order, x = list(range(len(perm))), op.x
     for i in range(len(perm)):
         if order[i] == perm[i]:

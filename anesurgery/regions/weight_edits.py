@@ -84,7 +84,7 @@ class Edit:
         return any((axis.index == PAD).any() for axis in self.axes)
 
     def transposed(self, perm: Sequence[int]) -> Edit:
-        """And then the axes in another order."""
+        """The edit with the axes in another order after it."""
         return replace(self, axes=tuple(self.axes[i] for i in perm))
 
     def taken(self, axis: int, index: Array | Sequence[int] | range) -> Edit:

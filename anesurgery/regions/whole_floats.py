@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.facts.whole_numbers import makes_whole, operands_of
-from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, operands
+from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, op_inputs, operands
 from anesurgery.ops import JOINING, LOGICAL
 
 
@@ -58,8 +58,7 @@ class Floats:
     def cast(self, maker: Maker, var: Var, op: Operation | None) -> Var:
         """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
         if op is None:
-            made: Var = maker.cast(x=var, dtype=self.name)
-            return made
+            return maker.cast(x=var, dtype=self.name)
         if np_dtype(var).kind == "b":
             made = maker.cast(x=maker.not_equal(x=op.x, y=np_dtype(op.x).type(0)), dtype=self.name)
             return made
@@ -85,7 +84,7 @@ class Floats:
                 x=given[0], y=given[1]
             )
         else:
-            inputs = {k: _literal(v) for k, v in op.inputs.items() if v is not None and k[0] != "_"}
+            inputs = {k: _literal(v) for k, v in op_inputs(op).items()}
             inputs |= dict(found)
             if op.op_type in JOINING:
                 inputs["values"] = tuple(given)

@@ -20,12 +20,13 @@ from anesurgery.rewriting.recoding import DECODE, KEEP, Recoded
 from anesurgery.rewriting.session import Session
 
 
-class Builder:
+class Builder(mil.OpMakers):
     """`mb.add(x=..., y=...)` makes an op right before the root of the match; everything made is recorded."""
 
     def __init__(self, session: Session, function: Function, pass_name: str, root: Operation) -> None:
         self._session, self._function = session, function
-        self._pass_name, self._root, self._before = pass_name, root, root
+        self._pass_name, self._root = pass_name, root
+        self._before: Operation | None = root
         self.made: list[Operation] = []
         """The ops made so far, constants included, in the order in which they can run."""
 
@@ -41,7 +42,14 @@ class Builder:
         other._before, other.made = op, self.made
         return other
 
-    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+    def behind(self) -> Builder:
+        """A builder that makes its ops right behind the root."""
+        ops = self.block.operations
+        other = self.before(self._root)
+        other._before = None if self._root is ops[-1] else mil.next_op(self._root)
+        return other
+
+    def __getattr__(self, op_type: str) -> Callable[..., Var]:
         """The builder of one op type; takes the MIL inputs by name, `name=` is optional.
 
         Python numbers get the element type of the op's first float operand.
@@ -53,9 +61,10 @@ class Builder:
             name = self._session.fresh_name(self._function, wish)
             if op_type == "pad":  # whose default, an fp32 zero, does not load beside other types
                 inputs.setdefault("constant_val", mil.np_dtype(inputs["x"]).type(0))
-            made = make(before_op=self._before, name=name, **typed(op_type, inputs))
-            self._record(made[0] if isinstance(made, (tuple, list)) else made)
-            return made
+            with mil.inside(self.block):
+                result = make(before_op=self._before, name=name, **typed(op_type, inputs))
+            self._record(result[0] if isinstance(result, (tuple, list)) else result)
+            return result
 
         return build
 
@@ -68,18 +77,18 @@ class Builder:
             name: the wish for a name.
         """
         full_key = (self._function, *key)
-        found = self._session.shared.get(full_key)
-        if found is None or found.op is None or found.op.enclosing_block is None:
+        constant = self._session.shared.get(full_key)
+        if constant is None or constant.op is None or constant.op.enclosing_block is None:
             fresh = self._session.fresh_name(self._function, name)
             with mil.inside(self._function):
                 first = self._function.operations[0]
-                found = mil.mb.const(val=np.ascontiguousarray(make()), name=fresh, before_op=first)
-            self._session.shared[full_key] = found
-        assert found.op is not None
-        if found.op not in self.made:
-            mil.stamp(found.op, self._root)
-            self.made.append(found.op)
-        return found
+                constant = mil.mb.const(val=np.asarray(make(), order="C"), name=fresh, before_op=first)
+            self._session.shared[full_key] = constant
+        assert constant.op is not None
+        if constant.op not in self.made:
+            mil.stamp(constant.op, self._root)
+            self.made.append(constant.op)
+        return constant
 
     def shared_value(self, key: tuple[Any, ...], reads: Sequence[Var], build: Callable[[Builder], Var]) -> Var:
         """One computed value for all edits that ask with the same key; it stands right after what it reads.
@@ -90,17 +99,17 @@ class Builder:
             build: makes the value with the builder given, called for a new key only.
         """
         full_key = (self._function, *key)
-        known = self._session.shared.get(full_key)
-        if known is None or (known.op is not None and known.op.enclosing_block is None):
+        value = self._session.shared.get(full_key)
+        if value is None or (value.op is not None and value.op.enclosing_block is None):
             place = mil.first_op_after(reads, self._root)
             maker = self.before(place)
             maker.made = []
             with mil.inside(cast(mil.Block, place.enclosing_block)):
-                known = build(maker)
-            self._session.shared[full_key] = known
+                value = build(maker)
+            self._session.shared[full_key] = value
             self._session.shared_ops[full_key] = maker.made
         self.made += [op for op in self._session.shared_ops[full_key] if op not in self.made]
-        return known
+        return value
 
     def stored_like(
         self,
@@ -135,20 +144,20 @@ class Builder:
             raise refused
 
         def make(maker: Builder) -> Var:
-            found = numbers()
-            part = found.astype(kind) if how == DECODE else encoded(weight, found, edit)
-            if how == KEEP and not np.array_equal(numbers_of(part), found):
+            computed = numbers()
+            part = computed.astype(kind) if how == DECODE else encoded(weight, computed, edit)
+            if how == KEEP and not np.array_equal(numbers_of(part), computed):
                 raise refused
-            made = build(maker, part, name)
-            self._session.recoded[made] = Recoded.of(weight, made, found, numbers_of(part))
-            return made
+            stored = build(maker, part, name)
+            self._session.recoded[stored] = Recoded.of(weight, stored, computed, numbers_of(part))
+            return stored
 
         return self.shared_value(key, [weight], make)
 
     def rounded(self) -> bool:
         """Is a compressed weight among what was made, with other numbers than were computed?"""
-        known = self._session.recoded
-        return any(known[v].psnr < math.inf for op in self.made for v in op.outputs if v in known)
+        recoded = self._session.recoded
+        return any(recoded[v].psnr < math.inf for op in self.made for v in op.outputs if v in recoded)
 
     def input(self, name: str) -> Var | None:
         """The function's input of that name."""
@@ -176,7 +185,7 @@ class Builder:
         """A new float input, read as `dtype` (through a cast where inputs cannot be fp16)."""
         held = self.input_dtype(dtype)
         var = self.add_input(shape, mil.types.numpy_type_to_builtin_type(held.type), change)
-        return var if held == dtype else cast(Var, self.cast(x=var, dtype="fp16"))
+        return var if held == dtype else self.cast(x=var, dtype="fp16")
 
     def leave_beside(self, wish: str, array: Array) -> str:
         """Have an array written beside the package when it is saved; its name, in `<package>.<name>.npy`."""
@@ -200,9 +209,9 @@ class Builder:
         if words not in self._session.notes:
             self._session.notes.append(words)
 
-    def _record(self, made: Var) -> None:
+    def _record(self, var: Var) -> None:
         """Note the new op and the constants that coremltools made for its literals."""
-        op = made.op
+        op = var.op
         assert op is not None
         literals = [
             v.op

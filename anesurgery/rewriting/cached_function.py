@@ -275,8 +275,7 @@ class CachedFunction:
 
         def part(first: int, last: int, word: str) -> Var:
             ends = {"begin": [at, 0, first, 0], "end": [at + 1, kept.heads, last, kept.width]}
-            made: Var = mb.slice_by_index(x=value, **ends, name=f"{name}_{word}")
-            return made
+            return mb.slice_by_index(x=value, **ends, name=f"{name}_{word}")
 
         if ring is not None and self.length > 1:
             over, first = part(ring.size, ring.size + self.length, "over"), part(0, self.length, "first")

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.adversarial import Sampler
 from anesurgery.checking.grades import EXACT, SiteCheck
 from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
@@ -93,7 +94,7 @@ def operate(place: Place) -> bool:
             place.session.refusals.append((place.step.name, built))
         if not isinstance(built, Built):
             return False
-        found = compared(place, built)
+        found = proof_of(place.step, place.session, built, place.sample, str(place))
     except SurgeryError as error:
         _undo(place, error)
         raise
@@ -123,15 +124,24 @@ def _undo(place: Place, error: SurgeryError) -> None:
     error.undone = True
 
 
-def compared(place: Place, built: Built) -> Mapping[str, Any]:
+def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where: str) -> Mapping[str, Any]:
     """Run both sides on the same numbers, if the session asks for it; the proof, or why there is none.
 
     The one place from which edits are checked.
 
+    Args:
+        step: the pass, which promises something.
+        session: of its application.
+        built: old values and new ones, while the ops of both are there.
+        sample: values for a value that both sides read, or None for the default.
+        where: the op or layer, for errors.
+
+    Returns:
+        The fields of a `Change` that say it: `proof`, `unchecked` with the reason, or none where nobody asked.
+
     Raises:
         ProofError: they differ by more than the pass promises.
     """
-    session, step = place.session, place.step
     if not session.prove_sites:
         return {}
     if built.uncompared is not None:
@@ -145,7 +155,7 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
     known = session.checks.setdefault(str(step), {})
     try:
-        proof = check_site(pairs, built.made, place.sample, session.seed, built.matched, known, step.promise)
+        proof = check_site(pairs, built.made, sample, session.seed, built.matched, known, step.promise)
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise
@@ -154,7 +164,7 @@ def compared(place: Place, built: Built) -> Mapping[str, Any]:
         return {"unchecked": proof.reason}
     if not proof.within(step.tolerance):
         raise ProofError(
-            f"pass {step.name} at {place}: old and new differ by {proof.max_abs:g} "
+            f"pass {step.name} at {where}: old and new differ by {proof.max_abs:g} "
             f"({proof.max_rel:.2g} of the largest value); promised: {step.tolerance}"
             + _about_rounding(step, proof)
             + (f"; for example\n{proof.counterexample}" if proof.counterexample else "")

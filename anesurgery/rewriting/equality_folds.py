@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class NeverEqual(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """False, or true, everywhere."""
         mb.note(f"by their ranges %{m.root.x.name} never equals %{m.root.y.name}")
-        return cast(Var, mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal")))
+        return mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal"))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Integers that the caller promises, the ends of their range among them."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import (
     Function,
@@ -103,8 +105,18 @@ def barred(function: Function, images: frozenset[str]) -> Refusal | None:
 def widen_choices(function: Function) -> None:
     """Choices between two scalars are as wide as what decides, which coremltools types as scalars."""
     for op in function.operations:
-        if op.op_type == "select" and not op.outputs[0].rank and op.cond.rank:
-            _set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
+        widen_choice(op)
+
+
+def widen_choice(op: Operation) -> None:
+    """The same for one op; not for one that is kept, which coremltools would not read back."""
+    if _chooses_numbers(op) and not op.outputs[0].rank:
+        _set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
+
+
+def _chooses_numbers(op: Operation) -> bool:
+    """Is it a choice between two scalars by what is none?"""
+    return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
 
 
 def _set_type(var: Var, sym_type: Any) -> None:
@@ -118,6 +130,11 @@ def _infer(op: Operation) -> None:
     Raises:
         PassError: the shapes do not fit.
     """
+    if _chooses_numbers(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
+        widen_choice(op)
+        chosen = np.where(op.cond.val, op.a.val, op.b.val).astype(np_dtype(op.outputs[0]))
+        setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
+        return
     held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
     try:
         op.type_value_inference(overwrite_output=True)

@@ -266,7 +266,7 @@ class Gate:
 
     @staticmethod
     def _ways(end: Way | None) -> list[Way]:
-        """From the start to an end."""
+        """The ways from the start to an end."""
         found = []
         while end is not None:
             found.append(end)

@@ -104,7 +104,7 @@ class MLProgram(Subject):
         return op_counts(self.loaded.program)
 
     def standing(self, target: str) -> Standing:
-        """By the inspection of all functions."""
+        """How the model stands by the inspection of all functions."""
         return Standing.of(placed(self.loaded, Target.parse(target)))
 
     def time(self, target: str | None) -> Time | None:
@@ -266,7 +266,7 @@ class ProgramPipeline(MLProgram):
         return counted(op.op_type for graph in self.graphs for op in _counting(graph))
 
     def standing(self, target: str) -> Standing:
-        """By the inspections of all programs together."""
+        """How the pipeline stands by the inspections of all its programs."""
         aim = Target.parse(target)
         return Standing.of([one for loaded in self.pipeline.programs.values() for one in placed(loaded, aim)])
 

@@ -41,6 +41,7 @@ from anesurgery.mil import (
     ct,
     exclusive,
     inside,
+    is_constexpr,
     is_symbolic,
     mb,
     np_dtype,
@@ -218,8 +219,7 @@ def _guarded(
         ends = mb.gather(x=shape, indices=places, axis=0, before_op=op, name=f"{name}_ends")
     later = mb.add(x=indices, y=ends, before_op=op, name=f"{name}_later")
     front = mb.greater_equal(x=indices, y=np.int32(0), before_op=op, name=f"{name}_test")
-    made: Var = mb.select(cond=front, a=indices, b=later, before_op=op, name=name)
-    return made
+    return mb.select(cond=front, a=indices, b=later, before_op=op, name=name)
 
 
 def _clip(op: Operation) -> Refusal | None:
@@ -232,7 +232,8 @@ def _clip(op: Operation) -> Refusal | None:
         new = mb.minimum(x=low, y=op.beta, before_op=op, name=f"{op.name}_below")
     block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new, force_replace=True)
     block.remove_ops([op])
-    new.name = new.op.name = old.name
+    new.name = old.name
+    cast(Operation, new.op).name = old.name
     return None
 
 
@@ -268,7 +269,7 @@ def _recode(function: Any, old: Function, version: int, held: HeldWeights) -> No
     """Give the compressed weights of a `Function` protobuf the parts of the newer form."""
     recoded = {}
     for op in walk_ops(old):
-        for row in differences(op, version) if op.op_type.startswith("constexpr_") else ():
+        for row in differences(op, version) if is_constexpr(op) else ():
             recoded[op.outputs[0].name] = {} if row.recode is None else row.recode(op)
     for op in _ops_of(function):
         if not recoded.keys() & {v.name for v in op.outputs}:

@@ -5,28 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
-
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Var
 from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
-from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.scaled_squares import LargeSquares
 
 FORMS = ("largest", "layer_norm")
 
 
 @dataclass(frozen=True)
-class NormForm(Rewrite, abstract=True):
+class NormForm(LargeSquares, abstract=True):
     """A norm whose squares may overflow in fp16, of numbers up to 1 or as a layer norm."""
 
     follows: ClassVar[tuple[str, ...]] = ("compute_fp16", "scale_ranges", "channels_first")
-    tolerates_nonfinite: ClassVar[bool] = False
-    """An infinity makes a NaN of all that is divided by it."""
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
-    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
-    shares_inner: ClassVar[bool] = True
     centred: ClassVar[bool]
     """Does the norm take the mean away?"""
     form: str = "largest"

@@ -35,6 +35,7 @@ from anesurgery.mil import (
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.driver import Built, Place, alike, operate
+from anesurgery.rewriting.graph_edits import hand_name, op_words, substitute
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
 from anesurgery.rewriting.pattern import op as op_patterns
@@ -226,7 +227,7 @@ class _OpPlace(Place):
                 raise self.error(f"the new {op.op_type} reads %{v.name}, which it replaces")
 
     def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
-        """As the pass says."""
+        """The values that the pass gives."""
         assert self.match is not None
         return self.step.sample(self.match, var, rng)
 
@@ -249,37 +250,24 @@ class _OpPlace(Place):
         new_ops = [op for op in self.builder.made if op not in unused]
         self.again = [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
         bound = [f"{k}={operand_text(v)}" for k, v in self.match.bindings.items() if isinstance(v, Var)]
-        return Change(self.step.name, self.root.name, _names(dead), _names(new_ops), ", ".join(bound))
+        return Change(self.step.name, self.root.name, op_words(dead), op_words(new_ops), ", ".join(bound))
 
     def hand_over(self, old: Var, new: Var) -> None:
         """Let every reader of `old` read `new`, which takes over the name."""
         if new.op not in self.builder.made or (is_output(old) and is_output(new)):
             if not is_output(old):
-                self.substitute(old, new)
+                substitute(self.function, old, new)
                 return
             assert old.op is not None
             new = self.builder.before(old.op).identity(x=new)  # an output needs a name of its own
-        self.substitute(old, new)
-        if new.op is not None and len(new.op.outputs) == 1 and old.op is not None:
-            new.op.name = old.op.name if len(old.op.outputs) == 1 else old.name
-        new.name = old.name
+        substitute(self.function, old, new)
+        hand_name(old, new)
 
     def separate_names(self, olds: list[Var]) -> None:
         """A replaced op that lives on, since its other outputs are read, gives its values other names."""
         for old in olds:
             if old.op is not None and old.op.enclosing_block is not None:
                 old.name = self.session.fresh_name(self.function, f"{old.name}_replaced")
-
-    def substitute(self, old: Var, new: Var) -> None:
-        """Replace the uses; types were checked, so no type inference runs again."""
-        block = old.op.enclosing_block if old.op is not None else self.function
-        block.replace_uses_of_var_after_op(  # type: ignore[union-attr]
-            anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
-        )
-
-
-def _names(ops: list[Operation]) -> tuple[str, ...]:
-    return tuple(f"{op.op_type} {op.name}" for op in ops if op.op_type != "const")
 
 
 __all__ = ["Builder", "Result", "Rewrite"]

@@ -14,10 +14,10 @@ import numpy as np
 from anesurgery import mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
-from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands
+from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands, producer
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
-from anesurgery.semantics.exponents import SUMS_OF_PRODUCTS, Scaled, is_float, is_stored, scaled, tied_to
+from anesurgery.semantics.exponents import SUMS_OF_PRODUCTS, Scaled, is_float, scaled, tied_to
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.row_lengths import squared
 
@@ -78,17 +78,17 @@ class ScaledRegions:
         row = self.observed.get(self.copies.get(var, var).name)
         if row is None or not math.isfinite(row.largest) or not row.largest:
             return -math.inf
-        found = math.log2(row.largest * MARGIN / LARGEST)
+        over = math.log2(row.largest * MARGIN / LARGEST)
         if row.partial_sum:
-            found = max(found, math.log2(row.partial_sum * MARGIN / CEILING))
+            over = max(over, math.log2(row.partial_sum * MARGIN / CEILING))
         if row.op_type == "reduce_mean" and var.op is not None:  # a sum comes first
             count = math.prod(int(var.op.x.shape[a]) for a in ints(var.op, "axes"))
-            found = max(found, math.log2(row.largest * count * MARGIN / LARGEST))
-        return found
+            over = max(over, math.log2(row.largest * count * MARGIN / LARGEST))
+        return over
 
     def choose(self) -> list[Region]:
         """The regions, in the order of the ops that name them."""
-        found: dict[Var, Region] = {}
+        regions: dict[Var, Region] = {}
         for _ in range(MOST_STEPS):
             over, amount = self.first_excess()
             if over is None:
@@ -98,11 +98,11 @@ class ScaledRegions:
             step = amount if source is over else amount / 2  # of its squares
             exponent = self.wanted.get(source, 0) - max(1, math.floor(step))
             self.wanted |= dict.fromkeys(values, exponent)
-            first = next((r.seed for v, r in found.items() if v in values), over.op)
+            first = next((r.seed for v, r in regions.items() if v in values), over.op)
             assert first is not None
-            found = {v: r for v, r in found.items() if v not in values}
-            found[source] = Region(first, exponent, self.largest(values))
-        return list(found.values())
+            regions = {v: r for v, r in regions.items() if v not in values}
+            regions[source] = Region(first, exponent, self.largest(values))
+        return list(regions.values())
 
     def largest(self, values: Iterable[Var]) -> float:
         """The largest magnitude that was observed of some values."""
@@ -125,16 +125,16 @@ class ScaledRegions:
     def goals(self, op: Operation, exponents: Mapping[Var, int]) -> tuple[Scaled | None, dict[Var, int]]:
         """What an op makes of its operands' scales by itself, and the exponents that its results shall have."""
         read = any(exponents.get(v) for _, v in operands(op))
-        made = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
+        handed_on = scaled(op, lambda v: exponents.get(v, 0)) if read else Scaled(0)
         if read and op.op_type in TAILS and self.overflows(op):
-            made = Scaled(exponents.get(op.x, 0))
-        result = 0 if made is None else made.result
-        found = {}
+            handed_on = Scaled(exponents.get(op.x, 0))
+        result = 0 if handed_on is None else handed_on.result
+        wanted = {}
         for out in op.outputs:
             free = 0 if self.factor_of(op) and self.excess(out) <= 0 else result
             goal = self.wanted.get(out, free)
-            found[out] = result if out in self.copies and 0 <= goal - result <= SLACK else goal
-        return made, found
+            wanted[out] = result if out in self.copies and 0 <= goal - result <= SLACK else goal
+        return handed_on, wanted
 
     def copy_before_norms(self) -> None:
         """Let each norm read a copy of its operand, times 1, so that it can have a scale of its own."""
@@ -146,15 +146,15 @@ class ScaledRegions:
                 if len(readers) < 2 or not is_float(source):
                     continue
                 name = self.session.fresh_name(self.function, f"{source.name}_scaled")
-                made = mil.mb.mul(x=source, y=np_dtype(source).type(1), before_op=op, name=name)
-                self.copies[made] = source
-                self.replace(source, made, readers)
+                copy = mil.mb.mul(x=source, y=np_dtype(source).type(1), before_op=op, name=name)
+                self.copies[copy] = source
+                self.replace(source, copy, readers)
 
     def drop_copies(self) -> None:
         """Take away the copies that were not needed."""
-        for made, source in self.copies.items():
-            if made.op is not None and constant(made.op.y) == 1:
-                self.replace(made, source, consumers(made))
+        for copy, source in self.copies.items():
+            if copy.op is not None and constant(copy.op.y) == 1:
+                self.replace(copy, source, consumers(copy))
 
     def apply(self) -> None:
         """Edit the function, op by op."""
@@ -173,25 +173,25 @@ class ScaledRegions:
         if self.excess(var) > 0:
             self.refusals.append(Refusal(f"the input %{var.name} exceeds the limit before it can be scaled"))
         readers = consumers(var)
-        made = self.times(var, exponent, None, "scaled")
-        self.exponents[made] = exponent
-        self.replace(var, made, readers)
+        copy = self.times(var, exponent, None, "scaled")
+        self.exponents[copy] = exponent
+        self.replace(var, copy, readers)
 
     def edit(self, op: Operation) -> None:
         """Scale the constants of an op, and bring its results to their exponents."""
-        made, goals = self.goals(op, self.exponents)
+        handed_on, goals = self.goals(op, self.exponents)
         if op.op_type in TAILS | FLAT and self.exponents.get(op.x) and self.overflows(op):
             self.saturate(op, goals[op.outputs[0]])
             return
-        if made is None:
+        if handed_on is None:
             self.restore_operands(op)
-            made = Scaled(0)
-        for name, exponent in made.constants.items():
+            handed_on = Scaled(0)
+        for name, exponent in handed_on.constants.items():
             self.scale_constant(op, name, exponent)
         for out, goal in goals.items():
             self.exponents[out] = goal
-            if goal != made.result:
-                self.bring(op, out, goal - made.result)
+            if goal != handed_on.result:
+                self.bring(op, out, goal - handed_on.result)
 
     def overflows(self, op: Operation) -> bool:
         """Is the operand of an op too large to be scaled back, and its result no output?"""
@@ -207,19 +207,19 @@ class ScaledRegions:
         op.set_inputs(x=near, no_check_var_types=True)
         self.exponents[op.outputs[0]] = 0
         mb = mb.before(last)
-        made = op.outputs[0]
+        bent = op.outputs[0]
         if goal:
-            made = mb.mul(x=made, y=np_dtype(x).type(2.0**goal), name=f"{op.name}_scaled")
+            bent = mb.mul(x=bent, y=np_dtype(x).type(2.0**goal), name=f"{op.name}_scaled")
         if op.op_type in TAILS:
             tail = mb.relu(x=mb.sub(x=x, y=end, name=f"{op.name}_beyond"), name=f"{op.name}_tail")
             if goal != exponent:
                 tail = mb.mul(
                     x=tail, y=np_dtype(x).type(2.0 ** (goal - exponent)), name=f"{op.name}_tail_scaled"
                 )
-            made = mb.add(x=made, y=tail, name=f"{op.name}_whole")
-        if made is not op.outputs[0]:
-            self.exponents[made] = goal
-            self.replace(op.outputs[0], made, readers)
+            bent = mb.add(x=bent, y=tail, name=f"{op.name}_whole")
+        if bent is not op.outputs[0]:
+            self.exponents[bent] = goal
+            self.replace(op.outputs[0], bent, readers)
 
     def restore_operands(self, op: Operation) -> None:
         """Give an op that hands on no scale its operands as they were."""
@@ -250,12 +250,12 @@ class ScaledRegions:
 
     def as_output(self, var: Var) -> Var:
         """An output as it was before, under its name."""
-        made = self.unscaled(var, None)
-        if made is not var and made.op is not None and var.op is not None:
-            name, var.name = var.name, made.name
-            made.name = made.op.name = name
+        plain = self.unscaled(var, None)
+        if plain is not var and plain.op is not None and var.op is not None:
+            name, var.name = var.name, plain.name
+            plain.name = plain.op.name = name
             var.op.name = var.name if len(var.op.outputs) == 1 else var.op.name
-        return made
+        return plain
 
     def times(self, var: Var, exponent: int, maker: Operation | None, name: str = "restored") -> Var:
         """A value times a power of two, right after it was made."""
@@ -263,12 +263,12 @@ class ScaledRegions:
         factor = np_dtype(var).type(2.0**exponent)
         fresh = self.session.fresh_name(self.function, f"{var.name}_{name}")
         place = None if last else self.function.operations[0] if maker is None else mil.next_op(maker)
-        made: Var = mil.mb.mul(x=var, y=factor, before_op=place, name=fresh)
-        return made
+        return mil.mb.mul(x=var, y=factor, before_op=place, name=fresh)
 
     def factor_of(self, op: Operation) -> str:
         """The constant of an op that its result is proportional to."""
-        return next((n for n in FACTORS.get(op.op_type, ()) if is_stored(op.inputs.get(n))), "")
+        names = FACTORS.get(op.op_type, ())
+        return next((n for n in names if producer(op.inputs.get(n), "const") is not None), "")
 
     def bring(self, op: Operation, out: Var, change: int) -> None:
         """Let a result have another exponent: by a constant, by an operand, or by a product after it."""
@@ -277,16 +277,16 @@ class ScaledRegions:
             op, name, -change if (op.op_type, name) == ("real_div", "y") else change
         ):
             pass
-        elif op.op_type in SUMS_OF_PRODUCTS | {"mul", "real_div"} and not is_stored(op.x):
+        elif op.op_type in SUMS_OF_PRODUCTS | {"mul", "real_div"} and producer(op.x, "const") is None:
             op.set_inputs(x=self.times(op.x, change, op.x.op, "scaled"), no_check_var_types=True)
         else:
             if self.excess(out) > 0:
                 self.refusals.append(Refusal(f"%{out.name} exceeds the limit before it can be scaled", op))
             readers = consumers(out)
-            made = self.times(out, change, op, "scaled")
-            self.exponents[made] = self.exponents[out]
+            product = self.times(out, change, op, "scaled")
+            self.exponents[product] = self.exponents[out]
             self.exponents[out] = self.exponents[out] - change
-            self.replace(out, made, readers)
+            self.replace(out, product, readers)
             return
         if op.inputs.get("bias") is not None:
             self.scale_constant(op, "bias", change)
@@ -311,14 +311,14 @@ class ScaledRegions:
             return True
         value: Array = np.asarray(constant(var))
         with np.errstate(over="ignore", under="ignore"):
-            made = np.ldexp(value, exponent).astype(value.dtype)
+            numbers = np.ldexp(value, exponent).astype(value.dtype)
             if name == "epsilon" or self.guards(op, name):
                 least = LEAST_EPSILON if value.dtype == np.float16 else 0
-                made = np.maximum(made, value.dtype.type(least) * (value > 0))
-            elif name != "bias" and not np.array_equal(np.ldexp(made, -exponent).astype(value.dtype), value):
+                numbers = np.maximum(numbers, value.dtype.type(least) * (value > 0))
+            elif name != "bias" and not np.array_equal(np.ldexp(numbers, -exponent).astype(value.dtype), value):
                 return False
         new = Builder(self.session, self.function, "scale_ranges", op).const(
-            val=made, name=f"{var.name}_scaled"
+            val=numbers, name=f"{var.name}_scaled"
         )
         op.set_inputs(no_check_var_types=True, **{name: new})
         return True

@@ -14,6 +14,7 @@ from anesurgery.files.copying import copied
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.expected import CLEARLY
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.standing import Standing, placed
@@ -67,17 +68,17 @@ class State:
 
     @cached_property
     def advised(self) -> Standing:
-        """The same with every finding counted."""
+        """The standing with every finding counted."""
         return Standing.of(self.inspections)
 
     @cached_property
     def inspections(self) -> list[Inspection]:
-        """Of each function, with advice."""
+        """The inspection of each function, with advice."""
         return placed(self.model, self.target, advice=True)
 
     @property
     def findings(self) -> list[Finding]:
-        """Of all functions."""
+        """The findings of all functions."""
         return [f for part in self.inspections for f in part.all_findings]
 
 
@@ -259,8 +260,8 @@ class Search:
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
         gain = known or gain
-        if gain and new.retyped > old.retyped and not new.standing.rises(old.standing):
-            loss = "callers would have to give other types, and no more would run on the ANE for it"
+        if gain and not new.standing.rises(old.standing):
+            loss = loss or _for_nothing(old, new, steps)
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
             return False
@@ -289,6 +290,19 @@ class Search:
         """Note why a step was not kept; a pair says no more than its steps."""
         if len(steps) == 1:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
+
+
+def _for_nothing(old: State, new: State, steps: Sequence[Pass]) -> str:
+    """What steps give away that bring no more onto the ANE, in words; "" for nothing."""
+    if new.retyped > old.retyped:
+        return "callers would have to give other types, and no more would run on the ANE for it"
+    before, after = old.standing, new.standing
+    one_chip = len(new.target.chips) == 1  # else nobody says what is on the ANE
+    pays = after.over(before).best <= CLEARLY or (not one_chip and after.frees(before))
+    if pays or not any(step.rounds for step in steps):
+        return ""
+    times = after.times(before)
+    return f"values would be rounded, no more would run on the ANE, and the time {times} is no clear gain"
 
 
 def overruled(known: str, loss: str) -> str:

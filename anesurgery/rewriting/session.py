@@ -20,6 +20,9 @@ from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_o
 from anesurgery.rewriting.recoding import KEEP, Recoded
 from anesurgery.text import to_text
 
+INTERFACE = "the interface changes; compare whole models"
+"""Why there is no site proof of an edit that a pass declares."""
+
 
 @dataclass(frozen=True)
 class Change:
@@ -137,6 +140,22 @@ class Session(Report):
         for name in set(function.inputs) - inputs:
             remove_input(function, name)
         del self.contract[contract:], self.dropped_inputs[dropped:]
+
+    def declare(
+        self, pass_name: str, where: str, change: InterfaceChange, before: Sequence[str], after: Sequence[str]
+    ) -> None:
+        """Record an edit that changes the interface on purpose, for which only whole models can be compared.
+
+        Args:
+            pass_name: of the pass.
+            where: the input, output, state or function.
+            change: what callers must do otherwise.
+            before: names of what went.
+            after: names of what came.
+        """
+        self.contract.append(change)
+        edit = Change(pass_name, where, tuple(before), tuple(after), change.words, None, INTERFACE)
+        self.changes.append(edit)
 
     def fresh_name(self, function: Function, wish: str) -> str:
         """A name that no op or value of the function bears yet."""

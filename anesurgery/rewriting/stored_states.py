@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from anesurgery.mil import Function, Operation, Var, consumers, types
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.graph_edits import GraphEdits
 
 Shape = tuple[int, ...]
 
@@ -27,19 +27,24 @@ def held_shape(state: Var) -> Shape:
     return tuple(int(d) for d in state.sym_type.wrapped_type().get_shape())
 
 
+def held_type(state: Var) -> Any:
+    """The element type of what a state holds, as `new_input` takes it."""
+    return state.sym_type.wrapped_type().get_primitive()
+
+
 class Form:
     """How a state is held; by default as it was."""
 
     def read(self, mb: Builder, op: Operation) -> Var:
-        """In place of a `read_state`."""
+        """What is read in place of a `read_state`."""
         raise NotImplementedError
 
     def update(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """In place of a `slice_update` of a stored value."""
+        """What is updated in place of a `slice_update` of a stored value."""
         raise NotImplementedError
 
     def write(self, mb: Builder, op: Operation, stored: Var) -> Var:
-        """In place of a `coreml_update_state`."""
+        """What is written in place of a `coreml_update_state`."""
         raise NotImplementedError
 
     def plain(self, mb: Builder, stored: Var) -> Var:
@@ -55,9 +60,7 @@ class Form:
 class StoredStates:
     """The states of one function that get another form."""
 
-    session: Session
-    function: Function
-    pass_name: str
+    edits: GraphEdits
     forms: dict[Var, Form]
     _stored: dict[Var, tuple[Var, Form]] = field(default_factory=dict)
     _plain: dict[Var, Var] = field(default_factory=dict)
@@ -65,18 +68,20 @@ class StoredStates:
     def edit(self) -> None:
         """Edit the function, op by op; the old states are no longer read then."""
         old: list[Operation] = []
-        with self.function:
-            for op in list(self.function.operations):
-                mb = Builder(self.session, self.function, self.pass_name, op)
-                if self.replaced(mb, op):
-                    old.append(op)
-                else:
-                    self.read_plain(mb, op)
-            self.function.set_outputs([self.plain(v) for v in self.function.outputs])
-            for op in reversed(old):
-                assert op.enclosing_block is not None
+        for op in list(self.edits.function.operations):
+            mb = self.edits.before(op)
+            if self.replaced(mb, op):
+                old.append(op)
+            else:
+                self.read_plain(mb, op)
+        for output in list(self.edits.function.outputs):
+            if (value := self.plain(output)) is not output:
+                self.edits.replace_output(output, value)
+                self.edits.take_name(output, value)
+        for op in reversed(old):
+            if op.enclosing_block is not None:
                 op.enclosing_block.remove_ops([op])
-        remove_dead(list(self.function.operations))
+        self.edits.remove()
 
     def replaced(self, mb: Builder, op: Operation) -> bool:
         """Make an op of a state in its new form, if it is one."""
@@ -120,8 +125,7 @@ class StoredStates:
             return var
         if var not in self._plain:
             stored, form = self._stored[var]
-            mb = mb or Builder(self.session, self.function, self.pass_name, self.function.operations[-1])
-            self._plain[var] = form.plain(mb, stored)
+            self._plain[var] = form.plain(mb or self.edits.last(), stored)
         return self._plain[var]
 
 
@@ -130,4 +134,4 @@ def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:
     return {name: held_shape(var) for f in functions for name, var in states_of(f).items()}
 
 
-__all__ = ["Form", "StoredStates", "held_shape", "shared_shapes", "states_of"]
+__all__ = ["Form", "StoredStates", "held_shape", "held_type", "shared_shapes", "states_of"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anesurgery.interpret.table import TABLE
-from anesurgery.mil import Operation, constant
+from anesurgery.mil import Operation, constant, op_inputs
 from anesurgery.semantics.constant_ends import Interval
 
 
@@ -21,7 +21,7 @@ def image(op: Operation, numbers: Interval) -> Interval | None:
 
 def results_at(op: Operation, numbers: Mapping[str, Sequence[float]]) -> list[float] | None:
     """What an elementwise op makes of some numbers, by its meaning; None where a parameter is dynamic."""
-    fixed = {k: constant(v) for k, v in op.inputs.items() if v is not None and k not in numbers}
+    fixed = {k: constant(v) for k, v in op_inputs(op, *numbers).items()}
     if any(v is None for v in fixed.values()):
         return None
     arguments: dict[str, Any] = {k: v.tolist() if hasattr(v, "tolist") else v for k, v in fixed.items()}

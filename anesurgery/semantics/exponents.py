@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from anesurgery.mil import Operation, Var, consumers, np_dtype, operands
+from anesurgery.mil import Operation, Var, consumers, np_dtype, operands, producer
 from anesurgery.ops import JOINING, MOVING, WEIGHTED, names
 from anesurgery.semantics.reading import number
 
@@ -46,11 +46,6 @@ def is_float(var: Var) -> bool:
     return np_dtype(var).kind == "f"
 
 
-def is_stored(var: Var | None) -> bool:
-    """Is a value a constant?"""
-    return var is not None and var.op is not None and var.op.op_type == "const"
-
-
 def scaled(op: Operation, of: Exponents) -> Scaled | None:
     """What an op makes of operands that are scaled; None where it does not hand a scale on.
 
@@ -64,11 +59,11 @@ def scaled(op: Operation, of: Exponents) -> Scaled | None:
 
 def _alike(op: Operation, of: Exponents) -> Scaled | None:
     floats = [(name, v) for name, v in operands(op) if is_float(v) and name in ("x", "y", "values")]
-    found = {of(v) for _, v in floats if not is_stored(v)}
+    found = {of(v) for _, v in floats if producer(v, "const") is None}
     if len(found) != 1:
         return None
     (exponent,) = found
-    fixed = [name for name, v in floats if is_stored(v)]
+    fixed = [name for name, v in floats if producer(v, "const") is not None]
     return None if "values" in fixed else Scaled(exponent, dict.fromkeys(fixed, exponent))
 
 
@@ -84,7 +79,7 @@ def _product(op: Operation, of: Exponents) -> Scaled | None:
     """A sum of products; its bias is scaled as the result."""
     if op.op_type == "matmul":
         return Scaled(of(op.x) + of(op.y))
-    if not is_stored(op.inputs.get("weight")):
+    if producer(op.inputs.get("weight"), "const") is None:
         return None
     biased = op.inputs.get("bias") is not None
     return Scaled(of(op.x), {"bias": of(op.x)} if biased else {})
@@ -127,7 +122,7 @@ def tied_to(start: Var) -> set[Var]:
         var = queue.popleft()
         near = [op for op in (var.op, *consumers(var)) if op is not None and op.op_type in TIED]
         for op in near:
-            fresh = [v for v in _floats(op) if v not in found and not is_stored(v)]
+            fresh = [v for v in _floats(op) if v not in found and producer(v, "const") is None]
             found.update(fresh)
             queue.extend(fresh)
     return found
@@ -137,4 +132,4 @@ def _floats(op: Operation) -> Iterable[Var]:
     return [v for v in (*(v for _, v in operands(op)), *op.outputs) if is_float(v)]
 
 
-__all__ = ["Scaled", "is_float", "is_stored", "scaled", "tied_to"]
+__all__ = ["Scaled", "is_float", "scaled", "tied_to"]

@@ -41,6 +41,18 @@ def ints(op: Operation, name: str) -> list[int]:
     return [] if value is None else [int(v) for v in getattr(value, "flat", [value])]
 
 
+def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
+    """A constant parameter of an op on x, a value for each axis of x.
+
+    Args:
+        op: the op, as a slice.
+        name: the parameter.
+        absent: the value for each axis where it is not there.
+    """
+    values = constant(op.inputs.get(name))
+    return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
+
+
 def number(var: Any) -> float | None:
     """The value of a constant with one element."""
     if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:

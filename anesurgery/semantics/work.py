@@ -14,7 +14,7 @@ from anesurgery.semantics.rows import MEANINGS
 
 @dataclass(frozen=True)
 class Work:
-    """Of one op.
+    """The work of one op.
 
     Attributes:
         read: bytes of the operands that are not stored.

@@ -1,10 +1,11 @@
-"""A mask that is added as an input to attention that has none, so that what is filled up can be hidden."""
+"""A mask that is added as an input to a model that has none, so that what is filled up can be hidden."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from anesurgery.errors import SurgeryError
+from anesurgery.facts.padded_windows import unpadded
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (
@@ -31,7 +32,8 @@ def with_mask(loaded: Loaded, mask: str, source: str, axis: int) -> Loaded:
     """A copy of a model with one more input, 1 where a place counts and 0 where it is hidden.
 
     Its shape is (1, length), its type fp32. Each softmax over a last axis of dynamic length has 10,000 taken
-    from the scores of places that are hidden.
+    from the scores of places that are hidden; what a convolution with a window along the length reads is
+    multiplied by the mask.
 
     Args:
         loaded: a model of dynamic shapes.
@@ -40,7 +42,7 @@ def with_mask(loaded: Loaded, mask: str, source: str, axis: int) -> Loaded:
         axis: of that input.
 
     Raises:
-        SurgeryError: the name is taken, or there is no such softmax, or it is fused or over another axis.
+        SurgeryError: the name is taken, there is nothing to hide, or a softmax is fused or over another axis.
     """
     copied = MLProgram(loaded).clone().loaded
     function = function_of(copied.program, default_function(copied))
@@ -49,14 +51,22 @@ def with_mask(loaded: Loaded, mask: str, source: str, axis: int) -> Loaded:
     length = function.inputs[source].shape[axis]
     if not is_symbolic(length):
         raise SurgeryError(f"sizes: axis {axis} of {source} is fixed, so that a mask has nothing to hide")
-    softmaxes = _softmaxes(function)
+    softmaxes, windows = _softmaxes(function), _windows(function)
+    if not softmaxes and not windows:
+        raise SurgeryError(
+            "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
+            "that a mask hides nothing"
+        )
     given = add_input(function, mask, (1, length), types.fp32)
     with function:
         first = next(op for op in function.operations if op.op_type != "const")
-        less = mb.sub(x=given, y=np.float32(1), before_op=first, name=f"{mask}_hidden")
-        bias = mb.mul(x=less, y=np.float32(HIDING), before_op=first, name=f"{mask}_bias")
+        if softmaxes:
+            less = mb.sub(x=given, y=np.float32(1), before_op=first, name=f"{mask}_hidden")
+            bias = mb.mul(x=less, y=np.float32(HIDING), before_op=first, name=f"{mask}_bias")
         for op in softmaxes:
             _hide(function, op, bias)
+        for op in windows:
+            _zero(function, op, given)
     return copied
 
 
@@ -77,9 +87,34 @@ def _softmaxes(function: Function) -> list[Operation]:
             if constant(op.axis) not in (-1, op.x.rank - 1):
                 raise SurgeryError(f"sizes: {op.name} is a softmax over axis {constant(op.axis)}, not the last")
             found.append(op)
-    if not found:
-        raise SurgeryError("sizes: no softmax goes over the length of the inputs, so that a mask hides nothing")
     return found
+
+
+def _windows(function: Function) -> list[Operation]:
+    """Convolutions whose windows go over one axis of dynamic length."""
+    return [
+        op
+        for op in walk_ops(function)
+        if op.op_type == "conv" and len(along := _dynamic(unpadded(op))) == 1 and op.weight.shape[along[0]] != 1
+    ]
+
+
+def _dynamic(x: Var) -> list[int]:
+    """The spatial axes of dynamic length."""
+    return [a for a in range(2, x.rank) if is_symbolic(x.shape[a])]
+
+
+def _zero(function: Function, op: Operation, given: Var) -> None:
+    """Multiply what a convolution reads by the mask, before its padding."""
+    x = unpadded(op)
+    before = op if x is op.x else op.x.op
+    (axis,) = _dynamic(x)
+    new = [a for a in range(x.rank) if a not in (0, axis)]
+    wide = mb.expand_dims(x=given, axes=new, before_op=before, name=f"{op.name}_mask")
+    if dtype_name(x) != "fp32":
+        wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{op.name}_mask_cast")
+    kept = mb.mul(x=x, y=wide, before_op=before, name=f"{op.name}_masked")
+    function.replace_uses_of_var_after_op(anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
 
 
 def _hide(function: Function, op: Operation, bias: Var) -> None:

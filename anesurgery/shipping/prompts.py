@@ -36,7 +36,7 @@ class Text:
 
     @classmethod
     def of(cls, folder: Path, runner: Runner) -> Text:
-        """Of a folder that was built.
+        """The prompts of a folder that was built.
 
         Raises:
             LoadError: it has no tokenizer, or one that cannot be read; or the tokenizers library is missing.

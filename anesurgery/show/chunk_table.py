@@ -9,7 +9,6 @@ from rich import box
 from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
-from rich.text import Text
 
 from anesurgery.display import draws, short_name
 from anesurgery.files.chain import Chain, Placed, is_network
@@ -46,9 +45,9 @@ def chain_group(chain: Chain) -> Group:
         table.add_row(str(number + 1), str(count), weights, *where)
     total = sum(border.bytes for border in chain.borders)
     words = f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else "")
-    line = Text(words + (f"; for {chain.target}" if chain.target else ""))
+    line = plain(words + (f"; for {chain.target}" if chain.target else ""), "bold")
     said = [plain(chain.compared)] if chain.compared else []
-    return Group(table, _borders(chain), line, *said) if chain.borders else Group(table, line, *said)
+    return Group(line, table, *([_borders(chain)] if chain.borders else []), *said)
 
 
 def _borders(chain: Chain) -> Table:

@@ -22,7 +22,8 @@ def compression_group(found: Compression) -> Group:
         table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
     count = len(found.compressed)
     more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
-    return Group(table, *more, *(plain(line) for line in _lines(found)))
+    first, *lines = _lines(found)
+    return Group(plain(first, style="bold"), table, *more, *map(plain, lines))
 
 
 def _lines(found: Compression) -> list[str]:
@@ -44,7 +45,7 @@ def _lines(found: Compression) -> list[str]:
     lines += [
         _reason(row, sum(1 for r in found.weights if (r.form, r.why) == key)) for key, row in reasons.items()
     ]
-    lines += _inputs(found)
+    lines += [*_inputs(found), *_balanced(found)]
     return [*lines, *(f"note: {words}" for words in found.notes)]
 
 
@@ -62,6 +63,16 @@ def _inputs(found: Compression) -> list[str]:
             :ROWS
         ]
     )
+
+
+def _balanced(found: Compression) -> list[str]:
+    """Where scales went from a value into the weights that read it."""
+    taken = [row for row in found.balanced if not row.why]
+    lines = [
+        f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
+        for row in taken[:ROWS]
+    ]
+    return lines if not found.balanced else [f"{len(taken)} of {len(found.balanced)} values balanced", *lines]
 
 
 def _reason(row: CompressedWeight, count: int) -> str:

@@ -6,27 +6,78 @@ import math
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
-from anesurgery.placement.durations import Change, factor
-from anesurgery.placement.inspection import percent
+from anesurgery.placement.durations import Change, change, factor
+from anesurgery.placement.inspection import Inspection, percent
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.show.summary import all_rows, counted
 from anesurgery.surgery import Surgery
 
 
 def headline(surgery: Surgery) -> str:
     """The sentence: ``ANE: 33 % -> 97 % of flop on M1/macOS 14, about 6.3 times as fast (2 to 71); ...``."""
+    if (now := _stands(surgery)) is not None and now.refused:
+        return f"it does not load on {_target(surgery)}: {now.refused}; {_done(surgery)}"
     if not surgery.changes:
-        return "; ".join(filter(None, ["nothing was changed", _as_it_is(surgery)]))
+        return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery)]))
     said = [", ".join(filter(None, [_shares(surgery), _speed(surgery.time)])), _exactness(surgery)]
-    return "; ".join(filter(None, [*said, *(change.words for change in surgery.contract)]))
+    said += [FROM_LAYERS] * _was_network(surgery)
+    return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
+
+
+FROM_LAYERS = "the neural network became an ML Program"
+
+
+def _was_network(surgery: Surgery) -> bool:
+    return isinstance(surgery.subject, MLProgram) and surgery.subject.layers is not None
+
+
+def _done(surgery: Surgery) -> str:
+    """What was done, where that is all there is to say."""
+    if surgery.changes:
+        return f"{counted(len(surgery.changes), 'change')} in {counted(len(surgery.steps), 'step')}"
+    return f"{FROM_LAYERS}, and nothing else was changed" if _was_network(surgery) else "nothing was changed"
 
 
 def _as_it_is(surgery: Surgery) -> str:
-    stands, _ = surgery.stands
+    stands = _stands(surgery)
     if stands is None or surgery.target is None:
         return ""
     what = "flop" if stands.flop else "ops"
-    return f"ANE: {_share(stands, what)} of {what} on {Target.parse(surgery.target)}"
+    return _unplaced(surgery) or f"ANE: {_share(stands, what)} of {what} on {_target(surgery)}"
+
+
+def _target(surgery: Surgery) -> str:
+    return Target.parse(surgery.target).words
+
+
+def _unplaced(surgery: Surgery) -> str:
+    """That it is not known of any op where it runs; "" where it is known of some."""
+    now = _stands(surgery)
+    nowhere = now is not None and now.ops and now.unplaced == now.ops
+    return f"ANE: nothing is known of where its ops run on {_target(surgery)}" if nowhere else ""
+
+
+def _stands(surgery: Surgery) -> Standing | None:
+    """How the model stands in the end."""
+    before, after = surgery.stands
+    return after or before
+
+
+def compared_shares(before: Inspection, after: Inspection) -> str:
+    """Two inspections of one model in a sentence: the share of the ANE, and the time."""
+    if after.refused:
+        return after.summary
+    counted_flop = all(any(row.flop for row in all_rows(one)) for one in (before, after))
+    what = "flop" if counted_flop else "ops"
+    old, new = (percent(one.residency[what]) for one in (before, after))
+    both = f"{old} -> {new}" if old != new else new
+    same = ", as before" * (old == new)
+    first = f"ANE: {both} of {what} on {after.target.words}{same}"
+    if before.time is None or after.time is None:
+        return first
+    return ", ".join(filter(None, [first, _speed(change(before.time, after.time))]))
 
 
 def _shares(surgery: Surgery) -> str:
@@ -34,10 +85,12 @@ def _shares(surgery: Surgery) -> str:
     before, after = surgery.stands
     if before is None or after is None or surgery.target is None:
         return ""
+    if unplaced := _unplaced(surgery):
+        return unplaced
     what = _measure(before, after)
     old, new = _share(before, what), _share(after, what)
     both = f"{old} -> {new}" if old != new else new
-    return f"ANE: {both} of {what} on {Target.parse(surgery.target)}{', as before' if old == new else ''}"
+    return f"ANE: {both} of {what} on {_target(surgery)}{', as before' if old == new else ''}"
 
 
 def _measure(before: Standing, after: Standing) -> str:
@@ -79,8 +132,9 @@ def _exactness(surgery: Surgery) -> str:
         return "the outputs were not compared"
     if len(known) < len(proofs) or min(known) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in known) for sure in (True, False))
-        alone = f", {len(proofs) - len(known)} left to a comparison of the outputs" * (len(known) < len(proofs))
-        return f"of {len(proofs)} changes {proved} proved equal, {tried} tried on numbers{alone}"
+        alone = len(proofs) - len(known)
+        words = {"proved equal": proved, "checked on numbers": tried, "not compared by itself": alone}
+        return f"{counted(len(proofs), 'change')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
     return "every change gives the same bits" if min(known) == Grade.BITS else "every change is proved equal"
 
 

@@ -21,6 +21,7 @@ from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.semantics.reading import in_words
 from anesurgery.show import summary, times
 from anesurgery.show.drawing import WIDTH, Drawing, Style, draw, style_of
+from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import UNIT_WORDS
 
 BAR = 590
@@ -31,6 +32,8 @@ STRIP_FROM = 60
 """Ops from which the strip is shown; below, the graph names each op."""
 CELL_ROWS = 12
 """Rows of the table in a notebook cell."""
+STATUS_WORDS = ("on the ANE", "in part on the ANE", "not on the ANE")
+"""What the numbers of `Inspection.status` mean."""
 HALF = 580
 """Width of a graph beside another."""
 
@@ -85,7 +88,12 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.globals.update(
-        unit_word=unit_word, short_name=short_name, key=key, duration=times.in_words, percent=summary.percent
+        status_words=STATUS_WORDS,
+        unit_word=unit_word,
+        short_name=short_name,
+        key=key,
+        duration=times.in_words,
+        percent=summary.percent,
     )
     return made
 
@@ -129,6 +137,7 @@ def page(inspection: Inspection, after: Inspection | None = None) -> str:
             last=last,
             heading=heading(last),
             compared=after is not None,
+            moved="" if after is None else compared_shares(inspection, after),
             changes=summary.changes(inspection, last),
             gone=gone,
             new=new,

@@ -36,8 +36,7 @@ BEND = 8.0
 """Width that an arrow has in a row that it passes."""
 
 STYLE = """
-.ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#1b75bc;--cpu:#c0640a;--gpu:#8447b0;--unknown:#7a838d;
-max-width:100%}
+.ane-ops{--paper:#fff;--ink:#1b2026;--soft:#57606b;--ane:#166aab;--cpu:#a25308;--gpu:#8447b0;--unknown:#606872}
 @media(prefers-color-scheme:dark){.ane-ops{--paper:#1a1e23;--ink:#e5e8eb;--soft:#9aa4af;--ane:#58aaf0;--cpu:#eba14f;
 --gpu:#c294e6;--unknown:#8f99a3}}
 .ane-ops text{font:11px ui-monospace,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:var(--soft)}
@@ -158,12 +157,23 @@ def _flow(block: Block) -> nx.DiGraph:
     for op in block.operations:
         if op.op_type == "const":
             continue
-        gives = ", ".join(type_text(var) for var in op.outputs)
+        gives = types_in_words([type_text(var) for var in op.outputs])
         name = _key(op)
         flow.add_node(name, op=True, kind=op.op_type, name=name, gives=gives, line=to_text(op))
         made = (_maker(var, flow) for var in reads(op))
         flow.add_edges_from((source, name) for source in made if source is not None and source != name)
     return flow
+
+
+def types_in_words(types: list[str]) -> str:
+    """Types in a line: alike neighbours once, with their number, and as many as it has room for."""
+    runs = [(kind, len(list(same))) for kind, same in itertools.groupby(types)]
+    said = [kind if n == 1 else f"{n} of {kind}" for kind, n in runs]
+    fit = len(said)
+    while fit > 1 and len(", ".join(said[:fit])) > LETTERS:
+        fit -= 1
+    left = sum(n for _, n in runs[fit:])
+    return ", ".join(said[:fit]) + (f" and {left} more" if left else "")
 
 
 def _maker(var: Any, flow: nx.DiGraph) -> str | None:
@@ -172,19 +182,16 @@ def _maker(var: Any, flow: nx.DiGraph) -> str | None:
 
 
 def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
-    """Nodes in layers, ordered by where their neighbours are, and a bend in each layer that an arrow passes."""
-    order = list(nx.topological_sort(flow))
-    depth: dict[Any, int] = {}
-    for node in order:
-        depth[node] = max((depth[p] + 1 for p in flow.predecessors(node)), default=0)
-    for node in reversed(order):  # what is read late stands near its first reader
-        if not flow.in_degree(node) and flow.out_degree(node):
-            depth[node] = min(depth[s] for s in flow.successors(node)) - 1
+    """Nodes in layers, ordered by where their neighbours are, and a bend in each layer that an arrow passes.
+
+    Arrows from one node to several layers are one line as far as they go the same way.
+    """
+    depth = _depths(flow)
     bent = nx.DiGraph()
-    bent.add_nodes_from(order)
+    bent.add_nodes_from(flow)
     for a, b in flow.edges:
-        bends = [(a, b, level) for level in range(depth[a] + 1, depth[b])]
-        depth |= {bend: bend[2] for bend in bends}
+        bends = [(a, level) for level in range(depth[a] + 1, depth[b])]
+        depth |= {bend: bend[1] for bend in bends}
         nx.add_path(bent, [a, *bends, b])
     layers: list[list[Any]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for node in bent:
@@ -199,25 +206,66 @@ def _layers(flow: nx.DiGraph) -> tuple[nx.DiGraph, list[list[Any]]]:
     return bent, layers
 
 
+def _depths(flow: nx.DiGraph) -> dict[Any, int]:
+    """The layer of each node: below all that it reads, and near its first reader where that adds no line."""
+    order = list(nx.topological_sort(flow))
+    depth: dict[Any, int] = {}
+    for node in order:
+        depth[node] = max((depth[p] + 1 for p in flow.predecessors(node)), default=0)
+    for node in reversed(order):
+        if flow.out_degree(node):
+            lowest = min(depth[s] for s in flow.successors(node)) - 1
+            longer = [p for p in flow.predecessors(node) if _ends(flow, depth, p, node) < lowest]
+            depth[node] = lowest if len(longer) <= 1 else depth[node]
+    return depth
+
+
+def _ends(flow: nx.DiGraph, depth: dict[Any, int], node: Any, without: Any) -> int:
+    """The layer down to which a node is read, leaving out one reader."""
+    return max((depth[s] for s in flow.successors(node) if s != without), default=-1)
+
+
 def _words(flow: nx.DiGraph) -> dict[Any, list[str]]:
     """The three lines of each box."""
     names = {node: printable(data["name"]) for node, data in flow.nodes(data=True)}
-    short = _apart(names, LETTERS)
+    short = _apart(names)
     words = {}
     for node, data in flow.nodes(data=True):
-        kind, gives = (short_name(printable(data[key]), LETTERS) for key in ("kind", "gives"))
+        kind, gives = short_name(printable(data["kind"]), LETTERS), printable(data["gives"])
         words[node] = [kind, short[node], gives]
     return words
 
 
-def _apart(names: dict[Any, str], letters: int) -> dict[Any, str]:
-    """Names of at most `letters` characters, and of more where different ones would read the same."""
-    short = {node: short_name(name, letters) for node, name in names.items()}
-    meant: dict[str, set[str]] = {}
-    for node, name in names.items():
-        meant.setdefault(short[node], set()).add(name)
-    same = {node: name for node, name in names.items() if len(meant[short[node]]) > 1}
-    return short | (_apart(same, letters + 4) if same else {})
+def _apart(names: dict[Any, str]) -> dict[Any, str]:
+    """Names that have room; of different ones that would read the same, the words by which they differ."""
+    short = {node: short_name(name, LETTERS) for node, name in names.items()}
+    words = {node: names[node].split("_") for node, name in names.items() if short[node] != name}
+    for group in _alike(names, short):
+        short |= {node: _differing(words[node], list(words.values())) for node in group if node in words}
+    for group in _alike(names, short):
+        short |= {node: names[node] for node in group}
+    return short
+
+
+def _alike(names: dict[Any, str], short: dict[Any, str]) -> list[list[Any]]:
+    """The nodes whose different names read the same, in groups."""
+    groups: dict[str, list[Any]] = {}
+    for node in names:
+        groups.setdefault(short[node], []).append(node)
+    return [group for group in groups.values() if len({names[node] for node in group}) > 1]
+
+
+def _differing(own: list[str], others: list[list[str]]) -> str:
+    """The first word of a name, and each at which a name that began like it goes on in another way."""
+    said, left_out = "", False
+    for k, word in enumerate(own):
+        others = [other for other in others if other[:k] == own[:k]]
+        if k and len({*(tuple(other[k : k + 1]) for other in others)}) == 1:
+            left_out = True
+            continue
+        said += f"{'…' if left_out else '_' * bool(k)}{word}"
+        left_out = False
+    return said + "…" * left_out
 
 
 def _columns(bent: nx.DiGraph, layers: list[list[Any]], sizes: dict[Any, float]) -> dict[Any, float]:

@@ -23,8 +23,12 @@ def choice_group(found: SizeChoice) -> Group:
         bar = "#" * round(BAR * choice.expected / largest)
         which = ", ".join(map(str, choice.sizes))
         table.add_row(str(len(choice.sizes)), f"{choice.expected:.4g}", bar, f"{choice.padding:.1%}", which)
-    words = f"best: {', '.join(map(str, found.sizes))}"
-    return Group(table, plain(words), plain("each size is compiled when it is first loaded, which takes time"))
+    words = f"best sizes: {', '.join(map(str, found.sizes))}"
+    return Group(
+        plain(words, style="bold"),
+        table,
+        plain("each size is compiled when it is first loaded, which takes time"),
+    )
 
 
 @draws("SizeChoice", "text")

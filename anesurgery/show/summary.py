@@ -150,7 +150,7 @@ def percent(share: float) -> str:
 
 def counted(number: int, what: str) -> str:
     """A number of things in words."""
-    plural = what + ("es" if what.endswith("ch") else "s")
+    plural = what + ("es" if what.endswith(("ch", "ss")) else "s")
     return f"{number:,} {what if number == 1 else plural}"
 
 

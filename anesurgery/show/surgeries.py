@@ -22,6 +22,7 @@ from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
 from anesurgery.show.console import as_html, as_text, plain
 from anesurgery.show.headline import compared, headline
+from anesurgery.show.summary import counted
 from anesurgery.surgery import Surgery
 
 ROWS = 8
@@ -117,9 +118,12 @@ def _remarks(report: Report) -> list[Text]:
 
 
 def _report_group(report: Report) -> Group:
-    edits = [plain(f"{name}: {n} edits") for name, n in counts(report.changes).items()]
+    by_pass = counts(report.changes)
+    edits = [plain(f"{name}: {counted(n, 'edit')}") for name, n in by_pass.items()]
+    done = f"{counted(len(report.changes), 'change')} by {counted(len(by_pass), 'pass')}"
+    first = plain(done if by_pass else "nothing was changed", style="bold")
     arrays = [plain(f"beside the package: {name}", style="cyan") for name in report.artifacts]
-    return Group(*(edits or [Text("no edits")]), *_remarks(report), *arrays)
+    return Group(first, *edits, *_remarks(report), *arrays)
 
 
 @draws("Report", "text")
@@ -262,9 +266,11 @@ def ranges_group(ranges: Ranges) -> Group:
         plain(f"first in {arithmetic}: {row.op_type} {row.name}", style="red")
         for arithmetic, row in ranges.first.items()
     ]
-    over = f"{len(ranges.rows)} ops over {ranges.samples} samples, {ranges.arithmetic} is an estimate"
-    words = f"{over}: {ranges.verdict}"
-    return Group(table, *first, plain(words))
+    over = (
+        f"{len(ranges.rows)} ops over {counted(ranges.samples, 'sample')}, {ranges.arithmetic} is an estimate"
+    )
+    words = plain(f"{ranges.verdict} ({over})", style="bold")
+    return Group(words, table, *first)
 
 
 @draws("Ranges", "text")
@@ -303,13 +309,16 @@ def report_json(report: Report) -> dict[str, Any]:
 def surgery_json(surgery: Surgery) -> dict[str, Any]:
     """A surgery as plain data."""
     steps = [{"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps]
-    return report_json(surgery) | {
-        "summary": headline(surgery),
-        "steps": steps,
-        "ops": {"before": surgery.before, "after": surgery.after},
-        "time": None if surgery.time is None else surgery.time.to_json(),
-        "proof": None if surgery.proof is None else surgery.proof.to_json(),
-    }
+    return (
+        {"summary": headline(surgery)}
+        | report_json(surgery)
+        | {
+            "steps": steps,
+            "ops": {"before": surgery.before, "after": surgery.after},
+            "time": None if surgery.time is None else surgery.time.to_json(),
+            "proof": None if surgery.proof is None else surgery.proof.to_json(),
+        }
+    )
 
 
 def _change_json(change: Change) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
+from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 from anesurgery.show.times import time_group
 
@@ -238,6 +239,7 @@ def difference_group(before: Inspection, after: Inspection) -> Group:
     gone, new = summary.gone_and_new(before, after)
     lines = [plain(f"- {n:,} gone: {g.finding.rule}: {g.finding.message}", "green") for g, n in gone]
     lines += [plain(f"+ {n:,} new: {g.finding.rule}: {g.finding.message}", "red") for g, n in new]
-    title = plain(f"{before.model} on {after.target}", "bold")
+    first = plain(compared_shares(before, after), "bold")
+    title = plain(f"{before.model} on {after.target}", "dim")
     bars = [Text("before"), device_bar(before), Text("after"), device_bar(after)]
-    return Group(title, *bars, table, *(lines or [Text("the findings are the same", "dim")]))
+    return Group(first, title, *bars, table, *(lines or [Text("the findings are the same", "dim")]))

@@ -14,6 +14,7 @@ from anesurgery.compressing.assignment import Option, Proposal
 from anesurgery.compressing.sensitivity import Sensitivity
 from anesurgery.display import draws, short_name
 from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.summary import counted
 
 ROWS = 40
 """Weights of a table; JSON has all."""
@@ -29,9 +30,9 @@ def sensitivity_group(found: Sensitivity) -> Group:
     more = [plain(f"... and {len(found.rows) - ROWS} more")] if len(found.rows) > ROWS else []
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
     share = "" if found.complete else f", {len(found.rows)} of {found.total} weights"
-    words = f"{what} when a weight alone is compressed; {found.samples} samples{share}"
-    words = f"{what} when a weight alone is compressed; {found.samples} samples{share}"
-    return Group(table, *more, plain(words))
+    tried = f"{counted(found.samples, 'sample')}{share}"
+    words = f"what the outputs lose when one weight alone is compressed: {what}; {tried}"
+    return Group(plain(words, style="bold"), table, *more)
 
 
 def _cell(option: Option | None, by_kl: bool) -> str:
@@ -46,9 +47,10 @@ def proposal_group(proposal: Proposal) -> Group:
     table = Table("mode", "weights", box=box.SIMPLE_HEAD)
     for mode, count in sorted(counts.items()):
         table.add_row(mode, str(count))
-    size = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}, {proposal.bits:.2f} bits a number"
+    share = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}"
+    size = f"weights take {share}, {proposal.bits:.2f} bits a number"
     cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, PSNR {proposal.psnr:.1f} dB"
-    return Group(table, plain(size), plain(cost))
+    return Group(plain(size, style="bold"), plain(cost), table)
 
 
 @draws("Sensitivity", "text")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import SurgeryError
 from anesurgery.files.chain import Chain, is_network
+from anesurgery.files.package import Loaded
 from anesurgery.mil import function_of, walk_ops
 from anesurgery.semantics.reading import in_words
 from anesurgery.semantics.work import work_of
@@ -20,14 +20,14 @@ PRECISION = "fp16"
 """The arithmetic as stored, in which a cut may change nothing."""
 
 
-def checked(model: Any, chain: Chain, function: str | None) -> str:
+def checked(whole: Loaded, chain: Chain, function: str | None) -> str:
     """What one run of both on sampled inputs shows, in words; why there was none, where it is left out."""
     if dear := _too_dear(chain):
         return f"not compared with the whole: {dear}; anesurgery.compare does it"
     try:
         if chain.functions or function is not None:
             return "not compared with the whole: name the function to anesurgery.compare, or prove=True"
-        found = compare(model, chain, precision=PRECISION, gate=math.inf)
+        found = compare(whole, chain, precision=PRECISION, gate=math.inf)
     except SurgeryError as error:
         return f"not compared with the whole: {error}"
     if found.ok:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from anesurgery.files.compiled import values_of
-from anesurgery.files.mil_types import element_name, shape_of
+from anesurgery.files.mil_types import element_name, sizes_of_type
 from anesurgery.files.protobuf import HeldWeights, to_proto
 from anesurgery.mil import Program
 from anesurgery.ops import IMPURE
@@ -86,7 +86,7 @@ class Graph:
         kind = self.type_of(name)
         if kind.WhichOneof("type") != "tensorType" or dtype(kind) not in PASSED:
             return False
-        return 1 <= kind.tensorType.rank <= 5 and shape_of(kind) is not None
+        return 1 <= kind.tensorType.rank <= 5 and sizes_of_type(kind) is not None
 
     def size(self, name: str) -> int:
         """Bytes of a value; flexible axes count as 1, and what is no tensor as nothing: it is never passed."""
@@ -159,7 +159,7 @@ class Graph:
         """Is an op better computed once? Not a product of a few terms, as angles of positions are."""
         if node.op.type != "matmul":
             return node.op.type in HEAVY | STATEFUL | IMPURE
-        x, out = (shape_of(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
+        x, out = (sizes_of_type(kind) for kind in (self._operand(node, "x"), node.op.outputs[0].type))
         if x is None or out is None or min(len(x), len(out)) < 2:
             return True
         return x[-1] * x[-2] > FEW * out[-2]

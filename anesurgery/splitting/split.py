@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
@@ -20,12 +18,12 @@ from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.decoder_calls import INPUTS
-from anesurgery.loading import load
-from anesurgery.mil import ct, exclusive, function_of, types
-from anesurgery.neuralnetwork.spec import NETWORKS
+from anesurgery.loading import load, load_as_is
+from anesurgery.mil import exclusive, function_of, types
+from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
-from anesurgery.placement.models import inspect_other, spec_of
+from anesurgery.placement.models import inspect_other
 from anesurgery.placement.target import Target
 from anesurgery.splitting.carving import Stretch, carve_functions, stretches
 from anesurgery.splitting.checked import checked
@@ -88,12 +86,13 @@ def split(
         UnknownName: no such function, target or balance.
     """
     _check(parts, max_bytes, at, balance, shapes)
-    chain = _cut(model, parts, max_bytes, at, balance, target, function, shapes)
-    return replace(chain, compared=checked(model, chain, function)) if compare else chain
+    whole = load(model) if at is None else load_as_is(model)
+    chain = _cut(whole, parts, max_bytes, at, balance, target, function, shapes)
+    return replace(chain, compared=checked(whole, chain, function)) if compare else chain
 
 
 def _cut(
-    model: Any,
+    loaded: Loaded,
     parts: int | None,
     max_bytes: int | str | None,
     at: str | None,
@@ -104,10 +103,8 @@ def _cut(
 ) -> Chain:
     """The chain: see `split`."""
     aim = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
-    network = None if at is None or aim is None else _network(model)
-    if network is not None and aim is not None:
-        return _placed(cut_network(network, aim, shapes, _path(model)), aim)
-    loaded = load(model)
+    if isinstance(loaded, LoadedNetwork) and aim is not None:
+        return _placed(cut_network(loaded.spec, aim, shapes, loaded.source), aim)
     warn_of_names(loaded.notes)
     names = _names(loaded, function, alone=at is not None or balance != "bytes")
     graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
@@ -151,18 +148,6 @@ def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balan
         raise SurgeryError("balance= is for parts=N")
     if shapes and at is None:
         raise SurgeryError("shapes= is for at='unsupported'")
-
-
-def _network(model: Any) -> Any:
-    """The specification of a neural network; None of another model."""
-    if not isinstance(model, (str, os.PathLike, ct.models.MLModel)):
-        return None
-    spec = spec_of(model)
-    return spec if spec.WhichOneof("Type") in NETWORKS else None
-
-
-def _path(model: Any) -> Path | None:
-    return Path(model).expanduser().resolve() if isinstance(model, (str, os.PathLike)) else None
 
 
 def _costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int, ...]:

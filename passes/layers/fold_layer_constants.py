@@ -211,11 +211,10 @@ def _forward(site: Site, blob: str) -> Refusal | None:
 
 def example() -> Any:
     """A product with ones, and a sum with a constant that takes its shape by and by."""
-    pair, ones = np.array([1, 2]), np.ones(2)
     layers = [
-        an.make_layer("loadConstantND", [], ["ones"], shape=[2, 1, 1], data=an.weights(ones)),
+        an.make_constant("ones", np.ones((2, 1, 1))),
         an.make_layer("multiplyBroadcastable", ["x", "ones"], ["same"]),
-        an.make_layer("loadConstantND", [], ["a"], shape=[2], data=an.weights(pair)),
+        an.make_constant("a", [1, 2]),
         an.make_layer("expandDims", ["a"], ["b"], axes=[1]),
         an.make_layer("expandDims", ["b"], ["c"], axes=[2]),
         an.make_layer("addBroadcastable", ["same", "c"], ["y"]),

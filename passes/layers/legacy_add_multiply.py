@@ -37,54 +37,47 @@ Grade: bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refusal, Site
+from anesurgery.authoring import Refusal, Site
 
-FORMS = {
-    "addBroadcastable": ("add", an.two_sides.plus),
-    "add": ("add", an.two_sides.plus),
-    "multiplyBroadcastable": ("multiply", an.two_sides.times),
-    "multiply": ("multiply", an.two_sides.times),
-}
-"""Layer type -> the plain layer of two blobs, and what puts a constant there."""
-PLAIN, ND = frozenset({"add", "multiply"}), "loadConstantND"
-"""Plain layers are looked at for the sake of a constant of the newer kind that they read."""
+NEWER = "loadConstantND"
+"""Plain layers are looked at for the sake of a constant of this kind, which they read."""
 
 
 @dataclass(frozen=True)
-class LegacyAddMultiply(LayerRewrite):
+class LegacyAddMultiply(an.two_sides.TwoSided):
     """Broadcasting sums and products become `add`, `multiply`, `bias`, `scale` or a linear activation."""
 
     name: ClassVar[str] = "legacy_add_multiply"
-    kinds: ClassVar[frozenset[str]] = frozenset(FORMS)
+    plain: ClassVar[Mapping[str, str]] = {
+        "addBroadcastable": "add",
+        "add": "add",
+        "multiplyBroadcastable": "multiply",
+        "multiply": "multiply",
+    }
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By a constant if one side is one, else between the two sides."""
-        if site.node.kind in PLAIN and not any(site.network.maker(b, ND) for b in site.inputs):
+        """As any layer of two sides, but a plain one only for the sake of its constant."""
+        if site.node.kind in self.plain.values() and not any(site.network.maker(b, NEWER) for b in site.inputs):
             return None
-        sides, (plain, constant) = an.two_sides.two_sides(site), FORMS[site.node.kind]
-        if isinstance(sides, Refusal):
-            return sides
-        if not isinstance(sides, an.two_sides.Constant) and site.node.kind in PLAIN:
+        return super().rewrite(site)
+
+    def by_blobs(self, site: Site, x: str, y: str) -> Refusal | None:
+        """A plain layer has one such constant, so that it has two where neither side is computed."""
+        if site.node.kind in self.plain.values():
             return Refusal("both sides are constant")
-        if not isinstance(sides, an.two_sides.Constant):
-            return an.two_sides.combine(site, plain, *sides)
-        if isinstance(sides.form, Refusal):
-            return sides.form
-        constant(site, sides.x, sides.value, sides.form)
-        return None
+        return super().by_blobs(site, x, y)
 
 
 def example() -> Any:
     """A sum of two images, scaled by channel and shifted by one number."""
     layers = [
-        an.make_layer("loadConstantND", [], ["scale"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
-        an.make_layer("loadConstantND", [], ["half"], shape=[1], data=an.weights(np.array([0.5]))),
+        an.make_constant("scale", [[[2]], [[3]]]),
+        an.make_constant("half", 0.5),
         an.make_layer("addBroadcastable", ["x", "z"], ["sum"]),
         an.make_layer("multiplyBroadcastable", ["sum", "scale"], ["scaled"]),
         an.make_layer("addBroadcastable", ["half", "scaled"], ["y"]),

@@ -46,42 +46,36 @@ Grade: bit for bit.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refusal, Site
-
-PLAIN = {"maxBroadcastable": "max", "minBroadcastable": "min"}
-"""Layer type -> the plain layer of two blobs."""
+from anesurgery.authoring import Refusal, Site
 
 MOST_NEGATIVE = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True)
-class LegacyClip(LayerRewrite):
+class LegacyClip(an.two_sides.TwoSided):
     """Broadcasting minima and maxima become `clip`, a threshold, a ReLU, `min` or `max`."""
 
     name: ClassVar[str] = "legacy_clip"
     tolerates_nonfinite: ClassVar[bool] = False
     """A side without a bound is clipped at the largest finite number."""
-    kinds: ClassVar[frozenset[str]] = frozenset(PLAIN)
+    plain: ClassVar[Mapping[str, str]] = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 
-    def rewrite(self, site: Site) -> Refusal | None:
-        """By a number if one side is one, else between the two sides."""
-        sides = an.two_sides.two_sides(site)
-        if isinstance(sides, Refusal):
-            return sides
-        if isinstance(sides, an.two_sides.Constant) and sides.number is not None:
+    def by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
+        """By a number if the constant is one, else by a blob of the constant, with the axes that it needs."""
+        if sides.number is not None:
             return _by_number(site, sides.x, sides.number)
-        if isinstance(sides, an.two_sides.Constant) and (value := _with_batch(site, sides)) is not None:
-            data = an.weights(value)
-            constant = site.emit("loadConstantND", [], shape=value.shape, data=data)
-            site.emit(PLAIN[site.node.kind], [sides.x, constant], site.outputs)
-            return None
-        return an.two_sides.combine(site, PLAIN[site.node.kind], *site.inputs)
+        if (value := _with_batch(site, sides)) is None:
+            return self.by_blobs(site, *site.inputs)
+        constant = site.emit("loadConstantND", [], shape=value.shape, data=an.weights(value))
+        site.emit(self.plain[site.node.kind], [sides.x, constant], site.outputs)
+        return None
 
 
 def _with_batch(site: Site, sides: an.two_sides.Constant) -> an.Array | None:
@@ -103,7 +97,7 @@ def _by_number(site: Site, x: str, number: float) -> Refusal | None:
     network, node = site.network, site.node
     if not MOST_NEGATIVE < number < math.inf:
         return Refusal(f"the number {number:g} bounds no finite numbers")
-    inner = network.maker(x, *PLAIN)
+    inner = network.maker(x, *LegacyClip.plain)
     if inner is not None and (found := _pair(network, inner, node)):
         blob, least, most = found
         site.emit("clip", [blob], site.outputs, minVal=least, maxVal=most)
@@ -120,7 +114,7 @@ def _by_number(site: Site, x: str, number: float) -> Refusal | None:
 
 def _pair(network: an.Network, inner: an.Node, outer: an.Node) -> tuple[str, float, float] | None:
     """The blob that two layers clip, and the bounds."""
-    if {inner.kind, outer.kind} != set(PLAIN) or not network.only_reader(inner.outputs[0], outer):
+    if {inner.kind, outer.kind} != LegacyClip.kinds or not network.only_reader(inner.outputs[0], outer):
         return None
     found = {n.kind: an.two_sides.two_sides(Site(network, n)) for n in (inner, outer)}
     bounds = {k: s.number for k, s in found.items() if isinstance(s, an.two_sides.Constant)}
@@ -133,12 +127,9 @@ def _pair(network: an.Network, inner: an.Node, outer: an.Node) -> tuple[str, flo
 
 def example() -> Any:
     """A clip, a larger one of two blobs under a bound, a threshold, a ReLU."""
-    number = {"zero": 0, "six": 6}
     layers = [
-        *(
-            an.make_layer("loadConstantND", [], [n], shape=[1], data=an.weights(np.array([v])))
-            for n, v in number.items()
-        ),
+        an.make_constant("zero", 0),
+        an.make_constant("six", 6),
         an.make_layer("maxBroadcastable", ["x", "zero"], ["positive"]),
         an.make_layer("minBroadcastable", ["positive", "six"], ["bounded"]),
         an.make_layer("maxBroadcastable", ["bounded", "z"], ["larger"]),

@@ -67,7 +67,7 @@ class LegacyConcat(LayerRewrite):
     """Also along rows and columns?"""
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By the axis."""
+        """Choose the layer by the axis."""
         rank = len(site.shape(site.outputs[0]))
         axis = an.spatial_axes.from_end(site.params.axis, rank)
         if (unlike := _unlike(site, axis)) is not None:

@@ -35,8 +35,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
 
@@ -69,9 +67,5 @@ class LegacyConstant(LayerRewrite):
 
 def example() -> Any:
     """Channels times constants of five axes."""
-    value = np.array([1, 2])
-    layers = [
-        an.make_layer("loadConstantND", [], ["c"], shape=[1, 1, 2, 1, 1], data=an.weights(value)),
-        an.make_layer("multiply", ["x", "c"], ["y"]),
-    ]
+    layers = [an.make_constant("c", [[[[[1]], [[2]]]]]), an.make_layer("multiply", ["x", "c"], ["y"])]
     return an.make_network({"x": (1, 1, 2, 4, 4)}, layers, ["y"])

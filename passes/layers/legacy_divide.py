@@ -44,20 +44,21 @@ Grade: checked: reciprocals are rounded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
+from anesurgery.authoring import Refusal, Site, Var
 
 SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
 """Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""
 
 
 @dataclass(frozen=True)
-class LegacyDivide(LayerRewrite):
+class LegacyDivide(an.two_sides.TwoSided):
     """Broadcasting quotients become products with the inverse; by powers of two exactly.
 
     Attributes:
@@ -66,7 +67,7 @@ class LegacyDivide(LayerRewrite):
     """
 
     name: ClassVar[str] = "legacy_divide"
-    kinds: ClassVar[frozenset[str]] = frozenset({"divideBroadcastable"})
+    plain: ClassVar[Mapping[str, str]] = {"divideBroadcastable": "multiply"}
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(2.0**-22)
     caveat: ClassVar[str] = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
 
@@ -79,17 +80,12 @@ class LegacyDivide(LayerRewrite):
             raise an.PassError(f"{self.name}: {said}")
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By a constant if the divisor is one, else by its inverse."""
+        """A computed divisor's inverse is not exact."""
         sides = an.two_sides.two_sides(site)
-        if isinstance(sides, Refusal):
-            return sides
-        if isinstance(sides, an.two_sides.Constant) and not sides.first:
-            return self._by_constant(site, sides)
-        if self.exact:
+        computed = not isinstance(sides, an.two_sides.Constant) or sides.first
+        if self.exact and computed and not isinstance(sides, Refusal):
             return Refusal("the divisor is computed, so the product with its inverse is not exact")
-        if isinstance(sides, an.two_sides.Constant):
-            return self._of_constant(site, sides)
-        return self._by_blob(site, *sides)
+        return super().rewrite(site)
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
@@ -100,12 +96,15 @@ class LegacyDivide(LayerRewrite):
         found: an.Array = (sign * rng.uniform(2, 8, shape)).astype(np.float32)
         return found
 
-    def _by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
-        if isinstance(sides.form, Refusal):
-            return sides.form
-        value = sides.value.astype(np.float32)
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The inverse of the divisor."""
+        return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
+
+    def turned_numbers(self, value: an.Array) -> an.Array | Refusal:
+        """The reciprocals, if they are normal numbers and, where that is asked for, exact."""
+        value = value.astype(np.float32)
         with np.errstate(all="ignore"):
-            factor = 1 / value
+            factor: an.Array = 1 / value
         normal = np.isfinite(factor) & (np.abs(factor) >= SMALLEST)
         if not normal.all():
             words = f"{value[~normal][0]:g}, whose reciprocal is no normal fp32 number"
@@ -113,35 +112,20 @@ class LegacyDivide(LayerRewrite):
         power = np.abs(np.frexp(value)[0]) == 0.5
         if self.exact and not power.all():
             return Refusal(f"the divisor holds {value[~power][0]:g}, which is no power of two")
-        an.two_sides.times(site, sides.x, factor, sides.form)
-        return None
+        return factor
 
-    def _of_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
-        if isinstance(sides.form, Refusal):
-            return sides.form
-        if sides.number == 1:
-            self._inverse(site, sides.x, site.outputs)
-        else:
-            an.two_sides.times(site, self._inverse(site, sides.x), sides.value, sides.form)
+    def by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
+        """1 over a blob is its inverse, without a product."""
+        if not sides.first or sides.number != 1:
+            return super().by_constant(site, sides)
+        self.turned(site, sides.x, site.outputs)
         return None
-
-    def _by_blob(self, site: Site, x: str, y: str) -> Refusal | None:
-        places = an.two_sides.order(site, "multiply", x, y)
-        if isinstance(places, Refusal):
-            return places
-        sides = (x, self._inverse(site, y))
-        site.emit("multiply", [sides[i] for i in places], site.outputs)
-        return None
-
-    def _inverse(self, site: Site, y: str, outputs: tuple[str, ...] | None = None) -> str:
-        return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
 
 
 def example() -> Any:
     """A quotient of two images, divided by channel."""
-    deviation = an.weights(np.array([4, 0.5]))
     layers = [
-        an.make_layer("loadConstantND", [], ["deviation"], shape=[2, 1, 1], data=deviation),
+        an.make_constant("deviation", [[[4.0]], [[0.5]]]),
         an.make_layer("divideBroadcastable", ["x", "z"], ["quotient"]),
         an.make_layer("divideBroadcastable", ["quotient", "deviation"], ["y"]),
     ]

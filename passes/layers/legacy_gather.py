@@ -143,10 +143,9 @@ def _runs(picks: Sequence[int]) -> list[range]:
 
 def example() -> Any:
     """Every other channel, then the first and the last column."""
-    even, ends = np.array([0, 2, 4]), np.array([0, -1])
     layers = [
-        an.make_layer("loadConstantND", [], ["even"], shape=[3], data=an.weights(even)),
-        an.make_layer("loadConstantND", [], ["ends"], shape=[2], data=an.weights(ends)),
+        an.make_constant("even", [0, 2, 4]),
+        an.make_constant("ends", [0, -1]),
         an.make_layer("gather", ["x", "even"], ["some"], axis=1),
         an.make_layer("gather", ["some", "ends"], ["y"], axis=3),
     ]

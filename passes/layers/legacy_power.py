@@ -46,33 +46,33 @@ Grade: proved.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
+from anesurgery.authoring import Refusal, Site, Var
 
 MOST_FACTORS = 4
 """Exponent up to which products stand for a power: two layers at most."""
 
 
 @dataclass(frozen=True)
-class LegacyPower(LayerRewrite):
+class LegacyPower(an.two_sides.TwoSided):
     """Broadcasting powers with one constant exponent become products, a square root or a unary power."""
 
     name: ClassVar[str] = "legacy_power"
-    kinds: ClassVar[frozenset[str]] = frozenset({"powBroadcastable"})
+    plain: ClassVar[Mapping[str, str]] = {"powBroadcastable": "multiply"}
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(3e-7)
 
-    def rewrite(self, site: Site) -> Refusal | None:
-        """By what the exponent is."""
-        sides = an.two_sides.two_sides(site)
-        if isinstance(sides, Refusal):
-            return sides
-        if not isinstance(sides, an.two_sides.Constant):
-            return Refusal("the exponent is computed")
+    def by_blobs(self, site: Site, x: str, y: str) -> Refusal | None:
+        """No plain layer has a computed exponent."""
+        return Refusal("the exponent is computed")
+
+    def by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
+        """Choose the layer by what the exponent is."""
         if sides.first:
             return Refusal("the base is constant, the exponent computed")
         exponent = sides.number
@@ -111,10 +111,7 @@ def example() -> Any:
     """A square, a cube, a root and a power with a negative exponent."""
     exponents = {"two": 2, "three": 3, "half": 0.5, "less": -1.5}
     blobs = ("x", "square", "cube", "root", "y")
-    layers = [
-        an.make_layer("loadConstantND", [], [name], shape=[1], data=an.weights(np.array([value])))
-        for name, value in exponents.items()
-    ]
+    layers = [an.make_constant(name, value) for name, value in exponents.items()]
     for base, name, power in zip(blobs, exponents, blobs[1:], strict=False):
         layers.append(an.make_layer("powBroadcastable", [base, name], [power]))
     return an.make_network({"x": (1, 2, 4, 4)}, layers, ["y"])

@@ -52,7 +52,7 @@ class LegacySoftmax(LayerRewrite):
     tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By the axis."""
+        """Choose the layer by the axis."""
         (x,) = site.inputs
         rank = len(site.shape(x))
         axis = an.spatial_axes.from_end(site.params.axis, rank)

@@ -40,52 +40,42 @@ Grade: bit for bit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refusal, Site
+from anesurgery.authoring import Refusal, Site
 
 
 @dataclass(frozen=True)
-class LegacySubtract(LayerRewrite):
+class LegacySubtract(an.two_sides.TwoSided):
     """Broadcasting differences become `add`, `bias` or a linear activation, one side negated."""
 
     name: ClassVar[str] = "legacy_subtract"
-    kinds: ClassVar[frozenset[str]] = frozenset({"subtractBroadcastable"})
+    plain: ClassVar[Mapping[str, str]] = {"subtractBroadcastable": "add"}
 
-    def rewrite(self, site: Site) -> Refusal | None:
-        """By a constant if one side is one, else between the two sides."""
-        sides = an.two_sides.two_sides(site)
-        if isinstance(sides, Refusal):
-            return sides
-        if not isinstance(sides, an.two_sides.Constant):
-            return _by_blob(site, *sides)
-        if isinstance(sides.form, Refusal):
-            return sides.form
-        if sides.first:
-            an.two_sides.plus(site, sides.x, sides.value, sides.form, alpha=-1.0)
-        else:
-            an.two_sides.plus(site, sides.x, -sides.value, sides.form)
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The negated blob."""
+        return site.linear(y, -1.0, 0.0, outputs)
+
+    def turned_numbers(self, value: an.Array) -> an.Array | Refusal:
+        """The negated numbers."""
+        return -value
+
+    def by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:
+        """One number less a blob is one layer, which negates and adds."""
+        if not sides.first or sides.number is None:
+            return super().by_constant(site, sides)
+        site.linear(sides.x, -1.0, sides.number, site.outputs)
         return None
-
-
-def _by_blob(site: Site, x: str, y: str) -> Refusal | None:
-    places = an.two_sides.order(site, "add", x, y)
-    if isinstance(places, Refusal):
-        return places
-    sides = (x, site.linear(y, -1.0, 0.0))
-    site.emit("add", [sides[i] for i in places], site.outputs)
-    return None
 
 
 def example() -> Any:
     """A difference of two images, centred by channel and taken from one."""
     layers = [
-        an.make_layer("loadConstantND", [], ["mean"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
-        an.make_layer("loadConstantND", [], ["one"], shape=[1], data=an.weights(np.array([1]))),
+        an.make_constant("mean", [[[2]], [[3]]]),
+        an.make_constant("one", 1),
         an.make_layer("subtractBroadcastable", ["x", "z"], ["difference"]),
         an.make_layer("subtractBroadcastable", ["difference", "mean"], ["centred"]),
         an.make_layer("subtractBroadcastable", ["one", "centred"], ["y"]),

@@ -31,8 +31,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerPass, Session
 
@@ -54,7 +52,7 @@ class RemoveUnreadLayers(LayerPass):
 def example() -> Any:
     """A constant and two layers in a row that nobody reads."""
     layers = [
-        an.make_layer("loadConstantND", [], ["left"], shape=[2, 1, 1], data=an.weights(np.array([2, 3]))),
+        an.make_constant("left", [[[2]], [[3]]]),
         an.make_layer("unary", ["x"], ["abs"], type="ABS"),
         an.make_layer("activation", ["abs"], ["more"], ReLU={}),
         an.make_layer("activation", ["x"], ["y"], ReLU={}),

@@ -29,7 +29,7 @@ MODES = {
     4: ("palettize-4", "palettize-4-uniform", "linear-4"),
     3: ("palettize-3", "palettize-3-uniform"),
 }
-SIZE: dict[str, Any] = {"for_": "size"}
+SIZE: dict[str, Any] = {"for_": "size", "mixed": False}
 EVEN = {"compress": SIZE, "compress, mixed": {**SIZE, "mixed": True}}
 OURS: dict[int, dict[str, dict[str, Any]]] = {
     8: {"compress": SIZE, "compress, W8A8": {"activations": "percentile", "target": "A17"}},

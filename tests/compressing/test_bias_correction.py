@@ -133,7 +133,7 @@ def test_functions_that_share_a_weight_share_what_its_biases_gain(
     }
     both = ane.merge(parts, tmp_path / "both.mlpackage")
     given = [{"x": (numbers(16, 8) + 1).astype(np.float16)} for _ in range(8)]
-    found = ane.compress(both, 3, inputs=given, function="long", for_="size", smallest=8)
+    found = ane.compress(both, 3, inputs=given, function="long", for_="size", mixed=False, smallest=8)
     functions = found.subject.loaded.program.functions.values()
     ops = [op for f in functions for op in f.operations if takes_bias(op)]
     biases = [op.bias.val for op in ops if op.inputs.get("bias") is not None and op.bias.val.any()]

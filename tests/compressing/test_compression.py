@@ -86,7 +86,7 @@ def test_a_package_becomes_smaller_and_stays_the_model(package: Path, tmp_path: 
 def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
     """The wrong version judges by what it calibrated on: there a table fitted to the samples loses nothing."""
     given = samples(16)
-    found = ane.compress(package, 4, inputs=given, for_="size", smallest=1000)
+    found = ane.compress(package, 4, inputs=given, for_="size", mixed=False, smallest=1000)
     assert found.loss is not None
     assert found.loss.sums["logits"].rows == 4 * LENGTH
     assert 0 < found.loss.kl < 0.1
@@ -94,9 +94,9 @@ def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
 
 def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = samples(32)
-    corrected = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    corrected = ane.compress(package, 3, inputs=given, for_="size", mixed=False, smallest=1000)
     monkeypatch.setattr("anesurgery.compressing.correcting.ROUNDS", 0)
-    rounded = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    rounded = ane.compress(package, 3, inputs=given, for_="size", mixed=False, smallest=1000)
     assert corrected.bytes == rounded.bytes
     assert corrected.loss is not None
     assert rounded.loss is not None
@@ -106,7 +106,7 @@ def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.
 def test_bits_are_given_where_they_cost_least(package: Path) -> None:
     """The wrong version gives every weight the same: a faint input then costs what the head does."""
     given = samples(24)
-    even = ane.compress(package, 3, inputs=given, for_="size", smallest=1000)
+    even = ane.compress(package, 3, inputs=given, for_="size", mixed=False, smallest=1000)
     found = ane.compress(package, 3.2, inputs=given, for_="size", smallest=1000, mixed=True)
     assert len(set(forms(found).values())) > 1
     assert found.bytes[1] - even.bytes[1] <= 0.2 / 8 * 3 * 2048
@@ -172,7 +172,7 @@ def test_a_pipeline_is_compressed_part_by_part(package: Path, tmp_path: Path) ->
     whole = ct.utils.make_pipeline(*models)
     whole.save(str(tmp_path / "whole.mlpackage"))
     given = [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(12)]
-    found = ane.compress(tmp_path / "whole.mlpackage", 4, inputs=given, for_="size", smallest=1000)
+    found = ane.compress(tmp_path / "whole.mlpackage", 4, inputs=given, for_="size", mixed=False, smallest=1000)
     assert [row.form for row in found.weights] == ["palette4", "palette4"]
     path = found.save(tmp_path / "small.mlpackage")
     assert ane.compare(tmp_path / "whole.mlpackage", path, given[0], gate=15).ok
@@ -348,7 +348,7 @@ def test_the_command(package: Path, tmp_path: Path) -> None:
     assert content["samples"] == [6, 2]
     assert {w["form"] for w in content["weights"]} == {"int4"}
     assert ane.load(out).program
-    done = CliRunner().invoke(cli.app, [*call, "--overwrite", "--for", "size"])
+    done = CliRunner().invoke(cli.app, [*call, "--overwrite", "--for", "size", "--no-mixed"])
     assert "palette4" in done.stdout
     assert "on 2 samples held out: KL" in done.stdout
     assert "exists; choose another name" in str(CliRunner().invoke(cli.app, call).exception)

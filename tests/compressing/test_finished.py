@@ -21,7 +21,7 @@ SAMPLES = [{"x": RNG.standard_normal((8, 24)).astype(np.float16)} for _ in range
 FORMS: dict[str, dict[str, Any]] = {
     "int4": {"bits": 4, "target": "M5"},
     "int8": {"bits": 8},
-    "palette": {"bits": 3, "for_": "size"},
+    "palette": {"bits": 3, "for_": "size", "mixed": False},
     "mixed": {"bits": 4, "for_": "size", "mixed": True},
     "inputs": {"bits": 8, "target": "A17", "activations": "max"},
 }

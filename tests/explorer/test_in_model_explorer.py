@@ -83,6 +83,7 @@ def test_a_model_is_opened_and_coloured(server: str, tmp_path: Path) -> None:
         server, extensionId="anesurgery_core_ml", cmdId="convert", modelPath=str(package), settings={}
     )
     (graph,) = opened["graphs"]
+    assert graph["id"] == "model: main"
     assert [node["label"] for node in graph["nodes"]] == ["input", "relu", "linear"]
     assert graph["nodes"][2]["incomingEdges"][0]["sourceNodeId"] == "a"
     rows = ane.inspect(package).ops
@@ -92,8 +93,8 @@ def test_a_model_is_opened_and_coloured(server: str, tmp_path: Path) -> None:
             extensionId=f"anesurgery_{overlay}",
             cmdId="run",
             modelPath=str(package),
-            graphId="main",
-            configValues={},
+            graphId="model: main (1)",
+            configValues={"target": "M4/macOS 15"},
         )
         shown = found["result"]["results"]
         assert set(shown) <= {row.name for row in rows}

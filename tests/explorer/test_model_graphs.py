@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from compiled_models import compile_package
 
 import anesurgery as ane
-from anesurgery.explorer.model_graphs import COLOURS, TEXT, graphs, values
+from anesurgery.explorer.model_graphs import COLOURS, TEXT, function_of_graph, graph_id, graphs, values
+from anesurgery.explorer.side_by_side import panes
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 
 
@@ -76,6 +78,27 @@ def test_overlays_say_what_inspect_says(package: Path) -> None:
         name: count for name, (count, _) in found.items()
     }
     assert set(values(report, "time")) == {row.name for row in report.ops if row.ms is not None}
+
+
+def test_graphs_of_two_files_have_names_of_their_own() -> None:
+    names = [graph_id(f"some/{name}.mlpackage", "main") for name in ("before", "after")]
+    assert names == ["before: main", "after: main"]
+    assert {function_of_graph(name) for name in (*names, "main", "after: main (1)")} == {"main"}
+    assert function_of_graph("a: b: prefill") == "prefill"
+
+
+def test_two_models_are_shown_beside_each_other(package: Path, tmp_path: Path) -> None:
+    shutil.copytree(package, other := tmp_path / "after.mlpackage")
+    shutil.copytree(package, same := tmp_path / "model.mlpackage")
+    shown = panes(package, other)
+    assert [Path(model["url"]) for model in shown["models"]] == [package, other]
+    states = shown["uiState"]["paneStates"]
+    assert [s["selectedGraphId"] for s in states] == ["model: main", "after: main"]
+    assert [s["selectedCollectionLabel"] for s in states] == ["model.mlpackage", "after.mlpackage"]
+    assert [s["selectedGraphId"] for s in panes(package, same)["uiState"]["paneStates"]] == [
+        "model: main",
+        "model: main (1)",
+    ]
 
 
 def test_words_are_read_on_every_colour() -> None:

@@ -50,6 +50,13 @@ CASES: dict[str, dict[str, Torch]] = {
         "from_the_right": lambda x: solve(x[..., :4] + EYE, x[..., 4:].mT, upper=True, left=False),
         "of_three": lambda x: solve(x[:, :3, :3] + EYE[:3, :3], x[:, :3, 3:], upper=False),
         "of_one": lambda x: solve(x[:, :1, :1], x[:, :1, 3:], upper=False),
+        # The host takes one triangle away from the whole: an infinite mask less itself.
+        "above_the_diagonal": lambda x: x.where(x > 0, -torch.inf).triu(1).exp(),
+        "below_the_diagonal": lambda x: x.where(x > 0, -torch.inf).tril(-2).exp(),
+        "on_and_below": lambda x: x.where(x > 0, -torch.inf).tril(1).exp(),
+        "of_a_known_mask": lambda x: (x + torch.full((4, 6), -torch.inf).triu(1)).exp(),
+        "of_booleans": lambda x: (x > 0).triu(1).float(),
+        "of_integers": lambda x: (9 * x).int().tril(-1).float(),
     },
     "scattering": {
         "index_add": lambda x: x.index_add(0, AT % 3, 2 * x, alpha=0.5),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.errors import InterpretError
 from anesurgery.files.package import save
@@ -176,3 +177,47 @@ def test_only_mapped_files_are_given_back(tmp_path: Path) -> None:
     dtypes.forget(stored)
     dtypes.forget(None)
     assert torch.equal(torch.from_numpy(stored), torch.arange(1 << 16, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_a_square_is_the_rounded_power(kind: Any) -> None:
+    """Also beyond the largest number, below the smallest, and at -0; other exponents are powers still."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1000,))], opset_version=ct.target.iOS16)
+    def powers(x: Var) -> Any:
+        return mb.pow(x=x, y=np.float32(2)), mb.pow(x=x, y=np.float32(3)), mb.pow(x=np.float32(2), y=x)
+
+    rng = np.random.default_rng(0)
+    x = (rng.standard_normal(1000) * 10.0 ** rng.uniform(-30, 30, 1000)).astype(np.float32)
+    x[:4] = [0.0, -0.0, np.inf, 1e-30]
+    with np.errstate(over="ignore", under="ignore"):
+        wide = x.astype(kind).astype(np.float64)
+        square, cube, power = Executable(powers)({"x": wide.astype(np.float32)}).values()
+        for found, wanted in ((square, wide**2), (cube, wide**3), (power, 2**wide)):
+            np.testing.assert_array_equal(found, wanted.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"begin": [0, 1], "end": [0, 3], "end_mask": [True, False]},
+        {"begin": [0, -2], "end": [0, 0], "squeeze_mask": [True, False], "end_mask": [True, True]},
+        {"begin": [0, -1], "end": [2, 0], "stride": [1, -1]},
+    ],
+    ids=str,
+)
+def test_places_of_a_slice_are_those_of_each_shape(where: dict[str, Any]) -> None:
+    """They are worked out once for a shape, and anew for another."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((get_new_symbol(), get_new_symbol()))], opset_version=ct.target.iOS16
+    )
+    def slices(x: Var) -> Any:
+        return mb.slice_by_index(x=x, **where)
+
+    run = Executable(slices)
+    for rows, columns in ((2, 4), (3, 5), (2, 4), (2, 7)):
+        x = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
+        (found,) = run({"x": x}).values()
+        (heard,) = run({"x": x}, listener=Listener()).values()
+        np.testing.assert_array_equal(found, heard)

@@ -37,6 +37,15 @@ def rolled(x: Var) -> Any:
     return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=places, dtype="fp16"), axes=[1]), name="y")
 
 
+def causal(x: Var) -> Any:
+    """A mask chosen of two numbers, which coremltools types as one number."""
+    length = mb.gather(x=mb.shape(x=x), indices=np.int32(1), axis=0)
+    places = mb.range_1d(start=np.int32(0), end=length, step=np.int32(1))
+    seen = mb.less_equal(x=mb.expand_dims(x=places, axes=[0]), y=mb.expand_dims(x=places, axes=[1]))
+    mask = mb.select(cond=seen, a=np.float16(0), b=np.float16(-1e4), name="mask")
+    return mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask, name="y")
+
+
 def kinds(program: Program) -> set[str]:
     return {op.op_type for op in walk_ops(program)} - {"const"}
 
@@ -57,6 +66,15 @@ def test_the_arithmetic_of_shapes_is_computed(step: FixShapes, shape: tuple[int,
     assert tuple(after.functions["main"].inputs["x"].shape) == shape
     assert [change.names for change in session.contract] == [("x",), ("y",)]
     values = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float16)}
+    assert_same_numbers(program, after, values, precision="fp16", rtol=0)
+
+
+def test_a_choice_of_two_numbers_is_as_wide_as_what_decides() -> None:
+    program = dynamic(causal)
+    assert next(op for op in walk_ops(program) if op.op_type == "select").outputs[0].rank == 0
+    after, _ = apply_pass(FixShapes(length=6), program)
+    assert kinds(after) == {"matmul", "add"}
+    values = {"x": np.random.default_rng(0).standard_normal((1, 6, 4)).astype(np.float16)}
     assert_same_numbers(program, after, values, precision="fp16", rtol=0)
 
 

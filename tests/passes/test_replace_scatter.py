@@ -127,7 +127,7 @@ def test_two_halves_are_one_concat() -> None:
 
     @mb.program(input_specs=[mb.TensorSpec((4, 10, 3)), mb.TensorSpec((4, 10, 2))])
     def program(a: Var, b: Var) -> Any:
-        made = np.zeros(200, np.float32)
+        made: Any = np.zeros(200, np.float32)
         for places, u in ((left, a), (right, b)):
             flat = mb.reshape(x=u, shape=[len(places)])
             made = mb.scatter(data=made, indices=places.astype(np.int32), updates=flat, axis=0, mode="update")

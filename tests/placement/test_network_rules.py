@@ -16,7 +16,7 @@ from anesurgery.mil import ct
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement import Grade, Inspection, Target
 from anesurgery.placement.networks import inspect_network
-from anesurgery.placement.rules.layer_rules import REMEDIES, RULES
+from anesurgery.placement.rules.layer_rules import RULES
 
 Build = Callable[[Any], None]
 ANY = Target.parse(None)
@@ -277,11 +277,12 @@ def test_a_network_that_reads_what_nothing_makes_is_damaged() -> None:
 
 
 def test_rules_are_of_one_format_and_named_once() -> None:
-    assert len({r.id for r in RULES}) == len(RULES)
+    assert len({(r.id, r.remedy) for r in RULES}) == len(RULES)
+    said = [(r.id, op) for r in RULES for op in r.ops]
+    assert len(set(said)) == len(said), "a rule speaks once about a layer type, with one remedy"
     assert {r.scope.model_type for r in RULES} == {"neuralnetwork"}
     assert all(r.source and r.because and r.ops for r in RULES)
-    named = {r.remedy for r in RULES if r.remedy is not None} | set(REMEDIES.values())
-    assert named <= set(registry.layer_pass_names())
+    assert {r.remedy for r in RULES if r.remedy is not None} <= set(registry.layer_pass_names())
     assert all(r.advice for r in RULES if r.legal is False and r.id != "nn-as-in-programs")
     allowed = [r.ops for r in RULES if r.legal]
     flat = {op for r in RULES if r.legal is False and r.test is None for op in r.ops}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 
 from anesurgery import registry
+from anesurgery.placement import rules
 from anesurgery.placement.rules import layer_rules
 from anesurgery.placement.rules.legality import FORBIDDEN
 
@@ -16,6 +19,7 @@ OPEN = ("none can exist", "not written")
 
 
 UPGRADE = "ane.upgrade"
+PREFIX = f"{rules.__name__}."
 
 
 def rows(layers: bool = False) -> dict[str, tuple[str, str]]:
@@ -48,15 +52,13 @@ def test_the_table_has_no_row_of_a_rule_that_is_gone() -> None:
     assert rows().keys() == {rule.id for rule in FORBIDDEN}
 
 
-LAYER_RULES = {rule.id: rule for rule in layer_rules.RULES if rule.legal is False}
+LAYER_RULES = {rule.id for rule in layer_rules.RULES if rule.legal is False}
 
 
 @pytest.mark.parametrize("rule", sorted(LAYER_RULES))
 def test_each_rule_of_layers_ends_with_a_remedy_or_a_reason(rule: str) -> None:
     remedy, words = rows(layers=True)[rule]
-    row = LAYER_RULES[rule]
-    named = {layer_rules.REMEDIES[kind] for kind in row.ops & layer_rules.REMEDIES.keys() if not row.test}
-    named |= {row.remedy} if row.remedy else set()
+    named = {row.remedy for row in layer_rules.RULES if row.id == rule and row.remedy}
     told = set(re.findall(r"(\w+)", remedy.replace("`", ""))) if remedy not in (*OPEN, UPGRADE) else set()
     assert told == named, f"{rule} names {named}; the table says {remedy}"
     assert told <= set(registry.layer_pass_names())
@@ -67,7 +69,25 @@ def test_each_rule_of_layers_ends_with_a_remedy_or_a_reason(rule: str) -> None:
 
 
 def test_the_table_of_layers_has_no_row_of_a_rule_that_is_gone() -> None:
-    assert rows(layers=True).keys() == LAYER_RULES.keys()
+    assert rows(layers=True).keys() == LAYER_RULES
+
+
+def names_passes(value: object) -> bool:
+    """Is it a table that says which pass repairs what?"""
+    passes = {*registry.op_pass_names(), *registry.layer_pass_names()}
+    words = [*value, *value.values()] if isinstance(value, dict) else []
+    return not passes.isdisjoint(word for word in words if isinstance(word, str))
+
+
+def test_a_remedy_stands_in_the_row_of_its_rule() -> None:
+    modules = [importlib.import_module(m.name) for m in pkgutil.iter_modules(rules.__path__, PREFIX)]
+    tables = [f"{m.__name__}.{name}" for m in modules for name, value in vars(m).items() if names_passes(value)]
+    assert tables == []
+
+
+@pytest.mark.parametrize("table", [{"fp32": "compute_fp16"}, {"rerank": "rank"}, {"gather": "legacy_gather"}])
+def test_a_table_beside_the_rules_would_be_found(table: dict[str, str]) -> None:
+    assert names_passes(table)
 
 
 def test_a_remedy_that_the_rules_do_not_name_is_noticed(

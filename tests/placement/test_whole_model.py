@@ -58,7 +58,7 @@ def layers(count: int, kind: Any = np.float16) -> Callable[[], Program]:
 
     def body(x: Var) -> Var:
         for _ in range(count):
-            weight = np.zeros((8192, 8192), kind)
+            weight: Any = np.zeros((8192, 8192), kind)
             if kind is np.int8:
                 weight = mb.constexpr_blockwise_shift_scale(data=weight, scale=half(8192, 1))
             x = mb.linear(x=x, weight=weight)

@@ -169,9 +169,9 @@ def test_a_package_is_read_again_only_if_a_step_is_undone(
     reads: list[Any] = []
     load_path = loading._load_path
 
-    def reading(path: Path, units: Any) -> Any:
+    def reading(path: Path, *given: Any, **named: Any) -> Any:
         reads.append(path)
-        return load_path(path, units)
+        return load_path(path, *given, **named)
 
     monkeypatch.setattr(loading, "_load_path", reading)
     path = ane.save(ane.load(program()), tmp_path / "m.mlpackage")

@@ -14,6 +14,7 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.legal import Legality
+from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting import search as searching
 from anesurgery.rewriting.builder import Builder
@@ -307,3 +308,25 @@ def test_two_steps_are_tried_in_one_order() -> None:
     found, _ = search(built(sums), CumsumToModes(), Crowd())
     pairs = [[str(step) for step in steps] for steps, end in found.reached.items() if len(steps) == 2 and end]
     assert [sorted(pair) for pair in pairs] == [["crowd", "cumsum_to_modes"]]
+
+
+@dataclass(frozen=True)
+class Rounds(AllRelu):
+    """A gain in time for which every value is rounded."""
+
+    name: ClassVar[str] = "rounds"
+    rounds: ClassVar[bool] = True
+
+
+@pytest.mark.parametrize(("least", "kept"), [(0.0, False), (1.0, True)])
+def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
+    monkeypatch: pytest.MonkeyPatch, least: float, kept: bool
+) -> None:
+    """The wrong version: any gain in time, however small, for numbers that are less exact."""
+    monkeypatch.setattr(searching, "CLEARLY", least)
+    monkeypatch.setattr(searching, "_too_far", lambda *_: None)
+    monkeypatch.setattr(Standing, "rises", lambda *_: False)
+    found, end = search(built(sums), Rounds())
+    assert bool(end.steps) == kept
+    said = found.rejected["rounds"][1].reason if "rounds" in found.rejected else "kept"
+    assert ("values would be rounded" in said) != kept

@@ -160,9 +160,11 @@ def chosen(x: Var, mask: Var) -> Var:
     return mb.matmul(x=weights, y=x, name="y")
 
 
-def fused(x: Var, mask: Var) -> Var:
-    seen = mb.expand_dims(x=mb.cast(x=mask, dtype="bool"), axes=[1])
-    shape = mb.concat(values=(np.int32(1), counted(x), np.int32(1)), axis=0)
+def fused(x: Var, mask: Var, rows: bool = False) -> Var:
+    """Fused attention, whose mask hides keys, or rows of queries."""
+    seen = mb.expand_dims(x=mb.cast(x=mask, dtype="bool"), axes=[2 if rows else 1])
+    one, length = np.int32(1), counted(x)
+    shape = mb.concat(values=(one, one, length) if rows else (one, length, one), axis=0)
     wide = mb.logical_and(x=seen, y=mb.cast(x=mb.fill(shape=shape, value=np.float32(1)), dtype="bool"))
     return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=wide, name="y")
 
@@ -267,6 +269,7 @@ WRONG: dict[str, tuple[Built, str]] = {
     "one head without": (one_head_open, "no mask hides"),
     "a mask too faint": (faint, "no mask hides"),
     "a mask of queries": (of_queries, "no mask hides"),
+    "fused, a mask of queries": (lambda x, mask: fused(x, mask, rows=True), "no mask hides"),
     "one place ahead": (
         lambda x, mask: mb.add(x=attention(x, causal(x, 1)), y=mb.expand_dims(x=mask, axes=[2])),
         "no mask hides",
@@ -320,8 +323,64 @@ def test_a_mask_is_added_on_request(tmp_path: Path) -> None:
         np.testing.assert_allclose(found, ane.run(model, {"x": x})["y"], rtol=1e-5, atol=1e-5)
 
 
+def windows_of(*, left: bool = False) -> Callable[[Var], Var]:
+    """Two convolutions with a bias; the second behind an edge of its own."""
+    kernel = RNG.standard_normal((4, 4, 3)).astype(np.float32)
+
+    def build(x: Var) -> Var:
+        turned = mb.transpose(x=x, perm=(0, 2, 1))
+        first = mb.conv(
+            x=turned,
+            weight=kernel,
+            bias=np.ones(4, np.float32),
+            pad_type="custom",
+            pad=[2, 0] if left else [1, 1],
+        )
+        edge = mb.pad(
+            x=first, pad=[0, 0, 0, 0, *((4, 0) if left else (2, 2))], mode="constant", constant_val=0.0
+        )
+        return mb.conv(x=edge, weight=kernel, dilations=[2], pad_type="valid", name="y")
+
+    return build
+
+
+def test_windows_that_end_at_their_place_need_no_mask(tmp_path: Path) -> None:
+    model = bare(windows_of(left=True))
+    sized = ane.sizes(model, STEPS)
+    assert not sized.padding.why_not
+    folder = sized.save(tmp_path / "sized")
+    for length in range(1, 8):
+        same(model, folder, {"x": RNG.standard_normal((1, length, 4)).astype(np.float32)})
+
+
+def test_windows_read_zeros_behind_a_mask_that_is_added(tmp_path: Path) -> None:
+    model = bare(windows_of())
+    assert "conv reads across the padded axis: 2 places" in ane.sizes(model, STEPS).padding.why_not
+    sized = ane.sizes(model, STEPS, mask="mask")
+    assert not sized.padding.why_not
+    folder = sized.save(tmp_path / "sized")
+    for length in range(1, 8):
+        x = RNG.standard_normal((1, length, 4)).astype(np.float32)
+        found = ane.run(folder, {"x": x, "mask": np.ones((1, length), np.float32)})["y"]
+        np.testing.assert_allclose(found, ane.run(model, {"x": x})["y"], rtol=1e-5, atol=1e-5)
+
+
+def edged(x: Var) -> Var:
+    """What is read beyond the end is 1, and what is filled up is 0."""
+    edge = mb.pad(x=x, pad=[0, 0, 0, 0, 0, 2], mode="constant", constant_val=1.0)
+    return mb.conv(x=edge, weight=np.ones((4, 4, 3), np.float32), pad_type="valid", name="y")
+
+
+def test_an_edge_of_other_numbers_is_refused() -> None:
+    sized = ane.sizes(bare(edged, (1, 4, None)), {"x": [(1, 4, 3), (1, 4, 7)]})
+    assert "another number than 0" in sized.padding.why_not
+
+
 UNMASKABLE: dict[str, tuple[Callable[[], Any], str]] = {
-    "no attention": (lambda: ane.sizes(bare(lambda x: mb.relu(x=x)), STEPS, mask="m"), "no softmax goes over"),
+    "no attention, no window": (
+        lambda: ane.sizes(bare(lambda x: mb.relu(x=x)), STEPS, mask="m"),
+        "no softmax goes over",
+    ),
     "the name is taken": (lambda: ane.sizes(bare(heads), STEPS, mask="x"), "has an input 'x' already"),
     "over another axis": (
         lambda: ane.sizes(bare(lambda x: mb.softmax(x=x, axis=1)), STEPS, mask="m"),

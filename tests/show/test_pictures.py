@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, mb
+from anesurgery.show.pictures import GAP_Y, HEIGHT, types_in_words
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -70,9 +72,9 @@ def arrows(picture: ane.Picture) -> list[tuple[float, ...]]:
 
 def hidden(picture: ane.Picture) -> int:
     """How many pieces of arrows run behind a box; a curve with level ends stays between them."""
-    count = 0
+    count, rectangles = 0, boxes(picture).values()
     for x, y, u, v, bottom in arrows(picture):
-        for left, top, width, height in boxes(picture).values():
+        for left, top, width, height in rectangles:
             beside = left < max(x, u) and min(x, u) < left + width and top < v and y < top + height
             through = left < u < left + width and top < bottom and v < top + height
             count += beside or through
@@ -111,6 +113,82 @@ def test_long_names_that_differ_read_differently() -> None:
     drawn = set(boxes(ane.draw(made))) - {"x"}
     assert len(drawn) == 3
     assert max(map(len, drawn)) < max(map(len, names))
+
+
+def test_long_names_are_told_apart_by_the_words_that_differ() -> None:
+    """Each name is cut to the words at which names differ, in place of more of what they have in common."""
+    middle = "_multikernel_convolution_spatial_pyramid_pooling_multikernel_convolution_"
+    names = [
+        f"pooling{middle}{k}_{kind}_batch_normalization_cast" for k in range(3) for kind in ("wide", "deep")
+    ]
+
+    @mb.program(input_specs=[mb.TensorSpec((1,))])
+    def made(x: Any) -> Any:
+        for name in names:
+            x = mb.relu(x=x, name=name)
+        return x
+
+    drawn = set(boxes(ane.draw(made))) - {"x"}
+    assert drawn == {f"pooling…{k}_{kind}…" for k in range(3) for kind in ("wide", "deep")}
+
+
+def test_alike_outputs_are_counted_and_no_type_is_cut() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 8, 32))])
+    def made(x: Any) -> Any:
+        return mb.concat(values=[*mb.split(x=x, num_splits=4, axis=1)], axis=0)
+
+    assert "4 of 1x16x8x32<" in ane.draw(made).svg
+    assert types_in_words(["1x64x64x32", "1x64x64x16", "1x64x64x8"]) == "1x64x64x32, 1x64x64x16 and 1 more"
+    assert types_in_words(["list", "list", "1x2"]) == "2 of list, 1x2"
+
+
+@pytest.fixture(scope="module")
+def layers() -> ane.Picture:
+    """Twenty-eight layers, each with a gate that reads the first value, and a mask that all of them read."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4)), mb.TensorSpec((1, 4))])
+    def made(x: Var, seen: Var) -> Var:
+        mask = mb.sigmoid(x=seen, name="mask")
+        y = x
+        for i in range(28):
+            gate = mb.tanh(x=mb.sin(x=x, name=f"sin{i}"), name=f"gate{i}")
+            change = mb.mul(x=mb.relu(x=mb.exp(x=y, name=f"exp{i}"), name=f"relu{i}"), y=mask, name=f"mul{i}")
+            y = mb.add(x=mb.mul(x=change, y=gate, name=f"gated{i}"), y=y, name=f"y{i}")
+        return y
+
+    return ane.draw(made)
+
+
+def test_two_hundred_ops_stay_readable(layers: ane.Picture) -> None:
+    """No box covers another, no arrow runs behind one, and the picture is about as wide as a page."""
+    found = boxes(layers)
+    assert len(layers.ops) == 197
+    for (x, y, w, h), (u, v, s, t) in itertools.combinations(found.values(), 2):
+        assert x + w < u or u + s < x or y + h < v or v + t < y
+    assert not hidden(layers)
+    assert max(x + w for x, _, w, _ in found.values()) < 600
+
+
+def test_a_value_that_many_ops_read_is_one_line(layers: ane.Picture) -> None:
+    """Beside the boxes of a row there pass the mask, the first value and the sum at most; no line twice."""
+    passing = {(p[2], p[3]) for p in arrows(layers) if p[4] != p[3]}
+    rows = Counter(y for _, y in passing)
+    assert max(rows.values()) == 3
+
+
+def test_what_is_read_late_stands_near_its_reader(layers: ane.Picture) -> None:
+    found = boxes(layers)
+    for i in range(28):
+        below = found[f"gated{i}"][1] - found[f"gate{i}"][1]
+        assert below == found[f"gate{i}"][1] - found[f"sin{i}"][1] == HEIGHT + GAP_Y
+
+
+def test_words_keep_their_size_in_a_narrow_window(layers: ane.Picture) -> None:
+    """A picture that shrinks with its window has letters that nobody reads, below an empty screen."""
+    style = ET.fromstring(layers.svg).find(f"{SVG}style")
+    assert style is not None
+    assert style.text
+    assert not re.search(r"(?<!-)\bwidth|max-width|height", style.text)
 
 
 def test_a_chain_beside_branches_is_straight() -> None:

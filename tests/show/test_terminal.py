@@ -152,7 +152,7 @@ def test_markup_and_control_characters_in_names_are_shown_as_they_are() -> None:
         ([row(0, "x", None, None)], "ANE: nothing is known of where its ops run on M1/macOS 14"),
         ([row(0, "x", "ane")], "ANE: every op on M1/macOS 14"),
         ([row(0, "x", "cpu")], "ANE: no op on M1/macOS 14"),
-        ([row(0, "x", "cpu"), row(1, "x", None)], "ANE: no op (1 more perhaps) on M1/macOS 14"),
+        ([row(0, "x", "cpu"), row(1, "x", None)], "ANE: no op for certain, 1 of 2 perhaps, on M1/macOS 14"),
         ([row(0, "x", "ane"), row(1, "x", "cpu")], "ANE: 50 % of flop, 1 of 2 ops on M1/macOS 14"),
     ],
 )

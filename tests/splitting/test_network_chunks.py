@@ -14,6 +14,7 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.protobuf import proto
+from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
 from anesurgery.splitting import network_chunks
 from anesurgery.splitting.network_chunks import cut_network
@@ -103,6 +104,21 @@ def test_chunks_of_a_network_are_networks_that_together_equal_it(
     parts = ane.inspect(stored, target=TARGET).parts.values()
     assert [part.residency["ops"] for part in parts] == [1.0, 0.0, 1.0]
     assert all(row.op_type != "add" or row.name != "unread" for part in parts for row in part.ops)
+
+
+@pytest.mark.parametrize("how", [{"at": "unsupported"}, {"parts": 2}])
+def test_the_file_is_read_once(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, opened = saved(gathering(True), tmp_path), list[Path]()
+    read = SourceFile.read
+
+    def counted(file: SourceFile) -> bytes:
+        opened.append(file.path)
+        return read(file)
+
+    monkeypatch.setattr(SourceFile, "read", counted)
+    chain = ane.split(path, **how, target=TARGET)
+    assert chain.compared == "equal to the whole bit for bit, as stored, on one sampled input"
+    assert opened == [path]
 
 
 def test_the_whole_is_proved_against_its_chunks(tmp_path: Path) -> None:

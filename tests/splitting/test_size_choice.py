@@ -68,7 +68,7 @@ def test_prints_as_a_table_and_a_plot() -> None:
     text = str(ane.choose_sizes([3, 5, 5, 9], 3))
     assert "expected positions" in text
     assert "#" * 24 in text
-    assert "best: 3, 5, 9" in text
+    assert "best sizes: 3, 5, 9" in text
     assert "expected time" in ane.choose_sizes([3], 1, time=float)._repr_html_()
 
 

@@ -18,6 +18,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Program, mb
 from anesurgery.testing import apply_pass
 
+_REPAIRED: dict[str, Program] = {}
+
 GOOD = 60.0
 """dB from which numbers are right."""
 HEAD = """# What goes wrong in numbers
@@ -58,9 +60,10 @@ def decibels(program: Program, hazard: Hazard, arithmetic: str) -> float:
 
 
 def repaired(hazard: Hazard) -> Program:
-    """The graph after its repair."""
-    after: Program = apply_pass(registry.make_pass(hazard.repair), hazard.graph)[0]
-    return after
+    """The graph after its repair, made once."""
+    if hazard.name not in _REPAIRED:
+        _REPAIRED[hazard.name] = apply_pass(registry.make_pass(hazard.repair), hazard.graph)[0]
+    return _REPAIRED[hazard.name]
 
 
 def in_words(value: float) -> str:

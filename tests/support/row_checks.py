@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -32,7 +32,7 @@ from anesurgery.facts.whole_numbers import symbolic as symbolic_shape
 from anesurgery.interpret import Evaluator, evaluate
 from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
-from anesurgery.mil import Array, Operation, Var, add_input, constant, mb, np_dtype, static_shape
+from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
 from anesurgery.regions import padding, views
 from anesurgery.regions.single_rows import rebuild
@@ -216,7 +216,7 @@ def rebuilds_another_row(sample: Sample) -> str:
         shape = [1 if a == at else n for a, n in enumerate(source.shape)]
         place = add_input(sample.function, f"row{axis}", shape, TYPES[sample.operands[source].dtype])
         with sample.function:
-            row = rebuild(mb, rowwise.Tail(source, at, ((sample.op, axis),)), place)
+            row = rebuild(cast(Maker, mb), rowwise.Tail(source, at, ((sample.op, axis),)), place)
         at_place = int(rng.integers(source.shape[at]))
         (whole,) = evaluate([sample.op], values, [out], Double())
         given = {**values, place: values[source].select(at, at_place).unsqueeze(at)}

@@ -1,25 +1,25 @@
 """Decoders of other families, from configuration to text, beside what transformers writes: docs/decoders.md.
 
 Each checkpoint has random weights and is built in fp16, in chunks where it can be cut. 200 tokens are written
-greedily. A text may differ from the one of transformers in fp32 after a tie only: two tokens that are nearer
-than `TIE` of the range of the logits, or two experts of a mixture that are nearer than that of the range of
-their scores. Nothing of what differs otherwise is called a tie.
+greedily. A text may differ from the one of transformers in fp32 in two cases only: two tokens were nearer than
+`TIE` of the range of the logits, or the token has logits that transformers itself gives for it where each of
+its numbers moves by a rounding of fp16: of the experts of a mixture, those next to a threshold are then chosen
+otherwise. All other logits agree to `ROUNDING`, and nothing of what differs otherwise is excused.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import re
 import tempfile
 import traceback
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import checkpoints
 import numpy as np
@@ -35,6 +35,10 @@ BEGIN, END = "<!-- unseen: begin -->", "<!-- unseen: end -->"
 CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
 TIE = 1e-3
 """Of a range: what fp16 cannot be asked to tell apart."""
+HALF = 2.0**-10
+"""Of a number: how far apart two of fp16 are at most."""
+MOVES = 400
+"""How often transformers is asked at most; the rarest choice that was seen came in about 1 of 50."""
 ROUNDING = 0.01
 """Of the range of logits: what differs by more is no rounding of one token."""
 SIZES: dict[str, Any] = {
@@ -155,10 +159,10 @@ class Text:
     chunks: int
     gap: float = float("nan")
     """Between the two likeliest tokens where the texts part, by the range of their logits."""
-    choice: float = float("nan")
-    """Between two experts, by the range of their scores, at the first token with other logits."""
+    others: int = 0
+    """How many tokens have other experts, as transformers gives them after a rounding."""
     led: bool = False
-    """Did the choice of experts come before the texts part?"""
+    """Did such a token come before the texts part, and do their logits tell the tokens apart?"""
     refused: str = ""
 
     @property
@@ -174,9 +178,9 @@ class Text:
         if self.same < STEPS and self.gap < TIE:
             words += f" two tokens {self.gap:.1e} of the range apart"
         elif self.led and self.same < STEPS:
-            words += " a token has other experts"
-        if self.choice < TIE:
-            words += f" (experts {self.choice:.1e} of their range apart)"
+            words += " other experts"
+        if self.others:
+            words += f" ({self.others} of {PROMPT + STEPS} tokens have other experts)"
         return words if self.right else f"wrong: {words} ({self.gap:.1e} apart)"
 
 
@@ -208,20 +212,24 @@ def built(folder: Path, out: Path) -> Any:
     return ane.build(folder, out, **options)
 
 
-@contextmanager
-def choices() -> Iterator[list[Array]]:
-    """How near the last expert that each token is given is to the next one, by the range of the scores."""
-    found, topk = list[Array](), torch.topk
+def moved(module: Any, ids: Any) -> Iterator[Array]:
+    """What transformers gives where each weight, and what each layer gives, moves by a rounding of fp16."""
 
-    def watched(x: Any, k: int, *args: Any, **more: Any) -> Any:
-        if x.ndim >= 2 and k < x.shape[-1]:
-            ordered = x.detach().flatten(0, -2).float().sort(-1, descending=True).values
-            ordered = ordered.clamp(min=float(ordered[ordered > -1e4].min()))
-            found.append(((ordered[:, k - 1] - ordered[:, k]) / (ordered[:, 0] - ordered[:, -1])).numpy())
-        return topk(x, k, *args, **more)
+    def move(x: Any) -> Any:
+        if not torch.is_tensor(x) or not x.is_floating_point():
+            return x
+        return x * (1 + HALF * (2 * torch.rand(x.shape, generator=draws) - 1))
 
-    with patch.object(torch, "topk", watched), patch.object(torch.Tensor, "topk", watched):
-        yield found
+    for seed in range(MOVES):
+        draws = torch.Generator().manual_seed(seed)
+        other = copy.deepcopy(module)
+        for layer in other.modules():
+            if not list(layer.children()):
+                layer.register_forward_hook(lambda layer, given, out: move(out))
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.copy_(move(parameter))
+            yield other(ids, use_cache=False).logits[0].numpy()
 
 
 def tried(name: str, folder: Path) -> Text:
@@ -237,29 +245,34 @@ def tried(name: str, folder: Path) -> Text:
     options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
         ids = module.generate(torch.tensor([prompt]), max_new_tokens=STEPS, **options)
-        with choices() as gaps:
-            logits = module(ids, use_cache=False).logits[0].numpy()
+        logits = module(ids, use_cache=False).logits[0].numpy()
     written = list(ane.generate(out, prompt, STEPS, precision="fp16", quiet=True).written)
     rows = Decoder(out, precision="fp16").feed(ids[0].tolist())
-    return compared(ids[0, PROMPT:].tolist(), written, logits, rows, gaps, made.chunks)
+    return compared(ids[0, PROMPT:].tolist(), written, logits, rows, moved(module, ids), made.chunks)
 
 
 def compared(
-    expected: list[int], written: list[int], logits: Array, rows: Array, gaps: list[Array], chunks: int
+    expected: list[int], written: list[int], logits: Array, rows: Array, moves: Iterable[Array], chunks: int
 ) -> Text:
-    """What is to be said of a text, of its logits, and of the experts that were nearly chosen."""
-    errors = np.abs(rows - logits).max(-1) / np.ptp(logits)
+    """What is to be said of a text and of its logits; `moves` are other logits that transformers may give."""
+    spread = np.ptp(logits)
+    errors = np.abs(rows - logits).max(-1) / spread
+    least = errors.copy()
+    if not np.all(errors < ROUNDING):
+        for other in moves:
+            least = np.minimum(least, np.abs(rows - other).max(-1) / spread)
+            if np.all(least < ROUNDING):
+                break
+    others = np.flatnonzero(~(errors < ROUNDING) & (least < ROUNDING))
+    error = float(np.max(np.where(errors < ROUNDING, errors, least)))
     same = next((i for i, (a, b) in enumerate(zip(written, expected, strict=True)) if a != b), STEPS)
-    first = next((i for i, e in enumerate(errors) if not e < ROUNDING), len(errors))
-    choice = float("nan")
-    if first < len(errors):
-        choice = min((float(gap[first]) for gap in gaps if len(gap) == len(errors)), default=choice)
-    error = float(np.max(errors[:first] if choice < TIE else errors, initial=0.0))
-    gap = float("nan")
-    if same < STEPS:
-        row = np.sort(logits[PROMPT + same - 1])
-        gap = float((row[-1] - row[-2]) / np.ptp(row))
-    return Text(same, error, chunks, gap, choice, choice < TIE and PROMPT + same > first)
+    if same == STEPS:
+        return Text(same, error, chunks, others=len(others))
+    last = PROMPT + same - 1
+    row = np.sort(logits[last])
+    gap = float((row[-1] - row[-2]) / np.ptp(row))
+    told = bool(errors[last] * spread * 2 >= row[-1] - row[-2])
+    return Text(same, error, chunks, gap, len(others), told and bool(np.any(others <= last)))
 
 
 def table(found: dict[str, Text]) -> str:
@@ -269,7 +282,8 @@ def table(found: dict[str, Text]) -> str:
         f"{len(found)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
         "transformers in fp32 (`python tests/support/unseen_decoders.py --page docs/decoders.md`): "
         f"{right} right, {refused} refused, {len(found) - right - refused} wrong. Ties are nearer than {TIE:g} "
-        "of the range of logits, or of the scores of experts; the error is that of a logit, by the range.",
+        "of the range of logits; a token has other experts where transformers gives these logits too, with "
+        "numbers that are moved by a rounding of fp16. The error is that of a logit, by the range.",
         "",
         "| configuration | chunks | text | error |",
         "|---|---|---|---|",

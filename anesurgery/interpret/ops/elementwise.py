@@ -50,6 +50,16 @@ def _real_div(x: Tensor, y: Tensor) -> Tensor:
     return torch.div(x.long(), _divisor(y).long(), rounding_mode="trunc").to(torch.int32)
 
 
+_any_power = _steady(torch.pow)
+
+
+def _pow(x: Tensor, y: Tensor) -> Tensor:
+    """The power; a square is one product, whose rounding is that of the power in double precision."""
+    if y.numel() == 1 and x.is_floating_point() and x.ndim >= y.ndim and y.item() == 2:
+        return torch.square(x)
+    return _any_power(x, y)
+
+
 def _sign(x: Tensor) -> Tensor:
     """-1, 0 or 1; NaN stays."""
     return torch.where(torch.isnan(x), x, torch.sign(x))
@@ -62,7 +72,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "real_div": _real_div,
     "floor_div": _floor_div,
     "mod": _mod,
-    "pow": _steady(torch.pow),
+    "pow": _pow,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
     "equal": torch.eq,

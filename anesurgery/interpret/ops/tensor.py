@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,20 +170,55 @@ def slice_by_index(
     Raises:
         InterpretError: the index of a squeezed axis is outside of it; a slice is cut, as in Python.
     """
-    b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * x.ndim
-    no_begin, no_end, drop = (_mask(m, x.ndim) for m in (begin_mask, end_mask, squeeze_mask))
-    for axis in range(x.ndim):
+    return _taken(x, *_places(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask))
+
+
+def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
+    """`slice_by_index` with constant places, which are worked out once for a shape.
+
+    Args:
+        where: all of its parameters but `x`.
+    """
+    known: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
+
+    def sliced(x: Tensor, **_: Any) -> Tensor:
+        if x.shape not in known:
+            known[x.shape] = _places(x.shape, *(where.get(name) for name in SLICE))
+        return _taken(x, *known[x.shape])
+
+    return sliced
+
+
+def _places(
+    shape: Sequence[int], begin: Any, end: Any, stride: Any, begin_mask: Any, end_mask: Any, squeeze_mask: Any
+) -> tuple[list[slice], dict[int, list[int]], list[int]]:
+    """A slice for each axis, the places on axes that are read backwards, and the axes that are dropped."""
+    rank = len(shape)
+    b, e, s = ints(begin), ints(end), ints(stride) if stride is not None else [1] * rank
+    no_begin, no_end, drop = (_mask(m, rank) for m in (begin_mask, end_mask, squeeze_mask))
+    forward, backward = [slice(None)] * rank, dict[int, list[int]]()
+    for axis, length in enumerate(shape):
         if drop[axis]:
-            x = x.narrow(axis, 0 if no_begin[axis] else _place(b[axis], x.shape[axis], axis), 1)
+            at = 0 if no_begin[axis] else _place(b[axis], length, axis)
+            forward[axis] = slice(at, at + 1)
             continue
-        chosen = range(x.shape[axis])[
-            slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
-        ]
+        wanted = slice(None if no_begin[axis] else b[axis], None if no_end[axis] else e[axis], s[axis])
+        chosen = range(length)[wanted]
         if s[axis] > 0:
-            x = x[(slice(None),) * axis + (slice(chosen.start, max(chosen.stop, chosen.start), s[axis]),)]
+            forward[axis] = slice(chosen.start, max(chosen.stop, chosen.start), s[axis])
         else:
-            x = x.index_select(axis, torch.tensor(list(chosen), dtype=torch.int64))
-    return x.squeeze(tuple(a for a in range(x.ndim) if drop[a])) if any(drop) else x
+            backward[axis] = list(chosen)
+    return forward, backward, [axis for axis in range(rank) if drop[axis]]
+
+
+def _taken(
+    x: Tensor, forward: Sequence[slice], backward: Mapping[int, list[int]], dropped: Sequence[int]
+) -> Tensor:
+    """One view of all axes, and a copy where one is read backwards."""
+    x = x[tuple(forward)]
+    for axis, places in backward.items():
+        x = x.index_select(axis, torch.tensor(places, dtype=torch.int64, device=x.device))
+    return x.squeeze(tuple(dropped)) if dropped else x
 
 
 @impl("slice_by_size")

@@ -33,8 +33,7 @@ GELU = {0: "EXACT", 1: "TANH_APPROXIMATION", 2: "SIGMOID_APPROXIMATION"}
 
 def linear(x: Var, alpha: float, beta: float) -> Var:
     """Alpha x + beta."""
-    made: Var = mb.linear_activation(x=x, alpha=F(alpha), beta=F(beta))
-    return made
+    return mb.linear_activation(x=x, alpha=F(alpha), beta=F(beta))
 
 
 def activate(ctx: Context, params: Any, x: Var) -> Var:
@@ -89,19 +88,16 @@ def activation(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer("clip")
 def clip(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """min(max(x, minVal), maxVal)."""
-    made: Var = mb.clip(x=inputs[0], alpha=F(params.minVal), beta=F(params.maxVal))
-    return made
+    return mb.clip(x=inputs[0], alpha=F(params.minVal), beta=F(params.maxVal))
 
 
 @layer("clampedReLU")
 def clamped_relu(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """min(beta, x), with x times alpha where it is negative."""
-    made: Var = mb.clamped_relu(x=inputs[0], alpha=F(params.alpha), beta=F(params.beta))
-    return made
+    return mb.clamped_relu(x=inputs[0], alpha=F(params.alpha), beta=F(params.beta))
 
 
 @layer("gelu")
 def gelu(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """GELU, exact or in one of two approximations."""
-    made: Var = mb.gelu(x=inputs[0], mode=GELU[params.mode])
-    return made
+    return mb.gelu(x=inputs[0], mode=GELU[params.mode])

@@ -23,7 +23,7 @@ def of_rank(x: Var, rank: int) -> Var:
     """
     extra = list(range(x.rank - rank))
     if extra and all(not is_symbolic(x.shape[a]) and x.shape[a] == 1 for a in extra):
-        return cast(Var, mb.squeeze(x=x, axes=extra))
+        return mb.squeeze(x=x, axes=extra)
     return x
 
 
@@ -33,7 +33,7 @@ def squeezed(x: Var, axes: Sequence[int]) -> Var:
     added = producer(x, "expand_dims")
     if added is not None and sorted(a % x.rank for a in added.axes.val) == wanted:
         return cast(Var, added.x)
-    return cast(Var, mb.squeeze(x=x, axes=wanted))
+    return mb.squeeze(x=x, axes=wanted)
 
 
 def within(ctx: Context, axis: int, rank: int, what: str = "axis") -> int:
@@ -72,7 +72,7 @@ def sizes(ctx: Context, x: Var) -> Numbers:
     if x.val is not None:
         return np.asarray(x.val, np.float64).reshape(-1).astype(np.int32)
     found = whole(ctx, x)
-    return found if found.rank == 1 else cast(Var, mb.reshape(x=found, shape=[-1]))
+    return found if found.rank == 1 else mb.reshape(x=found, shape=[-1])
 
 
 def scalar(ctx: Context, x: Var) -> Var:
@@ -84,7 +84,7 @@ def scalar(ctx: Context, x: Var) -> Var:
     if any(not is_symbolic(d) and d != 1 for d in x.shape):
         shape = ", ".join(map(str, x.shape))
         raise ctx.error(f"takes one number, but its input is of shape ({shape})")
-    return cast(Var, mb.squeeze(x=x)) if x.rank else x
+    return mb.squeeze(x=x) if x.rank else x
 
 
 def known(ctx: Context, x: Var, what: str) -> Array:
@@ -108,10 +108,10 @@ def of_each(values: Sequence[Any], rank: int, absent: int) -> list[int]:
     return [*(int(v) for v in values), *[absent] * rank][:rank]
 
 
-def shape_of(x: Var) -> Numbers:
+def shape_value(x: Var) -> Numbers:
     """The shape: an int32 array when it is known, else a value."""
     if any(is_symbolic(d) for d in x.shape):
-        return cast(Var, mb.shape(x=x))
+        return mb.shape(x=x)
     return np.array(x.shape, np.int32)
 
 
@@ -119,7 +119,7 @@ def lengths(x: Var, *axes: int) -> Numbers:
     """The sizes of some axes, [n] int32: an array when they are known, else a value."""
     if any(is_symbolic(x.shape[a]) for a in axes):
         found = mb.gather(x=mb.shape(x=x), indices=np.array(axes, np.int32), axis=0)
-        return cast(Var, found)
+        return found
     return np.array([x.shape[a] for a in axes], np.int32)
 
 
@@ -129,7 +129,7 @@ def joined(*parts: Numbers) -> Numbers:
     arrays = [p for p in parts if not isinstance(p, Var)]
     if len(arrays) == len(parts):
         return np.concatenate(arrays)
-    return parts[0] if len(parts) == 1 else cast(Var, mb.concat(values=parts, axis=0))
+    return parts[0] if len(parts) == 1 else mb.concat(values=parts, axis=0)
 
 
 def broadcast(ctx: Context, x: Var, target: Numbers) -> Var:
@@ -137,10 +137,10 @@ def broadcast(ctx: Context, x: Var, target: Numbers) -> Var:
     known_ = not isinstance(target, Var) and not any(is_symbolic(d) for d in x.shape)
     if not known_:
         ones = mb.fill(shape=target, value=np.float32(1))
-        return cast(Var, mb.mul(x=x, y=ones))
+        return mb.mul(x=x, y=ones)
     wanted = np.broadcast_shapes(tuple(x.shape), tuple(int(d) for d in cast(Array, target)))
     missing = len(wanted) - x.rank
     if missing:
         x = mb.expand_dims(x=x, axes=list(range(missing)))
     reps = [n // have for n, have in zip(wanted, x.shape, strict=True)]
-    return cast(Var, mb.tile(x=x, reps=reps)) if any(n > 1 for n in reps) else x
+    return mb.tile(x=x, reps=reps) if any(n > 1 for n in reps) else x

@@ -47,13 +47,11 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
 
 
 def _swapped(x: Var) -> Var:
-    made: Var = mb.transpose(x=x, perm=[0, 2, 1])
-    return made
+    return mb.transpose(x=x, perm=[0, 2, 1])
 
 
 def _only(valid: Var, x: Var, absent: int) -> Var:
     """`x` where it is valid, elsewhere a number that says there is nothing."""
     condition = mb.expand_dims(x=valid, axes=[-1]) if x.rank == 3 else valid
     number = np.int32(absent) if x.dtype == types.int32 else F(absent)
-    made: Var = mb.select(cond=condition, a=x, b=number)
-    return made
+    return mb.select(cond=condition, a=x, b=number)

@@ -12,7 +12,7 @@ import numpy as np
 
 from anesurgery.mil import Array, Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import broadcast, shape_of
+from anesurgery.neuralnetwork.layers.blob_axes import broadcast, shape_value
 from anesurgery.neuralnetwork.layers.layer_table import Build, layer, layer_nd
 
 F = np.float32
@@ -120,7 +120,7 @@ def where(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The second input where the first is not 0, else the third."""
     condition, a, b = inputs
     if not _covers(a, b, condition):
-        a = broadcast(ctx, broadcast(ctx, a, shape_of(condition)), shape_of(b))
+        a = broadcast(ctx, broadcast(ctx, a, shape_value(condition)), shape_value(b))
     return _made("select", cond=ctx.truth(condition), a=a, b=b)
 
 

@@ -68,14 +68,12 @@ def _jump(ctx: Context, kind: str) -> None:
 
 
 def _flag(value: bool) -> Var:
-    made: Var = mb.const(val=np.bool_(value))
-    return made
+    return mb.const(val=np.bool_(value))
 
 
 def _holds(ctx: Context, x: Var) -> Var:
     """Is the one number of a blob other than 0?"""
-    made: Var = mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
-    return made
+    return mb.greater(x=mb.abs(x=scalar(ctx, x)), y=NEARLY_ZERO)
 
 
 # -- what a network writes ---------------------------------------------------------------------------------

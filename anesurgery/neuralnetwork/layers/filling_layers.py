@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import Numbers, broadcast, scalar, shape_of, sizes
+from anesurgery.neuralnetwork.layers.blob_axes import Numbers, broadcast, scalar, shape_value, sizes
 from anesurgery.neuralnetwork.layers.layer_table import layer_nd
 
 F = np.float32
@@ -17,19 +17,17 @@ F = np.float32
 @layer_nd("loadConstantND", inputs=0)
 def load_constant_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The array that the layer holds."""
-    made: Var = mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
-    return made
+    return mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
 
 
 def _fill(shape: Numbers, value: float) -> Var:
-    made: Var = mb.fill(shape=shape, value=F(value))
-    return made
+    return mb.fill(shape=shape, value=F(value))
 
 
 @layer_nd("fillLike")
 def fill_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number in the shape of the input."""
-    return _fill(shape_of(inputs[0]), params.value)
+    return _fill(shape_value(inputs[0]), params.value)
 
 
 @layer_nd("fillStatic", inputs=0)
@@ -47,7 +45,7 @@ def fill_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("broadcastToLike", inputs=2)
 def broadcast_to_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Repeated to the shape of the second input."""
-    return broadcast(ctx, inputs[0], shape_of(inputs[1]))
+    return broadcast(ctx, inputs[0], shape_value(inputs[1]))
 
 
 @layer_nd("broadcastToStatic")
@@ -80,5 +78,4 @@ def range_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def _range(ctx: Context, start: Any, end: Any, step: Any) -> Var:
     if not isinstance(step, Var) and step == 0:
         raise ctx.error("counts in steps of 0; state a step")
-    made: Var = mb.range_1d(start=start, end=end, step=step)
-    return made
+    return mb.range_1d(start=start, end=end, step=step)

@@ -153,8 +153,7 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 def _columns(x: Var, begin: int, end: int) -> Var:
     """Some columns of a matrix."""
-    made: Var = mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, False])
-    return made
+    return mb.slice_by_index(x=x, begin=[0, begin], end=[0, end], end_mask=[True, False])
 
 
 @layer("reorganizeData")

@@ -47,8 +47,7 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
     if producer(found, *COUNTS):
         return found
     later = mb.add(x=found, y=ends)
-    made: Var = mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
-    return made
+    return mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
 
 
 def _check_places(ctx: Context, places: Array, ends: Array) -> None:
@@ -67,8 +66,7 @@ def gather(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices along an axis that the second input lists; its shape replaces the axis."""
     x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
-    made: Var = mb.gather(x=x, indices=indices, axis=params.axis)
-    return made
+    return mb.gather(x=x, indices=indices, axis=params.axis)
 
 
 @layer_nd("gatherND", inputs=2)
@@ -76,8 +74,7 @@ def gather_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The slices at indices of several axes, given along the last axis of the second input."""
     x = inputs[0]
     (count,) = ctx.shape(inputs[1], [-1])
-    made: Var = mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count)))
-    return made
+    return mb.gather_nd(x=x, indices=_indices(ctx, inputs[1], x, range(count)))
 
 
 @layer_nd("gatherAlongAxis", inputs=2)
@@ -85,8 +82,7 @@ def gather_along_axis(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """For each place the number along an axis that the second input says there."""
     x = inputs[0]
     indices = _indices(ctx, inputs[1], x, [params.axis])
-    made: Var = mb.gather_along_axis(x=x, indices=indices, axis=params.axis)
-    return made
+    return mb.gather_along_axis(x=x, indices=indices, axis=params.axis)
 
 
 def _scatter(op: str) -> Build:
@@ -129,18 +125,17 @@ def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("oneHot", inputs=(1, 2))
 def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number at each index, another one elsewhere, along a new axis."""
-    size = np.int32(params.oneHotVectorSize)
+    size: Var | np.int32 = np.int32(params.oneHotVectorSize)
     if len(inputs) == 2:
         found = sizes(ctx, inputs[1])
         size = mb.squeeze(x=found) if isinstance(found, Var) else np.int32(found[0])
-    made: Var = mb.one_hot(
+    return mb.one_hot(
         indices=whole(ctx, inputs[0]),
         one_hot_vector_size=size,
         axis=within(ctx, params.axis, inputs[0].rank + 1),
         on_value=F(params.onValue),
         off_value=F(params.offValue),
     )
-    return made
 
 
 # -- find --------------------------------------------------------------------------------------------------
@@ -166,21 +161,19 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
 def _first(x: Var, count: Var, axis: int) -> Var:
     """The first slices along an axis."""
     before, after = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
-    made: Var = mb.slice_by_index(
+    return mb.slice_by_index(
         x=x,
         begin=np.zeros(x.rank, np.int32),
         end=joined(before, count, after),
         end_mask=[a != axis for a in range(x.rank)],
     )
-    return made
 
 
 @layer_nd("argSort")
 def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The indices that sort along an axis."""
     x = inputs[0]
-    made: Var = mb.argsort(x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending)
-    return made
+    return mb.argsort(x=x, axis=within(ctx, params.axis, x.rank), ascending=not params.descending)
 
 
 def _extreme(op: str) -> Build:
@@ -203,8 +196,7 @@ def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axis = sizes(ctx, inputs[1]) if len(inputs) == 2 else np.array([params.axis], np.int32)
 
     def along(a: int) -> Var:
-        made: Var = mb.cumsum(x=x, axis=a, exclusive=params.excludeFinalSum, reverse=params.reverse)
-        return made
+        return mb.cumsum(x=x, axis=a, exclusive=params.excludeFinalSum, reverse=params.reverse)
 
     if not isinstance(axis, Var):
         return along(within(ctx, int(axis[0]), x.rank) % x.rank)

@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import Numbers, shape_of, sizes
+from anesurgery.neuralnetwork.layers.blob_axes import Numbers, shape_value, sizes
 from anesurgery.neuralnetwork.layers.layer_table import Build, layer, layer_nd
 
 F = np.float32
@@ -22,7 +22,7 @@ FIELDS = {
 """Kind -> op, and its parameters by field of the layer."""
 
 SHAPES: dict[str, tuple[int, Callable[[Context, Any, list[Var]], Numbers]]] = {
-    "Like": (1, lambda ctx, params, inputs: shape_of(inputs[0])),
+    "Like": (1, lambda ctx, params, inputs: shape_value(inputs[0])),
     "Static": (0, lambda ctx, params, inputs: np.array(params.outputShape, np.int32)),
     "Dynamic": (1, lambda ctx, params, inputs: sizes(ctx, inputs[0])),
 }
@@ -51,7 +51,4 @@ def categorical(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         x = mb.log(x=mb.add(x=x, y=F(params.eps)), epsilon=F(0))
     if params.temperature not in (0, 1):
         x = mb.mul(x=x, y=F(1 / params.temperature))
-    made: Var = mb.random_categorical(
-        x=x, mode="logits", size=int(params.numSamples), seed=np.int32(params.seed)
-    )
-    return made
+    return mb.random_categorical(x=x, mode="logits", size=int(params.numSamples), seed=np.int32(params.seed))

@@ -48,5 +48,4 @@ for _kind, _op in REDUCTIONS.items():
 def softmax_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """Softmax over one axis."""
     axis = within(ctx, params.axis, inputs[0].rank)
-    made: Var = mb.softmax(x=inputs[0], axis=axis)
-    return made
+    return mb.softmax(x=inputs[0], axis=axis)

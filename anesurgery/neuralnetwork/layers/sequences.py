@@ -119,8 +119,7 @@ def sequence(ctx: Context, x: Var, size: int) -> Var:
             f"(axes 2 to 4 of {five.rank})"
         )
     if sizes[1:] == (1, 1):
-        made: Var = mb.squeeze(x=five, axes=[3, 4])
-        return made
+        return mb.squeeze(x=five, axes=[3, 4])
     return ctx.reshape(five, [*five.shape[:2], size])
 
 
@@ -138,19 +137,16 @@ def _state(ctx: Context, x: Var, batch: Any, hidden: int) -> Var:
     known = not any(is_symbolic(d) for d in (*x.shape, batch))
     if known and math.prod(x.shape) != batch * hidden:
         raise ctx.error(f"has an initial state of {math.prod(x.shape)} numbers, takes {batch} x {hidden}")
-    made: Var = mb.reshape(x=x, shape=[batch if known else -1, hidden])
-    return made
+    return mb.reshape(x=x, shape=[batch if known else -1, hidden])
 
 
 def _zeros(sequence: Var, hidden: int) -> Var:
     batch = sequence.shape[1]
     if not is_symbolic(batch):
-        made: Var = mb.const(val=np.zeros((int(batch), hidden), F))
-        return made
+        return mb.const(val=np.zeros((int(batch), hidden), F))
     size = mb.gather(x=mb.shape(x=sequence), indices=np.array([1], np.int32), axis=0)
     shape = mb.concat(values=[size, np.array([hidden], np.int32)], axis=0)
-    found: Var = mb.fill(shape=shape, value=F(0))
-    return found
+    return mb.fill(shape=shape, value=F(0))
 
 
 def outputs(ctx: Context, y: Var, states: Sequence[Var]) -> list[Var]:
@@ -177,5 +173,4 @@ def written_out(ctx: Context, x: Var, states: States, way: Way, backward: bool) 
 
 def joined(rows: Sequence[Var], sequence: bool) -> Var:
     """[sequence or 1, batch, hidden]."""
-    made: Var = mb.stack(values=rows if sequence else rows[-1:], axis=0)
-    return made
+    return mb.stack(values=rows if sequence else rows[-1:], axis=0)

@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Var, is_symbolic, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import each_within, joined, of_rank, shape_of, sizes, within
+from anesurgery.neuralnetwork.layers.blob_axes import each_within, joined, of_rank, shape_value, sizes, within
 from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
 from anesurgery.neuralnetwork.spec import DAMAGED
 
@@ -28,15 +28,13 @@ def reshape_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("reshapeLike", inputs=2)
 def reshape_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The shape of the second input."""
-    made: Var = mb.reshape(x=inputs[0], shape=shape_of(inputs[1]))
-    return made
+    return mb.reshape(x=inputs[0], shape=shape_value(inputs[1]))
 
 
 @layer_nd("reshapeDynamic", inputs=2)
 def reshape_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The shape that the second input lists."""
-    made: Var = mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
-    return made
+    return mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
 
 
 @layer_nd("rankPreservingReshape")
@@ -46,16 +44,14 @@ def rank_preserving_reshape(ctx: Context, params: Any, inputs: list[Var]) -> Var
     x = of_rank(inputs[0], len(wanted))
     if len(wanted) != x.rank:
         raise ctx.error(f"states {len(wanted)} sizes for an input of {x.rank} axes; state one each")
-    made: Var = mb.reshape(x=x, shape=wanted)
-    return made
+    return mb.reshape(x=x, shape=wanted)
 
 
 @layer_nd("flattenTo2D")
 def flatten_to_2d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The axes before one axis as rows, the others as columns."""
     x = inputs[0]
-    made: Var = mb.flatten2d(x=x, axis=_up_to(ctx, params.axis, x.rank))
-    return made
+    return mb.flatten2d(x=x, axis=_up_to(ctx, params.axis, x.rank))
 
 
 def _up_to(ctx: Context, axis: int, rank: int) -> int:
@@ -83,15 +79,13 @@ def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     x = inputs[0]
     rank = x.rank + len(params.axes)
     axes = sorted(a % rank for a in each_within(ctx, params.axes, rank))
-    made: Var = mb.expand_dims(x=x, axes=axes)
-    return made
+    return mb.expand_dims(x=x, axes=axes)
 
 
 @layer_nd("getShape")
 def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The sizes of all axes."""
-    made: Var = mb.shape(x=inputs[0])
-    return made
+    return mb.shape(x=inputs[0])
 
 
 @layer_nd("transpose")
@@ -101,8 +95,7 @@ def transpose(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     axes = each_within(ctx, params.axes, x.rank)
     if len(axes) != x.rank:
         raise ctx.error(f"orders {len(axes)} axes of {x.rank}, expected all; {DAMAGED}")
-    made: Var = mb.transpose(x=x, perm=axes)
-    return made
+    return mb.transpose(x=x, perm=axes)
 
 
 # -- joining and splitting -------------------------------------------------------------------------------
@@ -113,16 +106,14 @@ def concat_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs, concatenated along an axis or interleaved slice by slice."""
     values = [x if x.rank else mb.expand_dims(x=x, axes=[0]) for x in inputs]
     axis = within(ctx, params.axis, values[0].rank)
-    made: Var = mb.concat(values=values, axis=axis, interleave=params.interleave)
-    return made
+    return mb.concat(values=values, axis=axis, interleave=params.interleave)
 
 
 @layer_nd("stack", inputs=MANY)
 def stack(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The inputs along a new axis."""
     axis = within(ctx, params.axis, inputs[0].rank + 1)
-    made: Var = mb.stack(values=inputs, axis=axis)
-    return made
+    return mb.stack(values=inputs, axis=axis)
 
 
 @layer_nd("splitND")
@@ -155,8 +146,7 @@ def tile(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         reps = joined(ones, reps)
     elif count > x.rank:
         x = mb.expand_dims(x=x, axes=list(range(count - x.rank)))
-    made: Var = mb.tile(x=x, reps=reps)
-    return made
+    return mb.tile(x=x, reps=reps)
 
 
 # -- the other way round -----------------------------------------------------------------------------------
@@ -177,13 +167,12 @@ def reverse(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("reverseSeq", inputs=2)
 def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The first numbers of each sequence back to front: as many as the second input says."""
-    made: Var = mb.reverse_sequence(
+    return mb.reverse_sequence(
         x=inputs[0],
         lengths=sizes(ctx, inputs[1]),
         seq_axis=within(ctx, params.sequenceAxis, inputs[0].rank, "sequence axis"),
         batch_axis=within(ctx, params.batchAxis, inputs[0].rank, "batch axis"),
     )
-    return made
 
 
 # -- parts of matrices -------------------------------------------------------------------------------------
@@ -192,8 +181,7 @@ def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer("matrixBandPart")
 def matrix_band_part(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The last two axes as matrices; only the diagonals near the main one are kept, all of them at -1."""
-    made: Var = mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
-    return made
+    return mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
 
 
 @layer("lowerTriangular")
@@ -214,7 +202,6 @@ def upper_triangular(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 def _without(x: Var, lower: int, upper: int) -> Var:
     """Zeros in a band with the main diagonal, which `band_part` always keeps."""
-    ones = mb.fill(shape=shape_of(x), value=np.float32(1))
+    ones = mb.fill(shape=shape_value(x), value=np.float32(1))
     band = mb.band_part(x=ones, lower=lower, upper=upper)
-    made: Var = mb.select(cond=mb.equal(x=band, y=np.float32(1)), a=np.float32(0), b=x)
-    return made
+    return mb.select(cond=mb.equal(x=band, y=np.float32(1)), a=np.float32(0), b=x)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def _slice(ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[
         begin = mb.select(cond=last, a=back, b=begin) if isinstance(begin, Var) else np.where(last, back, begin)
     if drop.all() and x.val is None and x.sym_val is not None and not isinstance(begin, Var):
         return _element(x, np.where(no_begin, 0, begin))
-    made: Var = mb.slice_by_index(
+    return mb.slice_by_index(
         x=x,
         begin=begin,
         end=end,
@@ -37,7 +37,6 @@ def _slice(ctx: Context, x: Var, begin: Numbers, end: Numbers, stride: Sequence[
         end_mask=no_end,
         squeeze_mask=drop,
     )
-    return made
 
 
 def _check_parts(
@@ -77,7 +76,7 @@ def _element(x: Var, place: Array) -> Var:
     then asks it for an array.
     """
     part = mb.slice_by_index(x=x, begin=place, end=place + 1, end_mask=place == -1)
-    return cast(Var, mb.squeeze(x=part))
+    return mb.squeeze(x=part)
 
 
 @layer_nd("sliceStatic")
@@ -118,8 +117,7 @@ def slice_by_size(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     before, after = np.zeros(axis, np.int32), np.zeros(x.rank - 1 - axis, np.int32)
     size = [-1 if is_symbolic(d) else int(d) for d in x.shape]
     size[axis] = int(params.size)
-    made: Var = mb.slice_by_size(x=x, begin=joined(before, begin, after), size=size)
-    return made
+    return mb.slice_by_size(x=x, begin=joined(before, begin, after), size=size)
 
 
 def _check_run(ctx: Context, begin: Numbers, count: int, size: Any) -> None:
@@ -142,8 +140,7 @@ def sliding_windows(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     size = inputs[0].shape[axis]
     if count < 1 or (not is_symbolic(size) and count > size):
         raise ctx.error(f"has windows of {count} numbers on an axis of {size}, expected 1 to {size}; {DAMAGED}")
-    made: Var = mb.sliding_windows(x=inputs[0], axis=axis, size=count, stride=int(params.step) or 1)
-    return made
+    return mb.sliding_windows(x=inputs[0], axis=axis, size=count, stride=int(params.step) or 1)
 
 
 @layer_nd("constantPad", inputs=(1, 2))
@@ -157,14 +154,13 @@ def constant_pad(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         )
     if params.padToGivenOutputSizeMode:
         amounts = _missing(ctx, x, amounts)
-    made: Var = mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float32(params.value))
-    return made
+    return mb.pad(x=x, pad=amounts, mode="constant", constant_val=np.float32(params.value))
 
 
 def _missing(ctx: Context, x: Var, wanted: Numbers) -> Numbers:
     """What lacks of the wanted sizes, which go before or after each axis; 0 asks for nothing."""
     if isinstance(wanted, Var) or any(is_symbolic(d) for d in x.shape):
         twice = mb.concat(values=[mb.shape(x=x)] * 2, axis=0, interleave=True)
-        return cast(Var, mb.maximum(x=mb.sub(x=wanted, y=twice), y=np.int32(0)))
+        return mb.maximum(x=mb.sub(x=wanted, y=twice), y=np.int32(0))
     lacks: Array = np.maximum(np.asarray(wanted) - np.repeat(ctx.shape(x), 2), 0)
     return lacks.astype(np.int32)

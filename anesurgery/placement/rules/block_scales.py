@@ -54,4 +54,5 @@ RULE = Rule(
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M5 Pro, macOS 27.0, and M2"),
     advice="one scale for each output channel, a palette, or plain fp16 weights",
+    remedy="channel_scales",
 )

@@ -42,6 +42,7 @@ EMBEDDING = Rule(
     grade=Grade.REPORTED,
     scope=UNSIGNED,
     advice="look the rows up on the host",
+    remedy="embedding_matmul",
 )
 GATHER = Rule(
     "gather-uint16",
@@ -52,6 +53,7 @@ GATHER = Rule(
     grade=Grade.REPORTED,
     scope=UNSIGNED,
     advice="make the indices constant, or gather on the host",
+    remedy="one_hot_lookup",
 )
 FLOOR = Rule(
     "op-floor",
@@ -76,6 +78,7 @@ MIRROR = Rule(
     grade=Grade.REPORTED,
     scope=Scope(frozenset({12, 13}), via="compiler"),
     advice="pad with a constant, or concat reversed slices",
+    remedy="reflect_pad_slices",
 )
 LLM = "john-rocky/CoreML-LLM: {}"
 MANY_GROUPS = 1024
@@ -98,6 +101,7 @@ DEPTHWISE = Rule(
     grade=Grade.REPORTED,
     scope=Scope(os="seen on a Mac, not named, by a script that reads the compute plan of one model"),
     advice="multiply with the kernel and sum over the positions",
+    remedy="depthwise_sum",
 )
 
 
@@ -117,6 +121,7 @@ DYNAMIC_WEIGHTS = Rule(
     grade=Grade.REPORTED,
     scope=Scope(frozenset({13, 15}), via="compiler"),
     advice="one convolution for each image, or a matmul of the unfolded image",
+    remedy="convolve_each_image",
 )
 
 

@@ -22,6 +22,7 @@ NO_DEVICE = Rule(
     grade=Grade.REPORTED,
     scope=Scope(frozenset({13}), "seen on M1 Max, macOS 27.0", since=ON_27),
     advice=EXPLICIT,
+    remedy="decompose_attention",
 )
 
 
@@ -71,6 +72,7 @@ CAST_MASK = Rule(
     grade=Grade.REPORTED,
     scope=Scope(frozenset({13, 14, 15, 17, 18}), "seen on M1 Max, macOS 27.0", since=ON_27),
     advice=EXPLICIT,
+    remedy="decompose_attention",
 )
 MASK_IGNORED = Rule(
     "sdpa-mask",

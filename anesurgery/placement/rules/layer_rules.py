@@ -7,6 +7,7 @@ layer type but the same op of an ML Program was measured, the rule says so, and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,22 +65,17 @@ FIRST_LAYERS = names(
 """The other layers of the first two releases, of which it is said that they mostly run on the engine."""
 
 
-REMEDIES: dict[str, str] = {
-    "addBroadcastable": "legacy_add_multiply",
-    "multiplyBroadcastable": "legacy_add_multiply",
-    "subtractBroadcastable": "legacy_subtract",
-    "divideBroadcastable": "legacy_divide",
-    "minBroadcastable": "legacy_clip",
-    "maxBroadcastable": "legacy_clip",
-    "powBroadcastable": "legacy_power",
-    "concatND": "legacy_concat",
-    "splitND": "legacy_split",
-    "loadConstantND": "legacy_constant",
-    "softmaxND": "legacy_softmax",
-    "embeddingND": "legacy_embedding",
-    "gather": "legacy_gather",
-}
-"""Layer type that the ANE does not run as such -> the pass that writes it otherwise, where it can."""
+def _repaired(rule: Rule, **kinds: str) -> Iterator[Rule]:
+    """A rule for each pass that writes some of its layer types otherwise, and one for those that none does.
+
+    Args:
+        rule: what forbids them all.
+        kinds: pass -> the layer types.
+    """
+    for remedy, ops in kinds.items():
+        yield replace(rule, ops=names(ops), remedy=remedy)
+    if rest := rule.ops - names(" ".join(kinds.values())):
+        yield replace(rule, ops=rest)
 
 
 @dataclass(frozen=True)
@@ -197,37 +193,54 @@ RULES: tuple[Rule, ...] = (
         scope=WATCHED,
         advice="unroll it into products and sigmoids, or split the model there",
     ),
-    Rule(
-        "nn-gather",
-        GATHERS,
-        "gathering does not run on the ANE",
-        HOLLANCE,
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
-        advice="use slices where the indices are constant, or gather before the model",
+    *_repaired(
+        Rule(
+            "nn-gather",
+            GATHERS,
+            "gathering does not run on the ANE",
+            HOLLANCE,
+            legal=False,
+            grade=Grade.REPORTED,
+            scope=WATCHED,
+            advice="use slices where the indices are constant, or gather before the model",
+        ),
+        legacy_gather="gather",
     ),
-    Rule(
-        "nn-broadcastable",
-        BROADCASTABLE,
-        "layers of the Broadcastable kind do not run on the ANE",
-        HOLLANCE,
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
-        advice="use the first layers (add, multiply, scale, a linear activation); "
-        "or convert to an ML Program, where broadcasting is legal",
+    *_repaired(
+        Rule(
+            "nn-broadcastable",
+            BROADCASTABLE,
+            "layers of the Broadcastable kind do not run on the ANE",
+            HOLLANCE,
+            legal=False,
+            grade=Grade.REPORTED,
+            scope=WATCHED,
+            advice="use the first layers (add, multiply, scale, a linear activation); "
+            "or convert to an ML Program, where broadcasting is legal",
+        ),
+        legacy_add_multiply="addBroadcastable multiplyBroadcastable",
+        legacy_subtract="subtractBroadcastable",
+        legacy_divide="divideBroadcastable",
+        legacy_clip="minBroadcastable maxBroadcastable",
+        legacy_power="powBroadcastable",
     ),
-    Rule(
-        "nn-rank-free",
-        RANK_FREE,
-        "layers of the ND kind do not run on the ANE",
-        HOLLANCE,
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
-        advice="use the layer of the same name without ND on (C, H, W); "
-        "or convert to an ML Program, where the op is legal",
+    *_repaired(
+        Rule(
+            "nn-rank-free",
+            RANK_FREE,
+            "layers of the ND kind do not run on the ANE",
+            HOLLANCE,
+            legal=False,
+            grade=Grade.REPORTED,
+            scope=WATCHED,
+            advice="use the layer of the same name without ND on (C, H, W); "
+            "or convert to an ML Program, where the op is legal",
+        ),
+        legacy_concat="concatND",
+        legacy_split="splitND",
+        legacy_constant="loadConstantND",
+        legacy_softmax="softmaxND",
+        legacy_embedding="embeddingND",
     ),
     Rule(
         "nn-dilated",
@@ -376,8 +389,7 @@ def judge(layer: Described, target: Target) -> tuple[bool | None, list[tuple[Rul
         if rule.legal:
             allowed = True
         elif rule.test is None:
-            own = replace(rule, remedy=rule.remedy or REMEDIES.get(layer.kind))
-            against.append((own, f"layer type {layer.kind}"))
+            against.append((rule, f"layer type {layer.kind}"))
         elif words := rule.test(layer, target):
             against.append((rule, words))
     return (False if against else allowed), against

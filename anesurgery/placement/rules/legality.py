@@ -16,7 +16,6 @@ from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import block_scales, doubtful, ignored_masks, long_heads, state_updates
 from anesurgery.placement.rules import conditions as when
-from anesurgery.placement.rules.remedies import REMEDIES
 from anesurgery.placement.target import SOURCES
 from anesurgery.regions.heads import SCORES, SUM
 
@@ -54,68 +53,109 @@ SPLIT_ATTENTION = frozenset({SCORES, SUM})
 """Equations of an `einsum` in models that were on the ANE: DistilBERT on an M1 Max and an iPhone 13
 (apple/ml-ane-transformers), the UNet of Stable Diffusion (apple/ml-stable-diffusion, "split einsum")."""
 
-NEVER: tuple[tuple[str, str, str, str], ...] = (
+NEVER: tuple[tuple[str, ...], ...] = (
     (
-        "asin acos tan sinh cosh atanh asinh acosh",
+        "asin acos tan sinh cosh atanh",
+        "the ANE has no such function",
+        "make a table, or write it with sin, cos, exp or atan",
+        STUDY,
+        "approximate",
+    ),
+    (
+        "asinh acosh",
         "the ANE has no such function",
         "make a table, or write it with sin, cos, exp or atan",
         STUDY,
     ),
-    ("mod", "the ANE has no remainder", "write it as x - floor_div(x, y) * y", STUDY),
-    ("reduce_prod", "the ANE has no product reduction", "sum logarithms, or multiply slices", STUDY),
-    ("cumsum", "the ANE has no running sum", "multiply with a triangular matrix of ones", STUDY),
+    ("mod", "the ANE has no remainder", "write it as x - floor_div(x, y) * y", STUDY, "decompose_ops"),
+    (
+        "reduce_prod",
+        "the ANE has no product reduction",
+        "sum logarithms, or multiply slices",
+        STUDY,
+        "decompose_ops",
+    ),
+    (
+        "cumsum",
+        "the ANE has no running sum",
+        "multiply with a triangular matrix of ones",
+        STUDY,
+        "decompose_ops",
+    ),
     (
         "scatter scatter_along_axis",
         "the ANE cannot write at indices",
         "blend with a mask, or update a state",
         STUDY,
+        "replace_scatter",
     ),
-    ("scatter_nd", "the ANE cannot write at indices", "blend with a mask, or update a state", GUIDE),
-    ("band_part", "masks are not built on the ANE", "make the mask a constant", STUDY),
-    ("one_hot", "the ANE cannot write at indices", "compare with a constant range", STUDY),
-    ("non_zero shape range_1d", "it computes shapes or indices", "fix the shapes: it then folds", STUDY),
+    (
+        "scatter_nd",
+        "the ANE cannot write at indices",
+        "blend with a mask, or update a state",
+        GUIDE,
+        "replace_scatter",
+    ),
+    ("band_part", "masks are not built on the ANE", "make the mask a constant", STUDY, "causal_mask_tensor"),
+    ("one_hot", "the ANE cannot write at indices", "compare with a constant range", STUDY, "decompose_ops"),
+    (
+        "shape range_1d",
+        "it computes shapes or indices",
+        "fix the shapes: it then folds",
+        STUDY,
+        "fold_constants",
+    ),
+    ("non_zero", "it computes shapes or indices", "fix the shapes: it then folds", STUDY),
     (
         "random_normal random_uniform random_bernoulli random_categorical",
         "the ANE has no random numbers",
         "make the noise an input",
         STUDY,
     ),
-    ("sliding_windows", "the compiler has no converter for it", "use slices", STUDY),
-    ("reverse_sequence", "the compiler has no converter for it", "use slices", GUIDE),
+    ("sliding_windows", "the compiler has no converter for it", "use slices", STUDY, "slice_windows"),
+    ("reverse_sequence", "the compiler has no converter for it", "use slices", GUIDE, "slice_windows"),
     (
         "crop_resize",
         "it ran on the CPU alone, and box indices of int32 are refused",
         "slice, then resize",
         STUDY,
+        "resample_matmul",
     ),
-    ("lstm gru rnn", "recurrent ops stay on the CPU", "unroll the steps into linear and sigmoid", STUDY),
-    ("cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER),
+    (
+        "lstm gru rnn",
+        "recurrent ops stay on the CPU",
+        "unroll the steps into linear and sigmoid",
+        STUDY,
+        "unroll_recurrent",
+    ),
+    ("cond while_loop", "control flow stays on the CPU", "unroll it, or use select", OLDER, "unroll_loop"),
     (
         "make_list list_read list_write list_gather list_scatter list_length",
         "lists stay on the CPU",
         "use stack and slices",
         OLDER,
+        "unroll_loop",
     ),
     ("non_maximum_suppression", "it stays on the CPU", "run it on the host", STUDY),
     ("custom", "a custom layer is code for the CPU or GPU", "split the model there", OLDER),
     ("classify", "class labels are chosen on the CPU", "", OLDER),
 )
-"""(op types, because, advice, source): refused in every form that was tried."""
+"""(op types, because, advice, source, the pass that repairs it, if any): refused in every form tried."""
 
 
-def _never(ops: str, because: str, advice: str, source: str) -> list[Rule]:
+def _never(ops: str, because: str, advice: str, source: str, remedy: str | None = None) -> list[Rule]:
     seen = source == STUDY
     grade, scope = (Grade.MEASURED, ON_M4) if seen else (Grade.REPORTED, Scope())
     return [
-        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", advice=advice)
+        Rule(f"op-{op}", names(op), because, source, False, None, grade, scope, "legality", remedy, advice)
         for op in ops.split()
     ]
 
 
-def _indices(ops: str, source: str) -> list[Rule]:
+def _indices(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
     """Ops that make indices: what is refused is the int32 of their result."""
     advice = "leave it last, or return the numbers and choose on the host"
-    rows = _never(ops, "its result is int32", advice, source)
+    rows = _never(ops, "its result is int32", advice, source, remedy)
     return [replace(row, test=when.int32) for row in rows]
 
 
@@ -133,10 +173,11 @@ def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, 
 
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"
 
-_FORBIDDEN: tuple[Rule, ...] = (
+FORBIDDEN: tuple[Rule, ...] = (
     *(rule for row in NEVER for rule in _never(*row)),
-    *_indices("reduce_argmax argsort", STUDY),
-    *_indices("reduce_argmin", GUIDE),
+    *_indices("reduce_argmax", STUDY, "argmax_as_floats"),
+    *_indices("argsort", STUDY),
+    *_indices("reduce_argmin", GUIDE, "argmax_as_floats"),
     block_scales.RULE,
     state_updates.RULE,
     _row(
@@ -145,6 +186,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "a gather at indices of the run is refused",
         doubtful.signed_lookup,
         advice="look the rows up on the host",
+        remedy="embedding_matmul",
     ),
     _row(
         "gather-runtime",
@@ -152,6 +194,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "a gather at indices of the run is refused",
         doubtful.signed_indices,
         advice="make the indices constant, or gather on the host",
+        remedy="one_hot_lookup",
     ),
     _row(
         "index-guard",
@@ -159,6 +202,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "integer arithmetic stays on the CPU; this makes the indices of an embedding",
         when.index_guard,
         advice="say that the ids are never negative (assume=), or look the rows up on the host",
+        remedy="token_id_guard",
     ),
     _row(
         "slice-runtime",
@@ -166,6 +210,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "slices must be known when the model is compiled",
         when.late_slice,
         advice="slice at constants, or use a mask",
+        remedy="one_hot_lookup",
     ),
     _row(
         "mask-positions",
@@ -173,6 +218,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "integer arithmetic stays on the CPU; this makes a causal mask",
         when.mask_positions,
         advice="make the mask a constant or an input",
+        remedy="causal_mask_tensor",
     ),
     _row(
         "int32",
@@ -180,6 +226,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "a 32-bit integer at run time keeps the op on the CPU",
         when.int32,
         advice="fold it into constants, move it to the host, or compute in fp16 up to 2048",
+        remedy="integers_as_floats",
     ),
     _row(
         "fp32",
@@ -190,6 +237,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source="coremltools guide (typed execution); " + STUDY,
         grade=Grade.DOCUMENTED,
         advice="convert with compute_precision=FLOAT16",
+        remedy="compute_fp16",
     ),
     _row(
         "fp32-cast",
@@ -199,6 +247,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source="freedomtan/coreml_modelc_profling",
         scope=Scope(frozenset({12, 13}), "seen on M1, macOS 14.6", until=(("macOS", 14), ("iOS", 17))),
         advice="declare fp16 inputs and outputs (from iOS 16 on)",
+        remedy="interface_fp16",
     ),
     _row(
         "fp32-cast-later",
@@ -221,6 +270,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         grade=Grade.DOCUMENTED,
         source="apple/coreai-models (rules for the ANE); " + STUDY,
         advice="merge axes",
+        remedy="rerank",
     ),
     long_heads.RULE,
     _row(
@@ -231,6 +281,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source=SOURCES["axis"],
         scope=Scope(os="seen on M1 Max, M4"),
         advice="split the axis, and join the pieces last or return them",
+        remedy="fold_long_axis",
     ),
     _compiler(
         "conv-kernel-old",
@@ -239,6 +290,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         when.large_kernel,
         families=OLDER_CHIPS,
         advice=KERNELS,
+        remedy="long_convolution",
     ),
     _row(
         "conv-kernel",
@@ -247,9 +299,15 @@ _FORBIDDEN: tuple[Rule, ...] = (
         when.large_kernel,
         scope=Scope(LATER, "seen on M4, macOS 27.0.1"),
         advice=KERNELS,
+        remedy="long_convolution",
     ),
     _row(
-        "max-pool-width", "max_pool", "the window is too wide", when.wide_window, advice="chain smaller pools"
+        "max-pool-width",
+        "max_pool",
+        "the window is too wide",
+        when.wide_window,
+        advice="chain smaller pools",
+        remedy="chain_pools",
     ),
     _row(
         "matmul-inner",
@@ -257,6 +315,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "a row does not fit into the memory for kernels (64 KiB)",
         when.long_inner(32768),
         advice="split the inner axis and add the parts",
+        remedy="split_inner_axis",
     ),
     _row("prelu-rank", "prelu", "prelu needs three axes", when.rank_under(3), advice="add axes"),
     _row(
@@ -269,6 +328,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(os="iOS 18"),
         advice="coremltools' pass common::reorder_lut_per_channel_scale, which no default pipeline runs, puts "
         "the scale after the product",
+        remedy="scale_after_product",
     ),
     _compiler(
         "sin-cos",
@@ -276,6 +336,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "this generation has no sine",
         families={12, 13, 14},
         advice="make the table a constant",
+        remedy="approximate",
     ),
     _compiler(
         "topk-old", "topk", "this generation has no sort", families={12, 13}, advice="choose on the host"
@@ -296,6 +357,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "this generation has no texture unit",
         families={12, 13},
         advice="resample on the host",
+        remedy="resample_matmul",
     ),
     *doubtful.RULES,
     ignored_masks.NO_DEVICE,
@@ -306,6 +368,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         "the window is larger than the tables of the compiler allow; through Core ML (M4) up to 14 was tried",
         when.large_window,
         advice="chain smaller pools",
+        remedy="chain_pools",
     ),
     _row(
         "threshold",
@@ -315,6 +378,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(),
         grade=Grade.GUESS,
         advice="write it as maximum",
+        remedy="threshold_to_maximum",
     ),
     _compiler(
         "conv3d",
@@ -324,6 +388,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         families=NOT_M4,
         legal=None,
         advice="sum 2-D convolutions over the depth",
+        remedy="split_conv3d",
     ),
     _compiler(
         "logical-and",
@@ -332,6 +397,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         families=NOT_M4,
         legal=None,
         advice="take the minimum of 0 and 1 in fp16",
+        remedy="integers_as_floats",
     ),
     _compiler(
         "linear-rank",
@@ -341,6 +407,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source=STRINGS,
         legal=None,
         advice="merge axes",
+        remedy="adapt_rank",
     ),
     _compiler(
         "matmul-rank",
@@ -361,6 +428,7 @@ _FORBIDDEN: tuple[Rule, ...] = (
         source=STRINGS,
         legal=None,
         advice="merge batch and heads",
+        remedy="adapt_rank",
     ),
     _compiler(
         "comp-stride",
@@ -392,7 +460,6 @@ _FORBIDDEN: tuple[Rule, ...] = (
         advice="write contiguous parts",
     ),
 )
-FORBIDDEN = tuple(replace(rule, remedy=REMEDIES.get(rule.id, rule.remedy)) for rule in _FORBIDDEN)
 """Conditions under which an op leaves the ANE, and those that make its place doubtful."""
 
 INDEXED = names("gather gather_nd gather_along_axis cast topk slice_update")

@@ -33,4 +33,5 @@ RULE = Rule(
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M1, and on M4 Pro with a palette"),
     advice="split it where the compute plan of the device says CPU",
+    remedy="split_head",
 )

@@ -16,6 +16,7 @@ from anesurgery.mil import (
     constant,
     consumers,
     dtype_name,
+    is_constexpr,
     is_output,
     is_stored,
     producer,
@@ -126,7 +127,7 @@ def makers(op: Operation) -> list[Operation]:
     """The ops that decompress a weight, the last one first."""
     found: list[Operation] = []
     var = weight(op)
-    while var is not None and var.op is not None and var.op.op_type.startswith("constexpr_"):
+    while var is not None and var.op is not None and is_constexpr(var.op):
         found.append(var.op)
         var = next(
             (v for n in ("data", "indices", "nonzero_data") if (v := found[-1].inputs.get(n)) is not None), None

@@ -1,0 +1,60 @@
+"""The command `serve`: a page for this machine, or for a Space."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Quiet
+from anesurgery.commands.waiting import load_engine
+from anesurgery.errors import SurgeryError
+from anesurgery.serving.limits import GIB, Limits
+
+LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
+
+
+def serve(
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8765,
+    public: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST", help="Open to all who reach this machine as HOST, without a token: for a Space."
+        ),
+    ] = None,
+    upload: Annotated[float, typer.Option(min=0.001, help="GiB of one model at most, as it is sent.")] = 4,
+    memory: Annotated[float, typer.Option(min=0.1, help="GiB of memory for work on one model.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Time for one piece of work.")] = 30,
+    keep: Annotated[float, typer.Option(min=0.1, help="Minutes after which unused files are deleted.")] = 15,
+    quiet: Quiet = False,
+) -> None:
+    """Serve a page: drop a model, see its report, rewrite it, compare, download. All stays on this machine."""
+    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
+    if missing:
+        raise SurgeryError(f"serve needs {' and '.join(missing)}: pip install 'anesurgery[serve]'")
+    load_engine(quiet)
+    import uvicorn
+
+    from anesurgery.serving.web import site
+
+    token = None if public else secrets.token_urlsafe(24)
+    hosts = {name.lower() for host in (public, LOCAL, "localhost") if host for name in (host, f"{host}:{port}")}
+    sizes = {"upload": int(upload * GIB), "unpacked": int(2 * upload * GIB), "memory": int(memory * GIB)}
+    made = site(Limits(**sizes, seconds=60 * minutes, keep=60 * keep), frozenset(hosts), token)
+    if not quiet:
+        address = f"https://{public}" if public else f"http://{LOCAL}:{port}/?token={token}"
+        print(f"open {address}\nCtrl-C ends it and deletes what was sent.", flush=True)
+    uvicorn.run(
+        made,
+        host=EVERYWHERE if public else LOCAL,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        limit_concurrency=200,
+    )
+    sys.stdout.flush()

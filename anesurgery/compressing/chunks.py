@@ -1,0 +1,107 @@
+"""Chunks of a model, which `ane.split` made, as one subject to compress: a folder of packages, or a `Chain`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anesurgery.errors import SurgeryError
+from anesurgery.files.chain import Chain, check_folder, is_chain, is_network
+from anesurgery.files.package import mlmodel_of
+from anesurgery.files.writing import check_target
+from anesurgery.loading import clone, load_chain
+from anesurgery.mil import Program
+from anesurgery.placement.durations import Time, total_of
+from anesurgery.placement.standing import placed
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.ml_program import MLProgram
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class ProgramChain(MLProgram):
+    """The ML Programs of a chain, which run one after the other.
+
+    Raises:
+        SurgeryError: one of its models is a neural network.
+    """
+
+    def __init__(self, chain: Chain) -> None:
+        for number, chunk in enumerate(chain.chunks, 1):
+            if is_network(chunk):
+                raise SurgeryError(
+                    f"chunk {number} is a neural network; make an ML Program of the model by "
+                    "anesurgery.upgrade, and cut that"
+                )
+        self.chain = chain
+        self.layers = None
+
+    @classmethod
+    def read(cls, model: Any) -> Self:
+        """A chain, or the folder that it is in."""
+        if isinstance(model, Chain):
+            return cls(model)
+        folder = Path(model).expanduser()
+        return cls(replace(load_chain(folder), source=folder.absolute()))
+
+    def clone(self) -> Self:
+        """Programs of their own; weights are shared until they are replaced."""
+        return type(self)(replace(self.chain, chunks=tuple(map(clone, self.chain.chunks)), weights=()))
+
+    @property
+    def source(self) -> Path | None:
+        """The folder, or the model that was cut."""
+        return self.chain.source
+
+    @property
+    def graphs(self) -> Sequence[Program]:
+        """The programs, in the order in which they run."""
+        return [chunk.program for chunk in self.chain.chunks]
+
+    @property
+    def spec(self) -> Any:
+        """Of a pipeline with the interface of the whole."""
+        return self.chain.spec
+
+    def time(self, target: str | None) -> Time | None:
+        """That of all chunks, one after the other; a target of several generations asks for no inspection."""
+        aim = Target.parse(target)
+        if len(aim.families) != 1:
+            return None
+        return total_of([one.time for chunk in self.chain.chunks for one in placed(chunk, aim)])
+
+    def mlmodel(self) -> Any:
+        """An MLModel of a pipeline in a temporary package.
+
+        Raises:
+            LoadError: the chunks have several functions, which a pipeline cannot have.
+        """
+        return mlmodel_of(lambda package: self.chain.save(package), self.chain.chunks[0].compute_units)
+
+    def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
+        """Write a folder of chunks; or a pipeline, where the name ends in .mlpackage."""
+        return self.chain.save(path, overwrite=overwrite)
+
+
+def is_chunked(model: Any) -> bool:
+    """Is a model a chain, or the folder of one?"""
+    return isinstance(model, Chain) or (
+        isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser())
+    )
+
+
+def check_out(model: str | os.PathLike[str], place: Path, overwrite: bool) -> None:
+    """Refuse a place that the result cannot be written to, before any work is done.
+
+    Raises:
+        LoadError: it may not; chunks go into a folder, or as a pipeline into a package.
+    """
+    source, target = Path(model).expanduser(), place.expanduser().absolute()
+    if is_chunked(source) and not target.suffix:
+        check_folder(source, target, overwrite)
+    else:
+        check_target(source, target, overwrite)

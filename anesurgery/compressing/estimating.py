@@ -1,0 +1,167 @@
+"""How many bits each weight gets, by an estimate: one run at the outputs for a weight, not one for each form.
+
+Each weight is rounded alone in the form that all would have, and what that costs at the outputs is measured.
+The divergence of the outputs grows with the squared error of the products, so another form costs so much more
+or less as its error is larger or smaller. Errors are those of some rows, rounded to the nearest; how much less
+the correction leaves is found in the form that all would have, and held for the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anesurgery.compressing.assignment import Option, Row, propose
+from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
+from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.grids import Grid, grid_of
+from anesurgery.compressing.second_order import corrected, objective
+from anesurgery.files.package import Loaded
+from anesurgery.interpret.core import Executable, Step
+from anesurgery.interpret.forks import Forks
+from anesurgery.mil import Array, Operation, Var
+from anesurgery.regions.reencoding import stored_bytes
+
+MOST_ROWS = 128
+"""Rows of a weight that its errors are found on: enough for a mean, and few for a large weight."""
+MOST_RUNS = 8
+"""Samples that the cost at the outputs is measured on."""
+GAIN = 0.5
+"""Share of the cost of equal forms that is left at most where others are taken: the estimate is no nearer."""
+WORST = 1e9
+"""Stands for the cost of a weight by which the outputs are no numbers any more."""
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A weight in the forms that it may have."""
+
+    grid: Grid
+    """Of the form that all weights would have."""
+    bytes: Mapping[str, int]
+    errors: Mapping[str, float]
+    """By form: that of the products after correction, over that of `grid` without."""
+
+
+def estimated(
+    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], kinds: Mapping[Candidate, Sequence[str]]
+) -> dict[Var, str]:
+    """The form of each weight, so that all take no more bytes than if each had the first of its forms.
+
+    Args:
+        loaded: the model.
+        name: of the function.
+        samples: as it takes them.
+        kinds: the forms that each weight may have; the first is that of the size asked for.
+    """
+    executable = Executable(loaded.program, function=name, fuse=False)
+    trials = _trials(executable, samples, kinds)
+    by_var = {one.var: one for one in kinds}
+    runs = [Forks(executable, values, list(by_var)) for values in samples[:MOST_RUNS]]
+    expected = [run.whole() for run in runs]
+    rows = []
+    for number, forks in enumerate(zip(*runs, strict=True)):
+        one = by_var[forks[0].weight]
+        array, cost = _rounded(one, trials[one].grid), Cost()
+        for fork, outputs in zip(forks, expected, strict=True):
+            cost.add(outputs, fork(array))
+        rows.append(_row(number, one, trials[one], cost))
+    budget = sum(trials[one].bytes[forms[0]] for one, forms in kinds.items())
+    proposal = propose(rows, max_bytes=budget, smallest=0)
+    even = {one.var.name: forms[0] for one, forms in kinds.items()}
+    gains = proposal.kl < GAIN * sum(row.options[even[row.weight]].kl for row in rows)
+    modes = proposal.modes if gains else even
+    return {var: modes[var.name] for var in by_var if var.name in modes}
+
+
+def _row(number: int, one: Candidate, trial: _Trial, cost: Cost) -> Row:
+    """What each form of a weight is expected to cost at the outputs."""
+    broken = not np.isfinite(cost.kl)
+    noise = WORST if broken else 10 ** (-cost.psnr / 10)
+    damage = WORST if broken else cost.kl if cost.rows else noise
+    options = {}
+    for kind, share in trial.errors.items():
+        power = max(noise * share, float(np.finfo(np.float64).tiny))
+        options[kind] = Option(trial.bytes[kind], float(-10 * np.log10(power)), damage * share, cost.top1)
+    types = tuple(r.op.op_type for r in one.readers)
+    size = int(np.prod(one.var.shape))
+    return Row(number, one.var.name, types, size, stored_bytes(one.var), options, {})
+
+
+def _trials(
+    executable: Executable, samples: Sequence[Mapping[str, Any]], kinds: Mapping[Candidate, Sequence[str]]
+) -> dict[Candidate, _Trial]:
+    """Each weight in its forms, when the last of its readers has been met: one is in memory at a time."""
+    found: dict[Candidate, _Trial] = {}
+    seen = Seen({r.op: r for one in kinds for r in one.readers})
+    by_op: dict[Operation, list[Candidate]] = {}
+    for one in kinds:
+        for reader in one.readers:
+            by_op.setdefault(reader.op, []).append(one)
+
+    def meet(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
+        for values in given:
+            seen.before(step.op, values)
+        for one in by_op[step.op]:
+            if all(r.op in seen.moments for r in one.readers):
+                each = [seen.moments[r.op] for r in one.readers]
+                found[one] = _trial(one, kinds[one], joined(one, each, each))
+        if all(one in found for one in by_op[step.op]):
+            seen.moments.pop(step.op)
+        return step
+
+    op_by_op(executable, samples, meet, set(by_op))
+    return found
+
+
+def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
+    reader, weight = one.readers[0], np.asarray(one.var.val)
+    rows = reader.of(weight.astype(np.float64))
+    some = slice(None, None, max(1, rows.shape[1] // MOST_ROWS))
+    grids = {
+        form: grid_of(form, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
+        for form in forms
+    }
+    errors = {form: _error(rows, _nearest(rows, grid, some), hessians, some) for form, grid in grids.items()}
+    first = max(errors[forms[0]], float(np.finfo(np.float64).tiny))
+    handed_on = _error(rows, _corrected(rows, grids[forms[0]], hessians, some), hessians, some)
+    gain = min(1.0, handed_on / first)
+    sizes = {form: grid.bytes(weight.size) for form, grid in grids.items()}
+    return _Trial(grids[forms[0]], sizes, {form: gain * error / first for form, error in errors.items()})
+
+
+def _nearest(rows: Array, grid: Grid, some: slice) -> Array:
+    return np.stack([grid.nearest(part, group)[some] for group, part in enumerate(rows)])
+
+
+def _corrected(rows: Array, grid: Grid, hessians: Array, some: slice) -> Array:
+    """Some rows with the error handed on; the others are not asked for."""
+    made = []
+    for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
+        nearest = partial(_of_some, grid=grid, group=group, whole=part[:, 0], some=some)
+        made.append(corrected(part[some], hessian, nearest))
+    return np.stack(made)
+
+
+def _of_some(column: Array, grid: Grid, group: int, whole: Array, some: slice) -> Array:
+    """The nearest numbers for some rows of a column: scales are those of all rows."""
+    filled = whole.copy()
+    filled[some] = column
+    return grid.nearest(filled, group)[some]
+
+
+def _error(rows: Array, made: Array, hessians: Array, some: slice) -> float:
+    pairs = zip(rows, made, hessians, strict=True)
+    return sum(objective(part[some] - found, hessian) for part, found, hessian in pairs)
+
+
+def _rounded(one: Candidate, grid: Grid) -> Array:
+    """The weight in the form that all would have, without correction."""
+    reader, weight = one.readers[0], np.asarray(one.var.val)
+    rows = reader.of(weight.astype(np.float64))
+    made = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
+    return np.ascontiguousarray(reader.back(made).astype(weight.dtype))

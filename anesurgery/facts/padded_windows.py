@@ -1,0 +1,64 @@
+"""Whether convolutions along an axis that is filled up give its first places what the shorter input gives.
+
+A window that ends at its own place, behind padding at the beginning, reads nothing of what was filled up. One
+that reaches further reads, at the shorter length, the zeros of its padding; it reads the same where what was
+filled up is zero there, as behind a multiplication by a mask.
+"""
+
+from __future__ import annotations
+
+from anesurgery.errors import Refusal
+from anesurgery.facts.padded_ends import End
+from anesurgery.facts.window_pads import window_pads
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored
+from anesurgery.semantics.reading import ints
+
+
+def unpadded(op: Operation) -> Var:
+    """What a convolution reads, before a `pad` of constants that only convolutions read."""
+    before: Operation | None = op.x.op
+    return before.x if before is not None and is_edge(before) else op.x
+
+
+def is_edge(op: Operation) -> bool:
+    """Is it a `pad` of constants, whose result is read by convolutions alone?"""
+    if op.op_type != "pad" or is_output(op.outputs[0]) or not is_stored(op.pad):
+        return False
+    if str(constant(op.inputs.get("mode")) or "constant") != "constant":
+        return False
+    return all(reader.op_type == "conv" and reader.x is op.outputs[0] for reader in consumers(op.outputs[0]))
+
+
+def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
+    """Why windows along an axis would read what was filled up; None where they do not, or read zeros.
+
+    Args:
+        op: a convolution of static shape whose result is as long as `unpadded` along the axis.
+        axis: of what it reads.
+        end: what lies beyond the length there.
+    """
+    at = axis - 2
+    if at < 0:
+        return Refusal(f"{op.op_type} reads across the padded axis", op)
+    stride = (ints(op, "strides") or [1] * (op.x.rank - 2))[at]
+    if stride != 1:
+        return Refusal(f"{op.op_type} moves by {stride} along the padded axis", op)
+    edge = _edge(op, axis)
+    if edge and constant(op.x.op.inputs.get("constant_val")) not in (None, 0):
+        return Refusal(
+            f"{op.op_type} reads across the padded axis: its edge is filled with another number than 0", op
+        )
+    after = window_pads(op)[2 * at + 1] + edge
+    if after and not end.is_zero:
+        reads = f"{op.op_type} reads across the padded axis: {after} places beyond its end, which are not zeros"
+        return Refusal(reads, op)
+    return None
+
+
+def _edge(op: Operation, axis: int) -> int:
+    """How much a `pad` before it adds at the end of an axis."""
+    if unpadded(op) is op.x:
+        return 0
+    pads = ints(op.x.op, "pad")
+    first = op.x.rank - len(pads) // 2
+    return pads[2 * (axis - first) + 1] if axis >= first else 0

@@ -1,0 +1,253 @@
+"""What passes do to a function that find their own places: ops, inputs and outputs put in, replaced, removed.
+
+A `Rewrite` returns what replaces what, and its driver does the rest. Other passes edit through here, so that
+for them too the engine owns where new ops stand, names, scopes, types, dead ops, the comparison, the record::
+
+    with an.GraphEdits(self, session, function) as edits:
+        clipped = edits.after(value).clip(x=value, alpha=-9.0, beta=9.0)
+        edits.compare(value.name, (value, clipped))
+        edits.replace(value, clipped)
+        edits.record(value.name)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anesurgery import mil
+from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.errors import PassError, Refusal
+from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_output
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.driver import Built, alike, proof_of
+from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.recoding import ROUNDED
+from anesurgery.rewriting.session import Change, Session
+from anesurgery.text import type_text
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+def substitute(function: Function, old: Var, new: Var, after: Operation | None = None) -> None:
+    """Let all that reads a value read another; no type is inferred again.
+
+    Args:
+        function: the one of the values.
+        old: the value that is read.
+        new: what is read in its place.
+        after: the op after which; by default the one that makes `old`.
+    """
+    block = old.op.enclosing_block if old.op is not None else function
+    assert block is not None
+    block.replace_uses_of_var_after_op(
+        anchor_op=after or old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+    )
+
+
+def hand_name(old: Var, new: Var) -> None:
+    """Give a value the name of the one that it stands for; its op that of the op, if each makes one value."""
+    if new.op is not None and len(new.op.outputs) == 1 and old.op is not None:
+        new.op.name = old.op.name if len(old.op.outputs) == 1 else old.name
+    new.name = old.name
+
+
+def op_words(ops: Iterable[Operation]) -> tuple[str, ...]:
+    """Ops by type and name, as a `Change` has them; constants are left out."""
+    return tuple(f"{op.op_type} {op.name}" for op in ops if op.op_type != "const")
+
+
+@dataclass
+class GraphEdits:
+    """One function, and the pass that edits it; to be used in a `with`, in which new ops go to the function."""
+
+    step: Pass
+    session: Session
+    function: Function
+    made: list[Operation] = field(default_factory=list)
+    """The ops that came since the last record."""
+    removed: list[Operation] = field(default_factory=list)
+    """The ops that went since."""
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    """What was seen of the numbers since: fields of a `Change`."""
+
+    def __enter__(self) -> Self:
+        self.function.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.function.__exit__(*error)
+
+    def before(self, op: Operation) -> Builder:
+        """What makes ops right before another."""
+        builder = Builder(self.session, self.function, self.step.name, op)
+        builder.made = self.made
+        return builder
+
+    def first(self) -> Builder:
+        """What makes ops before all others of the function."""
+        return self.before(self.function.operations[0])
+
+    def last(self) -> Builder:
+        """What makes ops after all others of the function."""
+        return self.before(self.function.operations[-1]).behind()
+
+    def after(self, var: Var) -> Builder:
+        """What makes ops right after the one that makes a value; of an input, before all others."""
+        return self.first() if var.op is None else self.before(var.op).behind()
+
+    def new_input(self, name: str, shape: Sequence[Any], dtype: Any, state: bool = False) -> Var:
+        """A tensor or a state that the caller gives, after the others; one with its name goes.
+
+        Args:
+            name: as the caller gives it.
+            shape: its sizes, symbols for dynamic ones.
+            dtype: one of `types` (`types.fp16`).
+            state: is it kept from call to call?
+        """
+        return mil.add_input(self.function, name, shape, dtype, state)
+
+    def drop_input(self, name: str) -> None:
+        """Take an input away.
+
+        Raises:
+            PassError: it is still read.
+        """
+        try:
+            mil.remove_input(self.function, name)
+        except ValueError as error:
+            raise PassError(f"pass {self.step.name}: the input %{name} cannot go: {error}") from error
+
+    def replace(self, old: Var, new: Var) -> None:
+        """Let all that reads a value read another of the same type, but what that is made of.
+
+        As an output it takes the name of the old one.
+
+        Raises:
+            PassError: the types differ; or it is an input that is an output too, whose name must stay.
+        """
+        if not alike(old, new, self.step.refines) or dtype_name(old) != dtype_name(new):
+            words = f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}"
+            raise PassError(f"pass {self.step.name} at {old.name}: {words}")
+        output = is_output(old)
+        if output and old.op is None:
+            raise PassError(f"pass {self.step.name}: %{old.name} is an input and an output, and must stay")
+        substitute(self.function, old, new, new.op if self.rests_on(new, old) else None)
+        if output:
+            self.take_name(old, new)
+
+    def rests_on(self, new: Var, old: Var) -> bool:
+        """Is a value made of another, by ops that came since the last record?"""
+        made, left = set(self.made), [new]
+        while left:
+            if (var := left.pop()) is old:
+                return True
+            if var.op in made:
+                left += mil.reads(var.op)
+        return False
+
+    def replace_output(self, old: Var, *news: Var) -> None:
+        """Give other values in the place of an output, under their own names; its op stays."""
+        outputs = [(each,) if each is not old else news for each in self.function.outputs]
+        self.function.set_outputs([v for each in outputs for v in each])
+
+    def take_name(self, old: Var, new: Var) -> None:
+        """Give a value the name of another, which gets a fresh one where it stays."""
+        hand_name(old, new)
+        if old.op is not None and old.op.enclosing_block is not None:
+            old.name = self.session.fresh_name(self.function, f"{old.name}_replaced")
+            old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
+
+    def new_output(self, name: str, var: Var) -> None:
+        """Give a value to the caller too, under a name; an input or an output by an identity of it."""
+        if var.op is None or is_output(var):
+            var = self.last().identity(x=var, name=name)
+        var.name = name
+        self.function.set_outputs([*self.function.outputs, var])
+
+    def remove(self, ops: Sequence[Operation] | None = None) -> list[Operation]:
+        """Remove those of some ops that nobody reads, and what only they read; of all ops by default."""
+        gone = remove_dead(list(self.function.operations) if ops is None else ops)
+        self.removed += gone
+        return gone
+
+    def remove_unread(self) -> None:
+        """Remove all that no output depends on, writes to states too."""
+        wanted = set(self.function.outputs)
+        for op in reversed(list(self.function.operations)):
+            if wanted.isdisjoint(op.outputs):
+                self.function.remove_ops([op])
+                self.removed.append(op)
+            else:
+                wanted.update(mil.reads(op))
+
+    def reorder(self, ops: Sequence[Operation], moved: Sequence[Operation]) -> None:
+        """Put the ops of the function into another order, and record it: the same is computed, bit for bit.
+
+        Args:
+            ops: all of them, in the new order.
+            moved: those that stand behind another op than before.
+
+        Raises:
+            PassError: they are others, or one comes before what it reads.
+        """
+        left, known = set(self.function.operations), set(self.function.inputs.values())
+        for op in ops:
+            late = [v.name for v in mil.reads(op) if v not in known]
+            if op not in left or late:
+                raise PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
+            left.discard(op)
+            known.update(op.outputs)
+        if left:
+            raise PassError(f"{len(left)} ops are left out of the order")
+        self.function.operations = type(self.function.operations)(list(ops))  # type: ignore[call-arg]
+        proof, names = None, op_words(moved)
+        if self.session.prove_sites:
+            elements = sum(math.prod(drawn_shape(v)) for v in self.function.outputs)
+            proof = SiteCheck(0.0, 0.0, elements, Grade.BITS, 0.0, self.session.seed)
+        self.session.changes.append(Change(self.step.name, moved[0].name, names, names, proof=proof))
+
+    def compare(self, where: str, *pairs: tuple[Var, Var]) -> None:
+        """Compare values with those that replace them, while the ops of both are there, for the next record.
+
+        Args:
+            where: the op, value or input at which it is done.
+            pairs: old values, each with the one that replaces it.
+
+        Raises:
+            ProofError: they differ by more than the pass promises.
+        """
+        made = [op for op in self.made if op.enclosing_block is not None]
+        rounded = Refusal(ROUNDED) if self.first().rounded() else None
+        built = Built(pairs, made, uncompared=rounded)
+        self.shown = proof_of(self.step, self.session, built, self.sample, where)
+
+    def record(
+        self, where: str, words: str = "", unchecked: str = "", after: Sequence[str] | None = None
+    ) -> None:
+        """Write down what was done since the last record.
+
+        Args:
+            where: the op, value or input at which it was done.
+            words: what else the record says.
+            unchecked: why numbers cannot be compared.
+            after: what came, in words; by default the ops that were made, without constants.
+        """
+        made = [op for op in self.made if op.enclosing_block is not None]
+        came = op_words(made) if after is None else tuple(after)
+        change = Change(self.step.name, where, op_words(self.removed), came, words, None, unchecked)
+        self.session.changes.append(replace(change, **self.shown))
+        self.made.clear()
+        self.removed.clear()
+        self.shown = {}
+
+    def sample(self, var: Var, rng: np.random.Generator) -> Array | None:
+        """Values for a value that both sides read: the default."""
+        return None

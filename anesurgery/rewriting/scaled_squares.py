@@ -1,0 +1,69 @@
+"""Squares that overflow in fp16, of numbers that are divided by the largest first: what such passes share."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.facts.sums_of_squares import LEAST, is_scaled
+from anesurgery.mil import Var, np_dtype
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics.intervals import magnitude
+
+
+@dataclass(frozen=True)
+class LargeSquares(Rewrite, abstract=True):
+    """A pass over fp16 numbers whose squares may overflow."""
+
+    tolerates_nonfinite: ClassVar[bool] = False
+    """An infinity makes a NaN of all that is divided by it."""
+    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
+    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
+    shares_inner: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ScaledSquares(LargeSquares, abstract=True):
+    """A pass that divides numbers by the largest magnitude of their row before it squares them."""
+
+    static: ClassVar[bool] = True
+    tolerance: ClassVar[Tolerance] = REASSOCIATED
+
+    @staticmethod
+    def applies(inner: Var, values: Sequence[Var]) -> bool:
+        """Is it computed in fp16, and are the numbers not divided so already?"""
+        return np_dtype(inner) == np.float16 and not all(map(is_scaled, values))
+
+    @staticmethod
+    def most(values: Sequence[Var], count: float) -> float:
+        """What so many squares of these values add up to at most."""
+        return max(magnitude(value) for value in values) ** 2 * count
+
+    @staticmethod
+    def floor(guard: float) -> float:
+        """The least number that is divided by: a power of two, below the root of what guards the sum.
+
+        Args:
+            guard: what is added to the sum, or what it is clipped from below with; 0 for none.
+        """
+        return max(LEAST, 2.0 ** math.floor(math.log2(guard) / 2) if guard else 0.0)
+
+    @staticmethod
+    def largest(mb: Builder, values: Sequence[Var], axes: Sequence[int]) -> Var:
+        """The largest magnitude of several values in each place, and over axes that stay with size 1."""
+        sizes = [mb.abs(x=value) for value in values]
+        size: Var = functools.reduce(lambda a, b: mb.maximum(x=a, y=b), sizes)
+        return mb.reduce_max(x=size, axes=list(axes), keep_dims=True) if axes else size
+
+    @staticmethod
+    def summed_squares(mb: Builder, values: Sequence[Var], unit: Var) -> Var:
+        """The squares of several values over a unit, added up."""
+        squares = [mb.square(x=mb.real_div(x=value, y=unit)) for value in values]
+        return functools.reduce(lambda a, b: mb.add(x=a, y=b), squares)

@@ -1,0 +1,28 @@
+"""How much a visitor of the page may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an upload, and the work on it, may take.
+
+    Attributes:
+        upload: bytes of one model as it is sent.
+        unpacked: bytes of one model out of its archive, and of each file that is written.
+        memory: bytes of memory that one piece of work may allocate (held on Linux alone).
+        seconds: that one piece of work may take.
+        keep: seconds after the last sign of a visitor, after which his files are deleted.
+        models: models that are held at once.
+    """
+
+    upload: int = 4 * GIB
+    unpacked: int = 8 * GIB
+    memory: int = 8 * GIB
+    seconds: float = 1800
+    keep: float = 900
+    models: int = 8

@@ -1,0 +1,370 @@
+"""docs/sized-models.md: models of several families at six sizes; `make sized` writes it.
+
+Each is converted with a range of lengths and given to `sizes`. At each size it is compared in fp16 with the
+model that is converted at that size, and at every length from 1 to the largest with the model at that length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import Tensor, nn
+
+import anesurgery as ane
+from anesurgery import frontend
+from anesurgery.mil import ct, quiet_host
+from anesurgery.shipping.shared_tables import LEAST
+
+LENGTHS = (4, 8, 12, 16, 20, 24)
+Input = tuple[tuple[Any, ...], str]
+"""The shape of an input, in which None is the length, and its type."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A model, how it is converted, and what is added to it."""
+
+    build: Callable[[], nn.Module]
+    inputs: Mapping[str, Input]
+    mask: str | None = None
+
+    def shapes(self, length: Any) -> dict[str, tuple[Any, ...]]:
+        """Of each input at a length, a number or a range."""
+        return {
+            name: tuple(length if n is None else n for n in shape) for name, (shape, _) in self.inputs.items()
+        }
+
+    def convert(self, module: nn.Module, length: int | None = None) -> Any:
+        """At one length, or at a range of all."""
+        frontend.register()
+        traced = self.shapes(length or LENGTHS[1])
+        example = [
+            torch.ones(traced[name], dtype=getattr(torch, kind)) for name, (_, kind) in self.inputs.items()
+        ]
+        forms = self.shapes(length or ct.RangeDim(1, LENGTHS[-1], default=LENGTHS[1]))
+        with torch.no_grad(), quiet_host():
+            graph: Any = torch.jit.trace(module.eval(), example, check_trace=False)  # type: ignore[no-untyped-call]
+            return ct.convert(
+                graph,
+                inputs=[
+                    ct.TensorType(name, forms[name], dtype=np.dtype(kind).type)
+                    for name, (_, kind) in self.inputs.items()
+                ],
+                minimum_deployment_target=ct.target.iOS18,
+                skip_model_load=True,
+            )
+
+    def values(self, length: int) -> dict[str, Any]:
+        """Numbers of the inputs; a mask hides some places but the first."""
+        rng, found = np.random.default_rng(length), dict[str, Any]()
+        for name, (_, kind) in self.inputs.items():
+            shape = self.shapes(length)[name]
+            value = rng.integers(3, 100, shape) if kind == "int32" else rng.standard_normal(shape)
+            if name == "mask":
+                value = np.ones(shape)
+                value[..., 3:5] = 0
+            found[name] = value.astype(kind)
+        return found
+
+    def with_mask(self, values: dict[str, Any], length: int) -> dict[str, Any]:
+        """The values, and the mask that was added."""
+        return values | ({self.mask: np.ones((1, length), np.float32)} if self.mask else {})
+
+
+def decibels(found: Any, expected: Any) -> float:
+    """How near two values are; -inf where they have other shapes or hold no numbers."""
+    a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return -np.inf
+    error = np.sqrt(((a - b) ** 2).mean())
+    return np.inf if error == 0 else float(20 * np.log10(np.abs(b).max() / error))
+
+
+def nearness(found: dict[str, Any], expected: dict[str, Any]) -> float:
+    """Of the worst output."""
+    return min(decibels(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
+
+
+def stored(folder: Path) -> int:
+    """Bytes of weights."""
+    return sum(file.stat().st_size for file in folder.rglob("weight.bin"))
+
+
+def between(model: Sized, ranged: Any, folder: Path) -> str:
+    """The worst of every length, against the model of a range, or against it at that one length."""
+    worst = np.inf
+    for length in range(1, LENGTHS[-1] + 1):
+        values = model.values(length)
+        found = ane.run(folder, model.with_mask(values, length))
+        near = nearness(found, ane.run(ranged, values))
+        if near < 80:  # what a range computes at run time is rounded in another way than constants are
+            fixed = ane.sizes(ranged, {name: [shape] for name, shape in model.shapes(length).items()})
+            near = nearness(found, ane.run(next(iter(fixed.models.values())), values))
+        worst = min(worst, near)
+    return f"{worst:.0f} dB" if np.isfinite(worst) else "the same" if worst > 0 else "wrong"
+
+
+def row(name: str, model: Sized, scratch: Path) -> str:
+    """A row of the table."""
+    module = model.build()
+    try:
+        ranged = model.convert(module)
+    except Exception as error:
+        return f"| {name} | not converted with a range | | | {type(error).__name__}: {str(error)[:120]} |"
+    every = [model.shapes(length) for length in LENGTHS]
+    try:
+        sized = ane.sizes(ranged, {key: [one[key] for one in every] for key in model.inputs}, mask=model.mask)
+    except ane.SurgeryError as error:
+        return f"| {name} | refused | | | {error} |"
+    folder = sized.save(scratch / "sized")
+    near = list[float]()
+    for length in LENGTHS:
+        values = model.values(length)
+        found = ane.run(folder, model.with_mask(values, length), precision="fp16")
+        near.append(nearness(found, ane.run(model.convert(module, length), values, precision="fp16")))
+    equal = sum(one == np.inf for one in near)
+    least = "" if equal == len(near) else f"; least {min(near):.0f} dB"
+    one = stored(ane.save(sized.models[f"size_{LENGTHS[-1]}"], scratch / "one.mlpackage"))
+    worst = "-" if sized.padding.why_not else between(model, ranged, folder)
+    more = 100 * (stored(folder) / one - 1)
+    return f"| {name} | {equal} of {len(near)}{least} | {more:+.1f} % | {worst} | {sized.padding} |"
+
+
+class Of(nn.Module):
+    """What a function makes of a module."""
+
+    def __init__(self, inner: nn.Module, call: Callable[..., Any]) -> None:
+        super().__init__()
+        self.inner, self.call = inner, call
+
+    def forward(self, *values: Tensor) -> Any:
+        return self.call(self.inner, *values)
+
+
+TEXT: dict[str, Any] = {
+    "vocab_size": 120,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": 80,
+}
+
+
+def family(name: str, settings: Mapping[str, Any], model: str | None = None) -> Any:
+    """A small model of transformers with random weights."""
+    config = getattr(transformers, f"{name}Config")(**settings)
+    config._attn_implementation = "eager"
+    config.use_cache = False
+    torch.manual_seed(0)
+    return getattr(transformers, model or f"{name}Model")(config)
+
+
+def text(
+    name: str, more: dict[str, Any] | None = None, model: str | None = None, masked: bool = True, what: Any = 0
+) -> Sized:
+    def build() -> nn.Module:
+        return Of(
+            family(name, TEXT | (more or {}), model),
+            lambda inner, ids, *mask: inner(ids, **({"attention_mask": mask[0]} if mask else {}))[what],
+        )
+
+    names = ("ids", "mask") if masked else ("ids",)
+    return Sized(build, dict.fromkeys(names, ((1, None), "int32")))
+
+
+class WhisperEncoder(nn.Module):
+    """The encoder of transformers at any length: positions are the first rows of its table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: Any = family(
+            "Whisper",
+            {
+                "vocab_size": 120,
+                "d_model": 32,
+                "encoder_layers": 2,
+                "decoder_layers": 1,
+                "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2,
+                "encoder_ffn_dim": 64,
+                "decoder_ffn_dim": 64,
+                "num_mel_bins": 20,
+                "max_source_positions": 64,
+                "pad_token_id": 0,
+                "bos_token_id": 1,
+                "eos_token_id": 2,
+                "decoder_start_token_id": 1,
+            },
+        ).encoder
+
+    def forward(self, mel: Tensor) -> Tensor:
+        one = self.inner
+        x = nn.functional.gelu(one.conv2(nn.functional.gelu(one.conv1(mel)))).permute(0, 2, 1)
+        x = x + one.embed_positions.weight[: x.shape[1]]
+        for layer in one.layers:
+            x = layer(x, None)
+            x = x[0] if isinstance(x, tuple) else x
+        return one.layer_norm(x)
+
+
+class Conformer(nn.Module):
+    """Feed forward, attention and a depthwise convolution, as in speech recognition."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width, kernel = 32, 7
+
+        def feed() -> nn.Module:
+            return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 64), nn.SiLU(), nn.Linear(64, width))
+
+        self.first, self.last = feed(), feed()
+        self.norm, self.attention = (
+            nn.LayerNorm(width),
+            nn.ModuleList(nn.Linear(width, width) for _ in range(4)),
+        )
+        self.before = nn.LayerNorm(width)
+        self.into, self.out = nn.Conv1d(width, 2 * width, 1), nn.Conv1d(width, width, 1)
+        self.deep = nn.Conv1d(width, width, kernel, padding=kernel // 2, groups=width)
+        self.middle = nn.BatchNorm1d(width)
+        self.end = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        x = x + 0.5 * self.first(x)
+        y = self.norm(x)
+        q, k, v, o = self.attention
+        heads = [one(y).view(1, -1, 2, 16).transpose(1, 2) for one in (q, k, v)]
+        scores = heads[0] @ heads[1].transpose(-1, -2) / 4
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e4)
+        y = (scores.softmax(-1) @ heads[2]).transpose(1, 2).reshape(1, -1, 32)
+        x = x + o(y)
+        y = nn.functional.glu(self.into(self.before(x).transpose(1, 2)), dim=1)
+        if mask is not None:
+            y = y * mask[:, None, :].to(y.dtype)
+        y = self.out(nn.functional.silu(self.middle(self.deep(y)))).transpose(1, 2)
+        x = x + y
+        return self.end(x + 0.5 * self.last(x))
+
+
+class Causal(nn.Module):
+    """Convolutions that read what was, as in a TCN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv1d(8, 8, 3, dilation=2**i) for i in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, conv in enumerate(self.convs):
+            x = x + torch.relu(conv(nn.functional.pad(x, (2 * 2**i, 0))))
+        return x
+
+
+class Tagger(nn.Module):
+    """A recurrent layer and a head."""
+
+    def __init__(self, both: bool, kind: Any = nn.LSTM) -> None:
+        super().__init__()
+        self.words = nn.Embedding(120, 16)
+        self.steps, self.head = (
+            kind(16, 16, 2, batch_first=True, bidirectional=both),
+            nn.Linear(32 if both else 16, 5),
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.steps(self.words(ids))[0])
+
+
+def seeded(build: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
+    def one() -> nn.Module:
+        torch.manual_seed(0)
+        return build()
+
+    return one
+
+
+def conformer_hf() -> nn.Module:
+    return Of(
+        family(
+            "Wav2Vec2Conformer",
+            TEXT
+            | {
+                "position_embeddings_type": "rotary",
+                "conv_depthwise_kernel_size": 7,
+                "max_source_positions": 80,
+                "conv_dim": (16, 16),
+                "conv_stride": (5, 2),
+                "conv_kernel": (10, 3),
+                "num_feat_extract_layers": 2,
+            },
+        ).encoder,
+        lambda inner, x: inner(x)[0],
+    )
+
+
+def convolutional() -> nn.Module:
+    parts = [nn.Conv1d(8, 16, 3, padding=1), nn.ReLU(), nn.Conv1d(16, 8, 5, padding=2)]
+    return nn.Sequential(*parts)
+
+
+STEPS: dict[str, Input] = {"x": ((1, None, 32), "float32")}
+IDS: dict[str, Input] = {"ids": ((1, None), "int32")}
+CHANNELS: dict[str, Input] = {"x": ((1, 8, None), "float32")}
+MODELS: dict[str, Sized] = {
+    "BERT": text("Bert"),
+    "Whisper encoder": Sized(seeded(WhisperEncoder), {"mel": ((1, 20, None), "float32")}),
+    "conformer": Sized(seeded(Conformer), STEPS),
+    "conformer, `mask=` added": Sized(seeded(Conformer), STEPS, "mask"),
+    "fully convolutional": Sized(seeded(convolutional), CHANNELS),
+    "fully convolutional, `mask=` added": Sized(seeded(convolutional), CHANNELS, "mask"),
+    "causal convolutions": Sized(seeded(Causal), CHANNELS),
+    "LSTM tagger": Sized(seeded(lambda: Tagger(False)), IDS),
+    "LSTM tagger in both directions": Sized(seeded(lambda: Tagger(True)), IDS),
+    "GPT-2": text("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 80}, masked=False),
+    "Llama": text("Llama", masked=False),
+    "conformer of transformers": Sized(conformer_hf, STEPS),
+    "T5 encoder": text(
+        "T5", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}, "T5EncoderModel"
+    ),
+}
+PAGE = """# Six sizes of many models
+
+This page is written by `make sized`. Small models of random weights are converted with a range of lengths, and
+given to [`sizes`](sizes.md) at the lengths {lengths}. *At a size*: how many of the six give, in fp16, bit for
+bit what the model gives that is converted at that size; where they do not, how near they are. *Weights*: of the
+package of six, beside those of its largest size. *Between sizes*: the worst of every length from 1 to
+{largest}, filled up and cropped, beside the model at that length; else the reason.
+
+Tables of less than {least} bytes are stored for each size, which counts in models as small as these.
+
+| model | at a size | weights | worst between | between sizes |
+|---|---|---|---|---|
+{rows}
+"""
+
+
+def main() -> None:
+    """Write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", type=Path, required=True)
+    rows = list[str]()
+    page: Path = parser.parse_args().page
+    for name, model in MODELS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            rows.append(row(name, model, Path(scratch)))
+            print(rows[-1], flush=True)
+    lengths = ", ".join(map(str, LENGTHS))
+    numbers = {"lengths": lengths, "largest": LENGTHS[-1], "least": LEAST}
+    page.write_text(PAGE.format(**numbers, rows="\n".join(rows)), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""Chunks, caches and several functions compressed: the whole runs, and its loss is stated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import cached
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.loading import load_chain
+from anesurgery.mil import Program, Var, ct, mb, types
+
+RNG = np.random.default_rng(11)
+WIDTH = 32
+FIRST, SECOND = ((RNG.standard_normal((WIDTH, WIDTH)) / 6).astype(np.float16) for _ in range(2))
+
+
+def network(rows: int = 4) -> Program:
+    """Two layers, and a state between them."""
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((rows, WIDTH), dtype=types.fp16),
+            mb.StateTensorSpec((1, WIDTH), dtype=types.fp16),
+        ],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Var, memory: Var) -> Var:
+        h = mb.relu(x=mb.linear(x=x, weight=FIRST, name="first"))
+        last = mb.slice_by_size(x=h, begin=[0, 0], size=[1, WIDTH])
+        kept = mb.coreml_update_state(state=memory, value=mb.add(x=mb.read_state(input=memory), y=last))
+        return mb.linear(x=mb.add(x=h, y=kept), weight=SECOND, name="logits")
+
+    return program
+
+
+def samples(rows: int = 4) -> list[dict[str, Any]]:
+    return [{"x": RNG.standard_normal((rows, WIDTH)).astype(np.float16)} for _ in range(12)]
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ane.save(ane.load(network()), tmp_path_factory.mktemp("chunks") / "whole.mlpackage")
+
+
+@pytest.fixture(scope="module")
+def folder(package: Path) -> Path:
+    ane.split(package, parts=2).save(package.parent / "cut")
+    return package.parent / "cut"
+
+
+def test_chunks_become_what_the_whole_becomes(package: Path, folder: Path, tmp_path: Path) -> None:
+    """The wrong version corrects the second chunk for what the first made before it was compressed."""
+    given = samples()
+    whole = ane.compress(package, 4, inputs=given, target="M5", smallest=1000)
+    found = ane.compress(folder, 4, inputs=given, target="M5", smallest=1000)
+    assert [row.form for row in found.weights] == ["int4", "int4"]
+    assert found.bytes[1] == whole.bytes[1]
+    assert found.loss is not None
+    assert whole.loss is not None
+    assert found.loss.kl == pytest.approx(whole.loss.kl, rel=1e-2)
+    assert 0 < found.loss.kl < 0.1
+    saved = load_chain(found.save(tmp_path / "small"))
+    assert len(saved.chunks) == 2
+    small = whole.save(tmp_path / "small.mlpackage")
+    for values in given[:3]:
+        expected = ane.run(small, values)["logits"]
+        np.testing.assert_allclose(ane.run(saved, values)["logits"], expected, rtol=0, atol=0.05)
+    np.testing.assert_array_equal(
+        ane.run(found.save(tmp_path / "pipeline.mlpackage"), given[0])["logits"],
+        ane.run(saved, given[0])["logits"],
+    )
+
+
+def test_a_chain_that_was_not_saved_and_is_not_changed(package: Path) -> None:
+    chain = ane.split(package, parts=2)
+    before = [ane.to_text(chunk.program) for chunk in chain.chunks]
+    found = ane.compress(chain, 8, inputs=samples(), smallest=1000)
+    assert [ane.to_text(chunk.program) for chunk in chain.chunks] == before
+    assert found.bytes[1] < 0.7 * found.bytes[0]
+
+
+def test_chunks_of_two_functions(package: Path, tmp_path: Path) -> None:
+    short = ane.save(ane.load(network(1)), tmp_path / "short.mlpackage")
+    both = ane.merge({"long": package, "short": short}, tmp_path / "both.mlpackage")
+    chain = ane.split(both, parts=2)
+    how: dict[str, Any] = {"inputs": samples(), "function": "long", "target": "M5", "smallest": 1000}
+    found, whole = (ane.compress(model, 4, **how) for model in (chain, both))
+    assert found.loss is not None
+    assert 0 < found.loss.kl < 0.1
+    saved = load_chain(found.save(tmp_path / "small"))
+    assert [sorted(chunk.program.functions) for chunk in saved.chunks] == [["long", "short"]] * 2
+    values = samples(1)[0]
+    outputs, expected = (ane.run(model, values, function="short")["logits"] for model in (saved, whole.model))
+    np.testing.assert_allclose(outputs, expected, rtol=0, atol=0.05)
+    for model in (chain, both):
+        with pytest.raises(SurgeryError, match="the samples fit 2 of the functions long, short; say function="):
+            ane.compress(model, 4, inputs=samples(), smallest=1000)
+        with pytest.raises(UnknownName, match="long2"):
+            ane.compress(model, 4, inputs=samples(), function="long2", smallest=1000)
+
+
+@pytest.mark.slow
+def test_a_decoder_with_a_cache_and_two_functions(tmp_path: Path) -> None:
+    path = ane.save(ane.load(cached()), tmp_path / "cached.mlpackage")
+    functions = ane.load(path).program.functions
+    assert len(functions) == 2
+    name = "prefill"
+    given = [Predictor(path, function=name).sample(seed) for seed in range(12)]
+    for number, values in enumerate(given):
+        values["position"] = np.array([number % 4], values["position"].dtype).reshape(values["position"].shape)
+    found = ane.compress(path, 8, inputs=given, function=name, smallest=100)
+    assert found.compressed
+    assert found.loss is not None
+    assert 0 < found.loss.kl < 0.01
+    small = found.save(tmp_path / "small.mlpackage")
+    after = ane.load(small).program.functions
+    assert {n: list(f.inputs) for n, f in after.items()} == {n: list(f.inputs) for n, f in functions.items()}
+    decoded = {n: sum("constexpr" in op.op_type for op in f.operations) for n, f in after.items()}
+    assert len(set(decoded.values())) == 1
+    assert 0 not in decoded.values()
+
+
+def test_what_chunks_cannot_be(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnknownName, match="unknown input 'y'"):
+        ane.compress(folder, 4, inputs=[{"y": samples()[0]["x"]}] * 9, smallest=1000)
+    found = ane.compress(folder, 8, inputs=samples(), smallest=1000)
+    with pytest.raises(LoadError):
+        found.save(folder, overwrite=True)
+    assert len(load_chain(folder).chunks) == 2
+
+
+def test_the_command_takes_chunks(folder: Path, tmp_path: Path) -> None:
+    options = []
+    for number, values in enumerate(samples()[:8]):
+        np.savez(tmp_path / f"{number}.npz", **values)
+        options += ["--inputs", str(tmp_path / f"{number}.npz")]
+    call = ["compress", str(folder), str(tmp_path / "small"), *options, "--smallest", "1000"]
+    done = CliRunner().invoke(cli.app, call)
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "samples held out: KL" in done.stdout
+    assert len(load_chain(tmp_path / "small").chunks) == 2
+    assert "exists" in str(CliRunner().invoke(cli.app, call).exception)

@@ -1,0 +1,72 @@
+"""The command `serve`: where it listens, who may ask, and what it says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from anesurgery.commands import serving_models
+from anesurgery.commands.app import app
+from anesurgery.errors import SurgeryError
+
+web = pytest.importorskip("anesurgery.serving.web", reason="pip install 'anesurgery[serve]'")
+uvicorn = pytest.importorskip("uvicorn", reason="pip install 'anesurgery[serve]'")
+SPACE = Path(__file__).parents[2] / "docs/space"
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What the command gives to the application and to its server; neither is made."""
+    noted = SimpleNamespace()
+
+    def site(limits: Any, hosts: Any, token: Any) -> None:
+        noted.limits, noted.hosts, noted.token = limits, hosts, token
+
+    def run(made: Any, **how: Any) -> None:
+        noted.how = how
+
+    monkeypatch.setattr(web, "site", site)
+    monkeypatch.setattr(uvicorn, "run", run)
+    return noted
+
+
+def serve(*words: str) -> str:
+    shown = CliRunner().invoke(app, ["serve", *words], catch_exceptions=False)
+    assert shown.exit_code == 0, shown.output
+    return shown.output
+
+
+def test_it_listens_on_this_machine_alone_and_asks_for_a_token(called: SimpleNamespace) -> None:
+    said = serve("--port", "9000", "--upload", "0.5", "--minutes", "2")
+    assert called.how["host"] == "127.0.0.1"
+    assert called.how["port"] == 9000
+    assert called.hosts == {"127.0.0.1", "127.0.0.1:9000", "localhost", "localhost:9000"}
+    assert f"http://127.0.0.1:9000/?token={called.token}\n" in said
+    assert len(called.token) >= 32
+    assert (called.limits.upload, called.limits.unpacked) == (1 << 29, 1 << 30)
+    assert called.limits.seconds == 120
+
+
+def test_the_space_is_open_to_all_under_its_own_name(called: SimpleNamespace) -> None:
+    recipe = (SPACE / "Dockerfile").read_text(encoding="utf-8")
+    command = re.search(r"^CMD exec (.*)$", recipe, re.M)
+    assert command
+    name, _, *words = shlex.split(command[1].replace("${SPACE_HOST:-localhost}", "Me.example"))
+    assert name == "anesurgery"
+    assert "token" not in serve(*words)
+    assert called.how["host"] == "0.0.0.0"
+    assert f"app_port: {called.how['port']}\n" in (SPACE / "README.md").read_text(encoding="utf-8")
+    assert called.token is None
+    assert "me.example" in called.hosts
+
+
+def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving_models, "find_spec", lambda name: None if name == "uvicorn" else name)
+    with pytest.raises(SurgeryError, match=r"serve needs uvicorn: pip install 'anesurgery\[serve\]'"):
+        serve()

@@ -1,0 +1,130 @@
+"""The first line of each kind of report says what was found, in words that need no documentation."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from report_models import finding, inspection, row
+
+import anesurgery as ane
+from anesurgery.display import drawn
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement import Inspection
+from anesurgery.show import terminal
+from anesurgery.show.console import as_text
+from anesurgery.show.headline import compared_shares, headline
+from anesurgery.show.markdown import Review, review_markdown
+
+OURS = re.compile(
+    r"\b(sites?|grades?|refus\w+|residency|segments?|fold|gates?|contract|status|trials?|verdict|remedy|surgery)\b"
+)
+"""Words that only our documentation explains."""
+TARGET = "M1/macOS 14"
+
+
+def program(opset: ct.target = ct.target.iOS16) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 64), dtype=types.fp16)], opset_version=opset)
+    def made(x: Var) -> Var:
+        weight = np.random.default_rng(0).standard_normal((64, 64)).astype(np.float16) / 8
+        y = mb.relu(x=mb.linear(x=mb.sub(x=x, y=np.float16(1)), weight=weight, name="first"), name="middle")
+        return mb.linear(x=y, weight=weight, name="second")
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return ane.load(program())
+
+
+SAMPLES = [{"x": np.random.default_rng(1).standard_normal((1, 8, 64)).astype(np.float32)}]
+
+
+def two(second: str | None, **changes: Any) -> Inspection:
+    """Two ops that compute as much, one on the ANE."""
+    return inspection([row(0, "conv", "ane", flop=100), row(1, "conv", second, flop=100, **changes)])
+
+
+PLACED = two("cpu", findings=(finding("f", message="is int32"),))
+KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "inspection": (lambda m: PLACED, r"ANE: 50 % of flop, 1 of 2 ops on M1/macOS 14; conv .* runs elsewhere"),
+    "surgery": (lambda m: ane.apply(m, ["negate_subtract"], quiet=True), "every change gives the same bits"),
+    "comparison": (lambda m: ane.compare(m, m), "ok: the outputs are identical"),
+    "ranges": (lambda m: ane.ranges(m, SAMPLES), "nothing leaves fp16"),
+    "chain": (lambda m: ane.split(m, 2), "2 chunks, "),
+    "sizes": (lambda m: ane.choose_sizes([3, 5, 9], 2), r"best sizes: \d, \d"),
+    "sensitivity": (
+        lambda m: ane.sensitivity(m, SAMPLES, modes=["linear-8"]),
+        "what the outputs lose when one weight alone is compressed",
+    ),
+    "certificate": (lambda m: ane.certify(m, SAMPLES), "holds: "),
+    "compression": (lambda m: ane.compress(m, inputs=SAMPLES, target=TARGET), r"weights: \S+ kB -> "),
+}
+"""Kind -> what is reported, and how its report begins."""
+
+
+def words(shown: str) -> str:
+    """What is read first: of HTML without marks and pictures."""
+    shown = re.sub(r"<(svg|style)\b.*?</\1>", "", shown, flags=re.S)
+    shown = html.unescape(re.sub(r"<[^>]+>", "", shown)) if shown.lstrip().startswith("<") else shown
+    return " ".join(shown.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_report_begins_with_a_sentence(kind: str, model: Any) -> None:
+    make, begins = KINDS[kind]
+    report = make(model)
+    for shown in map(words, (str(report), report._repr_html_())):
+        assert re.match(begins, shown), shown[:200]
+        assert not OURS.search(shown[:120]), shown[:120]
+
+
+def test_two_inspections_begin_with_what_moved() -> None:
+    better = two("ane")
+    lines = as_text(terminal.difference_group(PLACED, better)).splitlines()
+    assert lines[0] == "ANE: 50 % -> 100 % of flop on M1/macOS 14"
+    assert "ANE: 50 % -> 100 % of flop on M1/macOS 14" in words(drawn(PLACED, "page", better))
+    assert compared_shares(PLACED, PLACED) == "ANE: 50 % of flop on M1/macOS 14, as before"
+
+
+def test_a_page_and_a_cell_have_no_number_of_ours_first() -> None:
+    for made in (drawn(PLACED, "page"), PLACED._repr_html_()):
+        assert not re.search(r"status \d", made[: made.index("runs elsewhere")])
+    assert "in part on the ANE" in drawn(PLACED, "page")
+
+
+def test_markdown_begins_with_the_model_and_what_got_worse() -> None:
+    worse = inspection([row(0, "conv", "cpu"), row(1, "conv", "cpu")])
+    lines = review_markdown([Review("net.mlpackage", PLACED, worse)]).splitlines()
+    assert lines[0] == "### net.mlpackage on M1/macOS 14"
+    assert lines[2].startswith("**worse: share of the ops on the ANE 50.0% -> 0.0%")
+    assert not OURS.search(" ".join(lines[:3]))
+
+
+def test_what_does_not_load_is_no_share_of_the_engine() -> None:
+    said = headline(ane.apply(program(ct.target.iOS18), ["negate_subtract"], target=TARGET, quiet=True))
+    assert said.startswith("it does not load on M1/macOS 14: macOS 14 cannot load it")
+    assert said.endswith("; 1 change in 1 step")
+    assert "ANE: " not in said
+
+
+def test_what_nobody_knows_is_no_share_of_nothing() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def bare(x: Var) -> Var:
+        return mb.identity(x=x, name="y")
+
+    said = headline(ane.apply(bare, ["negate_subtract"], target=TARGET, quiet=True))
+    assert said == f"nothing was changed; ANE: nothing is known of where its ops run on {TARGET}"
+
+
+def test_a_network_that_became_a_program_was_changed(tmp_path: Any) -> None:
+    network = ane.example("network", tmp_path / "network.mlmodel")
+    said = headline(ane.apply(network, ["negate_subtract"], target=TARGET, quiet=True))
+    assert said.startswith("the neural network became an ML Program, and nothing else was changed; ANE: ")
+    layers = headline(ane.apply(network, ["legacy_constant"], target=TARGET, quiet=True))
+    assert "became" not in layers

@@ -1,0 +1,72 @@
+"""Install a wheel where nothing else is, and run the first commands of the README; `make dist` ends with it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+README = Path(__file__).resolve().parents[2] / "README.md"
+COMMANDS = re.compile(
+    r"^## Three commands$.*?^```sh\n(.*?)^```\n+^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+)
+
+
+def without_decibels(text: str) -> str:
+    """What is printed without what the vector width of a processor may change."""
+    return " ".join(re.sub(r"\d+ dB", "N dB", text).split())
+
+
+def missing(printed: str, readme: str = "") -> list[str]:
+    """The lines that the README shows below its commands and that were not printed."""
+    _, shown = first_commands(readme)
+    return [s for s in shown.splitlines() if without_decibels(s) not in without_decibels(printed)]
+
+
+def first_commands(readme: str = "") -> tuple[str, str]:
+    """The commands, and what the README says that they print."""
+    block = COMMANDS.search(readme or README.read_text(encoding="utf-8"))
+    if block is None:
+        raise SystemExit("README.md has no commands and output under `## Three commands`")
+    return block[1], block[2]
+
+
+def installed(wheel: Path, torch: str, python: str, folder: Path) -> dict[str, str]:
+    """The variables of a new environment with the wheel in it."""
+    programs = folder / "environment" / "bin"
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}  # a clone there counts as installed
+    variables["PATH"] = f"{programs}{os.pathsep}{variables['PATH']}"
+    subprocess.run([python, "-m", "venv", programs.parent], env=variables, check=True)
+    for wanted in (torch.split(), [str(wheel.resolve())]):
+        install = [str(programs / "python"), "-m", "pip", "install", "--quiet", *wanted]
+        subprocess.run(install, env=variables, check=True)
+    return variables
+
+
+def main() -> None:
+    """Exit with 1, and the lines that are missing, where the commands print something else."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--torch", default="torch==2.13.0", help="what pip is told to install as PyTorch")
+    parser.add_argument("--python", default=sys.executable, help="the Python to make the environment with")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        variables = installed(options.wheel, options.torch, options.python, folder)
+        (folder / "empty").mkdir()
+        commands = ["bash", "-e", "-c", first_commands()[0]]
+        ran = subprocess.run(
+            commands, cwd=folder / "empty", env=variables, text=True, capture_output=True, check=False
+        )
+    lacking = missing(ran.stdout) if ran.returncode == 0 else [ran.stderr[-2000:]]
+    if lacking:
+        raise SystemExit("\n".join(["the README's first commands do not print, from the wheel:", *lacking]))
+    print(f"{options.wheel.name}: the README's first commands print what it says")
+
+
+if __name__ == "__main__":
+    main()

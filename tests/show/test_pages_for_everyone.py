@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import json
-import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browsing import SEND, in_frames
+from browser import Browser, browsing
 from report_models import finding, inspection, row, twenty
 
 import anesurgery as ane
@@ -20,7 +18,7 @@ from anesurgery.placement import Inspection
 from anesurgery.show.page import cell, page
 
 WIDTHS = (400, 1280)
-MEASURE = """
+MEASURE = """(() => {
 const all = (of, from = document) => [...from.querySelectorAll(of)];
 all("details").forEach((d) => { d.open = true; });
 all("#ops .more").slice(0, 3).forEach((b) => b.click());
@@ -67,15 +65,15 @@ const unseen = all("a[href], button, summary, input, select").filter((e) => {
   const ring = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
   return document.activeElement !== e || !(ring || e.closest(".box"));
 });
-document.title = "measured " + JSON.stringify({
+return {
   texts: texts.length,
   over: document.documentElement.scrollWidth > innerWidth,
   cut: innerWidth < 1000 ? 0 : all(".card.table").filter((e) => e.scrollWidth > e.clientWidth).length,
   faint: [...new Set(faint.map((t) => `${t.parentElement.getAttribute("class")}: ${t.data.trim()}`))],
   mouse: mouse.map((e) => e.outerHTML.slice(0, 80)),
   unseen: unseen.map((e) => e.outerHTML.slice(0, 80)),
-});
-"""
+};
+})()"""
 
 
 def certificate() -> str:
@@ -121,37 +119,36 @@ def _small() -> Program:
     return made
 
 
-def measured(folder: Path, made: dict[str, str], scheme: str) -> dict[tuple[str, int], Any]:
-    """What each page is like at each width."""
-    asked = [(name, width) for name in made for width in WIDTHS]
-    frames = [
-        (
-            f'src="{k}.html" style="width: {width}px; height: 900px; border: 0"',
-            made[name].replace("</body>", f"<script>{MEASURE}</script>{SEND}"),
-        )
-        for k, (name, width) in enumerate(asked)
-    ]
-    shade = f"--blink-settings=preferredColorScheme={0 if scheme == 'dark' else 1}"
-    titles = (re.search(r"<title>measured (.*?)</title>", d) for d in in_frames(folder, frames, shade))
-    return {key: json.loads(html.unescape(t[1])) for key, t in zip(asked, titles, strict=True) if t}
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as started:
+        yield started
+
+
+def measured(browser: Browser, folder: Path, made: str, width: int, scheme: str) -> Any:
+    """What a page is like at a width."""
+    browser.size(width, scheme=scheme)
+    browser.show(made, folder)
+    return browser.run(MEASURE)
 
 
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
-def test_pages_fit_are_read_and_need_no_mouse(scheme: str, tmp_path: Path) -> None:
-    made = pages()
-    found = measured(tmp_path, made, scheme)
-    assert len(found) == len(made) * len(WIDTHS)
-    for key, seen in found.items():
-        assert seen.pop("texts") > 5, key
-        assert seen == {"over": False, "cut": 0, "faint": [], "mouse": [], "unseen": []}, (key, scheme)
+def test_pages_fit_are_read_and_need_no_mouse(scheme: str, browser: Browser, tmp_path: Path) -> None:
+    for name, made in pages().items():
+        for width in WIDTHS:
+            seen = measured(browser, tmp_path, made, width, scheme)
+            assert seen.pop("texts") > 5, name
+            fine = {"over": False, "cut": 0, "faint": [], "mouse": [], "unseen": []}
+            assert seen == fine, (name, width, scheme)
 
 
-def test_what_does_not_fit_or_is_faint_would_be_found(tmp_path: Path) -> None:
+def test_what_does_not_fit_or_is_faint_would_be_found(browser: Browser, tmp_path: Path) -> None:
     wrong = (
         '<p class="pale" style="color: #999; background: #fff">pale</p><div style="width: 1300px">wide</div>'
         '<b style="cursor: pointer">click</b><button style="outline: none">no ring</button>'
     )
-    for seen in measured(tmp_path, {"wrong": notebook(wrong)}, "light").values():
+    for width in WIDTHS:
+        seen = measured(browser, tmp_path, notebook(wrong), width, "light")
         assert seen["over"]
         assert seen["faint"] == ["pale: pale"]
         assert [len(seen[key]) for key in ("mouse", "unseen")] == [1, 1]

@@ -69,6 +69,7 @@ class Browser:
         self.session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Runtime", "Log", "DOM", "Network"):
             self.call(f"{domain}.enable")
+        self.call("Emulation.setFocusEmulationEnabled", enabled=True)
 
     @contextmanager
     def tab(self, address: str) -> Iterator[None]:
@@ -108,7 +109,8 @@ class Browser:
     def _note(self, event: Any) -> None:
         what, told = event.get("method"), event.get("params", {})
         if what == "Runtime.exceptionThrown":
-            self.complaints.append(json.dumps(told["exceptionDetails"])[:500])
+            details = told["exceptionDetails"]
+            self.complaints.append(details.get("exception", details).get("description", details["text"])[:500])
         elif what == "Log.entryAdded" and told["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{told['entry']['text']} {told['entry'].get('url', '')}")
         elif what == "Network.requestWillBeSent":
@@ -117,6 +119,16 @@ class Browser:
     def open(self, address: str) -> None:
         self.call("Page.navigate", url=address)
         self.until("document.readyState === 'complete' && location.protocol !== 'about:'")
+
+    def show(self, page: str, folder: Path, address: str = "") -> None:
+        """Open the text of a page as a new file of a folder; the first complaint is an error."""
+        file = folder / f"page_{len(list(folder.iterdir()))}.html"
+        file.write_text(page, encoding="utf-8")
+        self.open(file.as_uri() + address)
+        assert not self.complaints, self.complaints.pop()
+
+    def document(self) -> str:
+        return str(self.run("document.documentElement.outerHTML"))
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""

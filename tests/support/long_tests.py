@@ -353,7 +353,6 @@ They are evenly spread; a defect that only another case shows is found the next 
 
 STANDS_IN: dict[str, str] = {
     "splitting/test_splitting.py::test_a_real_model_with_labels_is_equal_in_chunks": "its neighbours",
-    "show/test_page_in_a_browser.py::test_two_thousand_rows_sort_at_once": "test_clicks_sort_and_unfold",
     "passes/test_chain_pools.py::test_the_pools_of_a_real_network_are_legal": "its neighbours",
     "passes/test_remove_identity.py::test_a_real_style_transfer_loses_its_identities": "its neighbours",
     "passes/layers/test_fold_layer_constants.py::test_blazeface": "its neighbours",

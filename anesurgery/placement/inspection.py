@@ -337,7 +337,7 @@ def _sentence(inspection: Inspection, rows: Sequence[OpRow]) -> str:
         rows: its ops, those of its parts included.
     """
     if inspection.refused:
-        return f"It does not load on {inspection.target}: {inspection.refused}."
+        return f"{inspection.refused}."
     if not rows:
         return "There are no ops to place."
     first = f"ANE: {_shares(inspection, rows)} on {inspection.target.words}"

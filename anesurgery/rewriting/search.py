@@ -298,11 +298,13 @@ def _for_nothing(old: State, new: State, steps: Sequence[Pass]) -> str:
         return "callers would have to give other types, and no more would run on the ANE for it"
     before, after = old.standing, new.standing
     one_chip = len(new.target.chips) == 1  # else nobody says what is on the ANE
-    pays = after.over(before).best <= CLEARLY or (not one_chip and after.frees(before))
+    # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
+    timed = after.expected.times(before.expected) is not None
+    pays = (timed and after.over(before).best <= CLEARLY) or (not one_chip and after.frees(before))
     if pays or not any(step.rounds for step in steps):
         return ""
-    times = after.times(before)
-    return f"values would be rounded, no more would run on the ANE, and the time {times} is no clear gain"
+    what = f"the time {after.times(before)} is no clear gain" if timed else "no run time is known"
+    return f"values would be rounded, no more would run on the ANE, and {what}"
 
 
 def overruled(known: str, loss: str) -> str:

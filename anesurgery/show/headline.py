@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import Change, change, factor
@@ -18,7 +19,7 @@ from anesurgery.surgery import Surgery
 def headline(surgery: Surgery) -> str:
     """The sentence: ``ANE: 33 % -> 97 % of flop on M1/macOS 14, about 6.3 times as fast (2 to 71); ...``."""
     if (now := _stands(surgery)) is not None and now.refused:
-        return f"it does not load on {_target(surgery)}: {now.refused}; {_done(surgery)}"
+        return f"{now.refused}; {_done(surgery)}"
     if not surgery.changes:
         return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery)]))
     said = [", ".join(filter(None, [_shares(surgery), _speed(surgery.time)])), _exactness(surgery)]
@@ -129,13 +130,19 @@ def _exactness(surgery: Surgery) -> str:
     proofs = [change.proof for change in surgery.changes]
     known = [proof.grade for proof in proofs if proof is not None]
     if not known:
-        return "the outputs were not compared"
+        return f"{'values are rounded to fp16 now; ' * _rounds(surgery)}the outputs were not compared"
     if len(known) < len(proofs) or min(known) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in known) for sure in (True, False))
         alone = len(proofs) - len(known)
         words = {"proved equal": proved, "checked on numbers": tried, "not compared by itself": alone}
         return f"{counted(len(proofs), 'change')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
     return "every change gives the same bits" if min(known) == Grade.BITS else "every change is proved equal"
+
+
+def _rounds(surgery: Surgery) -> bool:
+    """Did a step that rounds values everywhere change something?"""
+    used = {change.pass_name for change in surgery.changes}
+    return any(registry.pass_class(name).rounds for name in used.intersection(registry.pass_names()))
 
 
 def compared(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
+from anesurgery.placement.expected import Expected
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
@@ -330,3 +331,13 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
     assert bool(end.steps) == kept
     said = found.rejected["rounds"][1].reason if "rounds" in found.rejected else "kept"
     assert ("values would be rounded" in said) != kept
+
+
+def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
+    monkeypatch.setattr(searching, "CLEARLY", 1.0)
+    monkeypatch.setattr(Expected, "times", lambda *_: None)
+    monkeypatch.setattr(Standing, "rises", lambda *_: False)
+    found, end = search(built(sums), Rounds())
+    assert not end.steps
+    assert found.rejected["rounds"][1].reason.endswith("no more would run on the ANE, and no run time is known")

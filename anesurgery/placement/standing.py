@@ -338,9 +338,13 @@ class Standing:
         bound, old, new = BOUNDS[what], getattr(before, what), getattr(self, what)
         return bool(new > max(old * bound.times, old + bound.more))
 
-    def rises(self, before: Standing) -> bool:
-        """Is a larger share of the flop or of the ops on the ANE?"""
-        return any(self.share[what] > before.share[what] for what in ("flop", "ops") if self.on_ops)
+    def brings(self, before: Standing) -> bool:
+        """Is more on the ANE than before? A share that rises since other ops went is no more."""
+        return self.on_flop > before.on_flop or self.on_ops > before.on_ops
+
+    def may_bring(self, before: Standing) -> bool:
+        """Is more on the ANE, with the ops of which that is not known?"""
+        return self.on_flop + self.perhaps_flop > before.on_flop + before.perhaps_flop
 
     def frees(self, before: Standing) -> bool:
         """Is less illegal on the ANE, and more than what became unknown?"""

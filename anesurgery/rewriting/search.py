@@ -161,8 +161,8 @@ class Search:
         self.kept, self.barred = [], changing
         other = self.climb(start)
         self.barred = ()
-        gain, loss = end.standing.gain(other.standing), end.standing.loss(other.standing)
-        if other.steps and (loss or not gain) and not other.standing.loss(end.standing):
+        loss, clear = end.standing.loss(other.standing), end.standing.over(other.standing).best <= CLEARLY
+        if other.steps and (loss or not clear) and not other.standing.barred_by(end.standing):
             for step in changing:
                 self.reject(
                     (step,), f"tried and not kept: as much is gained without it{loss and f', and {loss}'}"
@@ -260,7 +260,7 @@ class Search:
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
         gain = known or gain
-        if gain and not new.standing.rises(old.standing):
+        if gain:
             loss = loss or _for_nothing(old, new, steps)
         if loss or not gain:
             self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
@@ -293,18 +293,24 @@ class Search:
 
 
 def _for_nothing(old: State, new: State, steps: Sequence[Pass]) -> str:
-    """What steps give away that bring no more onto the ANE, in words; "" for nothing."""
-    if new.retyped > old.retyped:
-        return "callers would have to give other types, and no more would run on the ANE for it"
+    """What steps give away without a gain that is worth it, in words; "" for nothing.
+
+    Other results are worth a clear gain in time; other types at the ends more on the ANE too; digits, also what
+    may run there.
+    """
     before, after = old.standing, new.standing
-    one_chip = len(new.target.chips) == 1  # else nobody says what is on the ANE
+    clear, times = after.over(before).best <= CLEARLY, f"the time {after.times(before)} is no clear gain"
+    if len(new.changing) > len(old.changing) and not clear:
+        return f"the results would change, and {times}"
     # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
     timed = after.expected.times(before.expected) is not None
-    pays = (timed and after.over(before).best <= CLEARLY) or (not one_chip and after.frees(before))
-    if pays or not any(step.rounds for step in steps):
+    one_chip = len(new.target.chips) == 1  # else nobody says what is on the ANE
+    pays = after.brings(before) or (timed and clear) or (not one_chip and after.frees(before))
+    retyped, rounds = new.retyped > old.retyped, any(step.rounds for step in steps)
+    if pays or not (retyped or (rounds and not after.may_bring(before))):
         return ""
-    what = f"the time {after.times(before)} is no clear gain" if timed else "no run time is known"
-    return f"values would be rounded, no more would run on the ANE, and {what}"
+    what = "callers would have to give other types" if retyped else "values would be rounded"
+    return f"{what}, no more would run on the ANE, and {times if timed else 'no run time is known'}"
 
 
 def overruled(known: str, loss: str) -> str:

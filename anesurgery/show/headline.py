@@ -8,10 +8,12 @@ from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import Change, change, factor
+from anesurgery.placement.expected import ALIKE
 from anesurgery.placement.inspection import Inspection, percent
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.session import INTERFACE
 from anesurgery.show.summary import all_rows, counted
 from anesurgery.surgery import Surgery
 
@@ -111,26 +113,32 @@ def _share(stands: Standing, what: str) -> str:
 
 
 def _speed(time: Change | None) -> str:
-    """How much faster, with the band; or that no difference can be told."""
+    """How much faster, with the band; "perhaps" where the band does not say that it is."""
     if time is None:
         return ""
-    if time.high < 1:
+    if 1 / ALIKE < time.ratio < ALIKE:
+        return "as fast as before"
+    sure = "about" if time.high < 1 or time.low > 1 else "perhaps"
+    if time.ratio < 1:
         return (
-            f"about {factor(1 / time.ratio)} times as fast ({factor(1 / time.high)} to {factor(1 / time.low)})"
+            f"{sure} {factor(1 / time.ratio)} times as fast ({factor(1 / time.high)} to {factor(1 / time.low)})"
         )
-    if time.low > 1:
-        return f"about {factor(time.ratio)} times as slow ({factor(time.low)} to {factor(time.high)})"
-    return f"{time.after.ms:.3g} ms after {time.before.ms:.3g} ms, too near to tell apart"
+    return f"{sure} {factor(time.ratio)} times as slow ({factor(time.low)} to {factor(time.high)})"
 
 
 def _exactness(surgery: Surgery) -> str:
     """How near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
         return _outputs(surgery.proof)
+    return "; ".join(["values are rounded to fp16 now"] * _rounds(surgery) + [_by_edits(surgery)])
+
+
+def _by_edits(surgery: Surgery) -> str:
+    """How near the two sides of the edits are."""
     proofs = [change.proof for change in surgery.changes]
     known = [proof.grade for proof in proofs if proof is not None]
     if not known:
-        return f"{'values are rounded to fp16 now; ' * _rounds(surgery)}the outputs were not compared"
+        return "the outputs were not compared"
     if len(known) < len(proofs) or min(known) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in known) for sure in (True, False))
         alone = len(proofs) - len(known)
@@ -140,9 +148,9 @@ def _exactness(surgery: Surgery) -> str:
 
 
 def _rounds(surgery: Surgery) -> bool:
-    """Did a step that rounds values everywhere change something?"""
-    used = {change.pass_name for change in surgery.changes}
-    return any(registry.pass_class(name).rounds for name in used.intersection(registry.pass_names()))
+    """Are values in the model rounded? Of inputs and outputs the changes of the interface say so."""
+    inside = {change.pass_name for change in surgery.changes if change.unchecked != INTERFACE}
+    return any(registry.pass_class(name).rounds for name in inside.intersection(registry.pass_names()))
 
 
 def compared(comparison: Comparison) -> str:

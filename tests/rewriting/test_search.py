@@ -230,13 +230,22 @@ class CumsumToExp(Rewrite):
         return mb.exp(x=m.root.x)
 
 
-def test_a_result_that_need_not_change_stays() -> None:
+def test_a_result_that_need_not_change_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the step that changes the result is tried first, and then nothing is left to gain."""
+    monkeypatch.setattr(searching, "CLEARLY", 0.95)
     found, end = search(built(sums), ChangedExp(), CumsumToExp())
     assert [step.name for step in end.steps] == ["cumsum_to_exp"]
     (_, refusal) = found.rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith("tried and not kept: as much is gained without it")
     assert [step.name for step in search(built(sums), ChangedExp())[1].steps] == ["cumsum_to_changed_exp"]
+
+
+def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
+    """The wrong version: any gain in time, as of a decoder that gave one position of all for nothing."""
+    found, end = search(built(sums), ChangedExp())
+    assert not end.steps
+    (_, refusal) = found.rejected["cumsum_to_changed_exp"]
+    assert refusal.reason.startswith("tried and not kept: the results would change, and the time 12.")
 
 
 @dataclass(frozen=True)
@@ -326,7 +335,8 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
     monkeypatch.setattr(searching, "CLEARLY", least)
     monkeypatch.setattr(searching, "_too_far", lambda *_: None)
-    monkeypatch.setattr(Standing, "rises", lambda *_: False)
+    monkeypatch.setattr(Standing, "brings", lambda *_: False)
+    monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
     found, end = search(built(sums), Rounds())
     assert bool(end.steps) == kept
     said = found.rejected["rounds"][1].reason if "rounds" in found.rejected else "kept"
@@ -337,7 +347,11 @@ def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
     monkeypatch.setattr(searching, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(Standing, "rises", lambda *_: False)
+    monkeypatch.setattr(searching, "_too_far", lambda *_: None)
+    monkeypatch.setattr(Standing, "brings", lambda *_: False)
+    monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
     found, end = search(built(sums), Rounds())
     assert not end.steps
     assert found.rejected["rounds"][1].reason.endswith("no more would run on the ANE, and no run time is known")
+    monkeypatch.setattr(Standing, "may_bring", lambda *_: True)
+    assert search(built(sums), Rounds())[1].steps

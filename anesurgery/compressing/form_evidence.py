@@ -131,13 +131,26 @@ def choose(
                 known.append((worst.speed, form, str(worst)))
             elif all(one.speed >= 1 for one in _of(form, bounds, None, rows or evidence())):
                 unknown.append(form)
+        fewer = _fewer(bits, level, slow) if known or unknown else ""
         if known:
-            return Choice(max(known)[1], max(known)[2])
+            return Choice(max(known)[1], f"{max(known)[2]}{fewer}")
         if unknown:
-            return Choice(unknown[0], f"nothing is known of its speed on {target.label}")
+            return Choice(unknown[0], f"nothing is known of its speed on {target.label}{fewer}")
     return Choice(
         None, f"slower than fp16: {'; '.join(slow)}" if slow else "each form is slower on other chips"
     )
+
+
+def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
+    """Why a weight has more bits than were asked for; "" where it has not."""
+    if level[0].endswith(str(bits)):
+        return ""
+    reason = (
+        f"slower than fp16 ({'; '.join(slow)})"
+        if slow
+        else "slower than fp16 on other chips, or newer than the opset"
+    )
+    return f'; forms of {bits} bits are {reason}: for_="size" takes one'
 
 
 def choose_activations(

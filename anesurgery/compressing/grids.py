@@ -178,7 +178,7 @@ class Table:
                 met = held @ hessian
                 matrix += met @ held.T
                 wanted += met @ row
-        steady = np.diag(matrix).mean() * 1e-6
+        steady = np.diag(matrix).mean() * 1e-6 or 1.0  # of a weight that reads zeros alone nothing is known
         old = self.entries.astype(np.float64)
         solved = np.linalg.solve(matrix + steady * np.eye(count), wanted + steady * old)
         entries = solved.astype(self.entries.dtype)

@@ -14,8 +14,9 @@ import torch
 
 from anesurgery.mil import Array
 
-BLOCK = 128
-"""Columns whose errors are handed on together: the rest of the weight is touched once for each."""
+BLOCKS = (128, 16)
+"""Columns whose errors are handed on together, to the rest of the weight and to that of a block; only times
+depend on them."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it: few samples leave directions in which no input was seen."""
 MOST_DAMPING = 1.0
@@ -50,21 +51,45 @@ def corrected(rows: Array, hessian: Array, nearest: Nearest, damping: float = DA
     """
     order = np.argsort(-np.diag(hessian), kind="stable")
     factor = _factor(hessian[np.ix_(order, order)], damping)
-    left = torch.from_numpy(np.ascontiguousarray(rows[:, order]))
-    made = torch.empty_like(left)
-    for start in range(0, len(order), BLOCK):
-        end = min(start + BLOCK, len(order))
-        errors = torch.zeros(len(left), end - start, dtype=torch.float64)
-        for at in range(start, end):
-            column = left[:, at]
-            made[:, at] = torch.from_numpy(nearest(column.numpy()))
-            error = (column - made[:, at]) / factor[at, at]
-            left[:, at:end] -= error[:, None] * factor[at, at:end]
-            errors[:, at - start] = error
-        left[:, end:] -= errors @ factor[start:end, end:]
+    left = torch.from_numpy(np.ascontiguousarray(rows.T[order]))  # columns first: each is read in one piece
+    made, errors = torch.empty_like(left), torch.empty_like(left)
+    _hand_on(range(len(order)), BLOCKS, factor, left, made, errors, nearest)
     found = np.empty_like(rows)
-    found[:, order] = made.numpy()
+    found[:, order] = made.numpy().T
     return found
+
+
+def _hand_on(
+    columns: range,
+    blocks: tuple[int, ...],
+    factor: torch.Tensor,
+    left: torch.Tensor,
+    made: torch.Tensor,
+    errors: torch.Tensor,
+    nearest: Nearest,
+) -> None:
+    """Round columns in blocks, each of which hands its errors on to those after it.
+
+    Args:
+        columns: that are rounded.
+        blocks: sizes of blocks, and of the blocks in these.
+        factor: [columns, columns], upper.
+        left: [columns, rows], what is to be rounded, given what was handed on.
+        made: [columns, rows], the rounded numbers.
+        errors: [columns, rows], what each column hands on.
+        nearest: rounds a column.
+    """
+    size, *rest = (*blocks, 1)
+    for start in columns[::size]:
+        end = min(start + size, columns.stop)
+        if rest:
+            _hand_on(range(start, end), blocks[1:], factor, left, made, errors, nearest)
+        else:
+            made[start] = torch.from_numpy(nearest(left[start].numpy()))
+            torch.sub(left[start], made[start], out=errors[start]).div_(factor[start, start])
+        if end < columns.stop:
+            after = slice(end, columns.stop)
+            left[after].addmm_(factor[start:end, after].T, errors[start:end], alpha=-1)
 
 
 def _factor(hessian: Array, damping: float) -> torch.Tensor:

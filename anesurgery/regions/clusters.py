@@ -18,7 +18,8 @@ with quiet_host():
 ROUNDS = 25
 """Steps in which the values move to the means of their members."""
 MOST_ROWS = 1 << 16
-"""Vectors that are looked at to find the values."""
+"""Vectors that are looked at to find the values. Of numbers, such as fp32 weights, as many means of near ones
+stand for all: fp16 has no more, and a table of 8 bits is 256 times as coarse."""
 
 
 def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
@@ -68,6 +69,8 @@ def weighted(values: Array, weights: Array, entries: int) -> Array:
 
 def _means(known: Array, counts: Array, entries: int) -> Array:
     """The values of more rows than entries, each of which counts several times."""
+    if known.shape[1] == 1 and len(known) > MOST_ROWS:
+        known, counts = _merged(known[:, 0], counts)
     if known.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
         return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=counts).centroids)[:, None]
     if len(known) > MOST_ROWS:
@@ -83,6 +86,21 @@ def _means(known: Array, counts: Array, entries: int) -> Array:
             break
         values = moved
     return values
+
+
+def _merged(known: Array, counts: Array) -> tuple[Array, Array]:
+    """The means of numbers in each of `MOST_ROWS` equal parts of their range, and how often each counts.
+
+    Args:
+        known: sorted.
+        counts: how often each counts.
+    """
+    width = (known[-1] - known[0]) / (MOST_ROWS - 1)
+    places = ((known - known[0]) / width).astype(np.int64)
+    total = np.bincount(places, counts)
+    held = total > 0
+    means = np.bincount(places, counts * known)[held] / total[held]
+    return means[:, None], total[held]
 
 
 def _spread_out(known: Array, counts: Array, entries: int) -> Array:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from rich import box
 from rich.console import Group
 from rich.filesize import decimal
@@ -37,7 +39,8 @@ def _lines(found: Compression) -> list[str]:
     if found.loss is not None:
         loss = found.loss
         rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}" if loss.rows else "no row is all finite"
-        lines.append(f"on {found.samples[1]} samples held out: {rows}, PSNR {loss.psnr:.1f} dB")
+        near = "identical" if loss.psnr == math.inf else f"{rows}, PSNR {loss.psnr:.1f} dB"
+        lines.append(f"on {found.samples[1]} samples held out: {near}")
     lines.append(f"ops expected on the ANE: {found.on_engine[0]:.1%} -> {found.on_engine[1]:.1%}")
     if found.time is not None:
         lines.append(str(found.time))

@@ -318,7 +318,10 @@ def test_no_form_is_slower_by_evidence() -> None:
 
 def test_wide_products_on_an_m5_get_plain_numbers_not_a_palette() -> None:
     assert choose(4, SPEED["M5"], COMPUTE, 9, "speed").form == "int4"
-    assert choose(3, SPEED["M5"], COMPUTE, 9, "speed").form == "int4"
+    three = choose(3, SPEED["M5"], COMPUTE, 9, "speed")
+    assert three.form == "int4"
+    assert "; forms of 3 bits are slower than fp16 (palette at 0." in three.why
+    assert "forms of" not in choose(4, SPEED["M5"], COMPUTE, 9, "speed").why
     assert choose(3, SPEED["M5"], COMPUTE, 9, "size").form == "palette3"
     assert "nothing is known of its speed on M1" in choose(4, SPEED["M1"], COMPUTE, 9, "speed").why
     assert choose(4, SPEED["M1"], READ, 9, "speed").form == "palette4"

@@ -54,9 +54,9 @@ def four_bits(weight: Array, hessian: Array) -> Scaled:
     return grid
 
 
-@pytest.mark.parametrize("block", [7, 128])
-def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr("anesurgery.compressing.second_order.BLOCK", block)
+@pytest.mark.parametrize("blocks", [(), (7,), (128, 16), (30, 7)])
+def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, ...]) -> None:
+    monkeypatch.setattr("anesurgery.compressing.second_order.BLOCKS", blocks)
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
     found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
@@ -92,6 +92,18 @@ def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
     found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
     np.testing.assert_array_equal(found[:, 3], grid.nearest(weight[:, 3], 0))
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "palette2", "palette4"])
+def test_a_weight_that_reads_zeros_alone_is_rounded_to_the_nearest(form: str) -> None:
+    """As a second layer where all samples are 0: no table fits nothing better than the one it began with."""
+    one = candidate(linear)
+    made = correct(one, form, np.zeros((1, WIDTH, WIDTH)), 9)
+    weight = np.asarray(one.var.val, np.float64)
+    even = correct(one, form, np.eye(WIDTH)[None], 9)
+    near, far = (np.square(each.array - weight).mean() for each in (even, made))
+    assert near > 0
+    assert far <= 2 * near
 
 
 @pytest.mark.parametrize("form", ["int4", "int8", "palette2", "palette3", "palette4"])

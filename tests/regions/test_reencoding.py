@@ -195,6 +195,19 @@ def test_few_values_are_found_exactly_and_many_by_their_means(monkeypatch: pytes
     assert good < 0.9 * _off(spread)
 
 
+def test_so_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(2).standard_normal((3000, 1))
+    monkeypatch.setattr(clusters, "MOST_ROWS", 1000)
+    few = _off(numbers)
+    monkeypatch.setattr(
+        clusters, "MOST_ROWS", 16
+    )  # too few: as the wrong version, which is coarser than the table
+    coarse = _off(numbers)
+    monkeypatch.undo()
+    assert few <= 1.001 * _off(numbers)
+    assert coarse > 1.01 * few
+
+
 def _off(rows: Array, entries: int = 8) -> float:
     tables, (found,) = clustered([rows], entries)
     return float(((tables[0][found] - rows) ** 2).sum())

@@ -29,6 +29,7 @@ def serve(
     memory: Annotated[float, typer.Option(min=0.1, help="GiB of memory for work on one model.")] = 8,
     minutes: Annotated[float, typer.Option(min=0.01, help="Time for one piece of work.")] = 30,
     keep: Annotated[float, typer.Option(min=0.1, help="Minutes after which unused files are deleted.")] = 15,
+    hours: Annotated[float, typer.Option(min=0.01, help="Time after which any model is deleted.")] = 6,
     quiet: Quiet = False,
 ) -> None:
     """Serve a page: drop a model, see its report, rewrite it, compare, download. All stays on this machine."""
@@ -43,7 +44,8 @@ def serve(
     token = None if public else secrets.token_urlsafe(24)
     hosts = {name.lower() for host in (public, LOCAL, "localhost") if host for name in (host, f"{host}:{port}")}
     sizes = {"upload": int(upload * GIB), "unpacked": int(2 * upload * GIB), "memory": int(memory * GIB)}
-    made = site(Limits(**sizes, seconds=60 * minutes, keep=60 * keep), frozenset(hosts), token)
+    limits = Limits(**sizes, seconds=60 * minutes, keep=60 * keep, stay=3600 * hours)
+    made = site(limits, frozenset(hosts), token)
     if not quiet:
         address = f"https://{public}" if public else f"http://{LOCAL}:{port}/?token={token}"
         print(f"open {address}\nCtrl-C ends it and deletes what was sent.", flush=True)

@@ -57,9 +57,12 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         from model_explorer import server
         from model_explorer.config import ModelExplorerConfig
-    except ImportError as error:
-        raise SurgeryError("Model Explorer is not here: pip install 'anesurgery[explorer]'") from error
-    data = urllib.parse.quote(json.dumps(panes(asked.before, asked.after)))
+
+        data = urllib.parse.quote(json.dumps(panes(asked.before, asked.after)))
+    except ImportError:
+        parser.error("Model Explorer is not here: pip install 'anesurgery[explorer]'")
+    except SurgeryError as error:
+        parser.error(str(error))
 
     class Beside(ModelExplorerConfig):  # type: ignore[misc, unused-ignore]
         """Two models, and the panes in which they are."""

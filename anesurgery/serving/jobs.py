@@ -50,6 +50,7 @@ class Job:
     """Bytes that were sent."""
     files: int = 0
     seen: float = field(default_factory=time.monotonic)
+    born: float = field(default_factory=time.monotonic)
     work: asyncio.Task[None] | None = None
 
     @property
@@ -214,12 +215,15 @@ class Jobs:
         shutil.rmtree(job.folder, ignore_errors=True)
 
     async def watch(self) -> None:
-        """Delete, for ever, what nobody asked for in a while."""
+        """Delete, for ever, what nobody asked for in a while, and what has been here for too long."""
         while True:
-            await asyncio.sleep(min(5.0, self.limits.keep / 4))
-            before = time.monotonic() - self.limits.keep
-            for job in [job for job in self.held.values() if job.seen < before]:
+            await asyncio.sleep(min(5.0, self.limits.keep / 4, self.limits.stay / 4))
+            for job in [job for job in self.held.values() if self._over(job)]:
                 await self.drop(job)
+
+    def _over(self, job: Job) -> bool:
+        now = time.monotonic()
+        return now - job.seen > self.limits.keep or now - job.born > self.limits.stay
 
     async def close(self) -> None:
         """Stop all work, and delete all files."""

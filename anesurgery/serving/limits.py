@@ -17,6 +17,8 @@ class Limits:
         memory: bytes of memory that one piece of work may allocate (held on Linux alone).
         seconds: that one piece of work may take.
         keep: seconds after the last sign of a visitor, after which his files are deleted.
+        stay: seconds after a model began to be sent, after which its files are deleted, seen or not;
+            work on it is ended first.
         models: models that are held at once.
     """
 
@@ -25,4 +27,5 @@ class Limits:
     memory: int = 8 * GIB
     seconds: float = 1800
     keep: float = 900
+    stay: float = 6 * 3600
     models: int = 8

@@ -13,11 +13,14 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pytest
+from browser import browsing
 
 import anesurgery as ane
+from anesurgery.explorer.side_by_side import panes
 from anesurgery.mil import Program, Var, mb
 
 pytest.importorskip("model_explorer", reason="pip install 'anesurgery[explorer]'")
@@ -37,12 +40,19 @@ def program() -> Program:
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     """The address of a server with the extension."""
+    main = ("-c", "from model_explorer.cmdline import main; main()")
+    with served(*main, "--no_open_in_browser", "--extensions=anesurgery.explorer") as address:
+        yield address
+
+
+@contextlib.contextmanager
+def served(*words: str) -> Iterator[str]:
+    """The address of a server that Python starts with these words, and a port; it is ended after the body."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-c", "from model_explorer.cmdline import main; main()"]
     started = subprocess.Popen(
-        [*command, "--no_open_in_browser", "--extensions=anesurgery.explorer", f"--port={port}"],
+        [sys.executable, *words, f"--port={port}"],
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -55,6 +65,8 @@ def server() -> Iterator[str]:
                 break
             assert started.poll() is None, "the server ended"
             time.sleep(0.5)
+        else:
+            raise AssertionError(f"no server in {PATIENCE} seconds")
         yield address
     finally:
         started.kill()
@@ -100,6 +112,25 @@ def test_a_model_is_opened_and_coloured(server: str, tmp_path: Path) -> None:
         assert set(shown) <= {row.name for row in rows}
         if overlay == "units":
             assert set(shown) == {"a", "y"}
+
+
+def test_two_models_are_drawn_beside_each_other(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
+    def shorter(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    before = ane.save(ane.load(program()), tmp_path / "before.mlpackage")
+    after = ane.save(ane.load(shorter), tmp_path / "after.mlpackage")
+    pane = "pane => /op node count\\s+(\\d+)/.exec(pane.innerText)?.[1]"
+    counts = f"[...document.querySelectorAll('split-pane')].map({pane})"
+    beside = ("-m", "anesurgery.explorer.side_by_side", str(before), str(after), "--no-open")
+    with served(*beside) as address, browsing() as browser:
+        browser.size(1280)
+        browser.open(f"{address}/?data={quote(json.dumps(panes(before, after)))}")
+        browser.until(f'JSON.stringify({counts}) === \'["3","2"]\'')  # the input is a node too
+        drawn = browser.run("[...document.querySelectorAll('split-pane canvas')].map(c => c.width * c.height)")
+        assert len(drawn) >= 2
+        assert all(drawn)
 
 
 def test_a_model_that_cannot_be_read_is_said(server: str, tmp_path: Path) -> None:

@@ -257,6 +257,19 @@ def test_what_nobody_asks_for_is_deleted() -> None:
     visit(visitor, limits=replace(LIMITS, keep=0.1))
 
 
+def test_what_has_been_here_for_too_long_is_deleted_though_it_is_asked_for() -> None:
+    async def visitor(call: Call, jobs: Jobs) -> None:
+        own = await sent(call)
+        (job,) = jobs.held.values()
+        while jobs.held:
+            await call("GET", own)
+            await asyncio.sleep(0.01)
+        assert not job.folder.exists()
+        assert (await call("GET", own)).status == 404
+
+    visit(visitor, limits=replace(LIMITS, stay=0.1))
+
+
 @pytest.mark.parametrize(
     ("question", "reason"),
     [

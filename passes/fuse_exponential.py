@@ -20,9 +20,9 @@ After::
 is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes
 `m + log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
 `log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, `(exp(x) - 1) / (exp(x) + 1)` becomes
-`tanh(x / 2)`, `log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes
-`-softplus(-x)`; a number that is added before such a logarithm, or the least that it reads, is applied to the
-result.
+`tanh(x / 2)`, `sinh(x) / cosh(x)` becomes `tanh(x)`, `log(cosh(x))` becomes `|x| + log(0.5 + exp(-2 |x|) / 2)`,
+`log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes `-softplus(-x)`; a
+number that is added before such a logarithm, or the least that it reads, is applied to the result.
 
 Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
 number was taken away before the exponential of a sum.
@@ -30,7 +30,8 @@ number was taken away before the exponential of a sum.
 Why it helps: the exponential overflows in fp16 from 11.09 on: the softplus is then infinite, and 11.09 in the
 engine's arithmetic, and exp(x) / (1 + exp(x)) and exp(x) / sum(exp(x)) are NaN (computed by the interpreter).
 The op is right for every x. In exact arithmetic both are the same function, but for an epsilon of `inverse`,
-which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7. What it gains in time was not
+which takes at most 1.1e-4 of the result, and one of `log`, at most 1e-7; the default one of `log`, 1e-45,
+is left out, and decided below -103 in fp32. What it gains in time was not
 measured.
 
 Grade: checked: that a logarithm or a quotient of exponentials is the op is no identity of polynomials.
@@ -49,10 +50,16 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusa
 from anesurgery.facts.written_exponentials import (
     ENDS,
     LOGS_OF_SHARES,
+    NO_GUARD,
     WrittenExponential,
     negated,
     written_exponential,
 )
+
+NEAR_ZERO = 30.0
+"""Exponents whose shares, of some millions too, are far above 1e-37."""
+NEAR_ONE = 8.0
+"""Exponents at which 1 less a sigmoid is more than fp32's rounding of numbers near 1."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,13 @@ class FuseExponential(Rewrite):
         form = written_exponential(m.root)
         return None if form is None else m.bind(ops=form.ops, form=form)
 
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
+        """Exponents near 0 where a logarithm has a guard like the default 1e-45, which decides far from 0."""
+        if m.root.op_type != "log" or not 0 < (an.number(m.root.epsilon) or 0.0) <= NO_GUARD:
+            return None
+        most = NEAR_ONE if m.form.opposite else NEAR_ZERO
+        return rng.uniform(-most, most, an.fixed_shape(var)).astype(an.np_dtype(var))
+
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The op, of the exponent or of its negation, and times what was divided."""
         x = m.form.exponential.x
@@ -82,6 +96,8 @@ class FuseExponential(Rewrite):
             return _log_of_sum(mb, m)
         if m.form.op_type == "log_add_exp":
             return _log_of_two(mb, x, m.form.factor)
+        if m.form.op_type == "log_cosh":
+            return _log_of_cosh(mb, x)
         if m.form.op_type in LOGS_OF_SHARES:
             return _log_of_share(mb, m.form)
         if m.form.op_type.startswith("tanh"):
@@ -97,11 +113,19 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     x, total = m.form.exponential.x, m.form.total
     axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
     epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
+    epsilon = epsilon if epsilon > NO_GUARD else 0.0
     largest = mb.reduce_max(x=x, axes=axes, keep_dims=True)
     if epsilon:
         largest = mb.maximum(x=largest, y=0.0)
     left = mb.reduce_sum(x=mb.exp(x=mb.sub(x=x, y=largest)), axes=axes, keep_dims=keep)
     return mb.add(x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes))
+
+
+def _log_of_cosh(mb: Builder, x: Var) -> Var:
+    """The logarithm of (exp(x) + exp(-x)) / 2; without log(2), which fp16 rounds, and which cancels near 0."""
+    size = mb.abs(x=x)
+    share = mb.mul(x=mb.exp(x=mb.mul(x=size, y=-2.0)), y=0.5)
+    return mb.add(x=size, y=mb.log(x=mb.add(x=share, y=0.5), epsilon=0.0))
 
 
 def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:

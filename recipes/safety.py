@@ -19,6 +19,7 @@ from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.halve_exponent import HalveExponent
 from anesurgery.passes.mean_of_means import MeanOfMeans
+from anesurgery.passes.mean_quotient import MeanQuotient
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.passes.scale_cosines import ScaleCosines
@@ -43,6 +44,7 @@ STEPS = (
     HalveExponent(),
     MeanOfMeans(),
     SumToMean(),
+    MeanQuotient(),
     ScaleScores(),
     ScaleProducts(),
     ScaleShares(),

@@ -1,9 +1,9 @@
 """Which function was written out with an exponential: softplus, sigmoid, tanh, softmax, or a logarithm.
 
 `log(1 + exp(x))`, `1 / (1 + exp(-x))` and `exp(x) / (1 + exp(x))`, in whichever order and with whichever op of
-division, `(exp(x) - 1) / (exp(x) + 1)`, `exp(x) / sum(exp(x))` and `log(sum(exp(x)))`: the exponential
-overflows in fp16 from 11.09 on, though the result is small. In `log(softmax(x))` and `log(sigmoid(x))` what the
-logarithm reads vanishes below -16.6.
+division, `(exp(x) - 1) / (exp(x) + 1)`, `sinh(x) / cosh(x)`, `log(cosh(x))`, `exp(x) / sum(exp(x))` and
+`log(sum(exp(x)))`: the exponential overflows in fp16 from 11.09 on, though the result is small. In
+`log(softmax(x))` and `log(sigmoid(x))` what the logarithm reads vanishes below -16.6.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ class WrittenExponential:
 
     op_type: str
     """ "softplus", "sigmoid", "tanh", "tanh_of_half", "softmax", "reduce_log_sum_exp", "log_add_exp",
-    "log_softmax" or "log_sigmoid"."""
+    "log_cosh", "log_softmax" or "log_sigmoid"."""
     exponential: Operation
+    """An `exp`, or the `cosh` or `sinh` that grows as one; of a logarithm of a share, what makes the share."""
     ops: tuple[Operation, ...]
     """All that is written out, the last op first."""
     opposite: bool = False
@@ -61,7 +62,7 @@ def written_exponential(op: Operation) -> WrittenExponential | None:
     if op.op_type == "mul":
         return _quotient(op, op.x, op.y) or _quotient(op, op.y, op.x)
     if op.op_type == "log":
-        return _softplus(op) or _log_of_two(op) or _log_of_sum(op) or _log_of_share(op)
+        return _softplus(op) or _log_of_two(op) or _log_of_cosh(op) or _log_of_sum(op) or _log_of_share(op)
     return _tanh(op) or _divided(op) or _softmax(op)
 
 
@@ -100,6 +101,13 @@ def _softplus(op: Operation) -> WrittenExponential | None:
     if inner is None or not 0 <= (epsilon or 0) <= LOG_GUARD:
         return None
     return WrittenExponential("softplus", inner[1], (op, *inner))
+
+
+def _log_of_cosh(op: Operation) -> WrittenExponential | None:
+    maker = producer(op.x, "cosh")
+    if maker is None or not 0 <= (number(op.inputs.get("epsilon")) or 0) <= LOG_GUARD:
+        return None
+    return WrittenExponential("log_cosh", maker, (op, maker))
 
 
 def _log_of_two(op: Operation) -> WrittenExponential | None:
@@ -166,9 +174,14 @@ def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operati
 
 
 def _tanh(op: Operation) -> WrittenExponential | None:
-    """(exp(x) - exp(-x)) / (exp(x) + exp(-x)), or the tanh of half of x, (exp(x) - 1) / (exp(x) + 1)."""
-    top, bottom = (producer(v, kind) for v, kind in ((op.inputs.get("x"), "sub"), (op.inputs.get("y"), "add")))
-    if op.op_type != "real_div" or top is None or bottom is None:
+    """(exp(x) - exp(-x)) / (exp(x) + exp(-x)), sinh(x) / cosh(x), or (exp(x) - 1) / (exp(x) + 1)."""
+    if op.op_type != "real_div":
+        return None
+    sine, cosine = producer(op.x, "sinh"), producer(op.y, "cosh")
+    if sine is not None and cosine is not None:
+        return WrittenExponential("tanh", cosine, (op, sine, cosine)) if sine.x is cosine.x else None
+    top, bottom = producer(op.x, "sub"), producer(op.y, "add")
+    if top is None or bottom is None:
         return None
     if {bottom.x, bottom.y} != {top.x, top.y} and not _same_and_one(top, bottom):
         return None

@@ -102,6 +102,10 @@ def run_time_mask(q: Any, k: Any, ids: Any, fill: float = -np.inf) -> Any:
     return mb.softmax(x=mb.select(cond=keep, a=scores, b=np.float16(fill)), axis=-1)
 
 
+def magnitude_shares(x: Var) -> Var:
+    return mb.real_div(x=x, y=mb.reduce_sum(x=mb.abs(x=x), axes=[-1], keep_dims=True))
+
+
 def written_softmax(x: Any, safe: bool) -> Any:
     if safe:
         x = mb.sub(x=x, y=mb.reduce_max(x=x, axes=[-1], keep_dims=True))
@@ -318,6 +322,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         lambda: program(lambda x: mb.reduce_sum(x=x, axes=[-2, -1]), (1, 4, 128, 128)),
         "16384 values are added, which overflows",
         lambda: program(lambda x: mb.reduce_sum(x=mb.sigmoid(x=x), axes=[-2, -1]), (1, 4, 128, 128)),
+    ),
+    "num-quotient": (
+        lambda: program(magnitude_shares, (1, 64)),
+        "64 values are added for the quotient",
+        lambda: program(lambda x: magnitude_shares(mb.tanh(x=x)), (1, 64)),
     ),
     "num-slice-q4": (
         lambda: program(lambda x: mb.slice_by_index(x=x, begin=[0, 16], end=[1, 32]), (1, 64)),

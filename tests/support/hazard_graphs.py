@@ -199,6 +199,26 @@ def mean_by_sum(x: Var) -> Var:
     return mb.mul(x=mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True), y=HALF(1 / 16384), name="y")
 
 
+def masked_mean(x: Var) -> Var:
+    """The mean of the tokens that a mask keeps, as a quotient of sums."""
+    mask = mb.cast(
+        x=mb.greater(x=mb.slice_by_size(x=x, begin=[0, 0, 0], size=[-1, -1, 1]), y=HALF(0)), dtype="fp16"
+    )
+    total = mb.reduce_sum(x=mb.mul(x=x, y=mask), axes=[1], keep_dims=False)
+    return mb.real_div(x=total, y=mb.reduce_sum(x=mask, axes=[1], keep_dims=False), name="y")
+
+
+def shares_of_magnitudes(x: Var) -> Var:
+    """x / sum(|x|), as a norm with p = 1."""
+    total = mb.reduce_sum(x=mb.abs(x=x), axes=[-1], keep_dims=True)
+    return mb.real_div(x=x, y=mb.maximum(x=total, y=HALF(2**-24)), name="y")
+
+
+def log_cosh(x: Var) -> Var:
+    """The logarithm of a hyperbolic cosine."""
+    return mb.log(x=mb.cosh(x=x), epsilon=NONE, name="y")
+
+
 def late_scale(x: Var) -> Var:
     """Attention whose scores are scaled after the product."""
     scores = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=HALF(1 / 64))
@@ -388,6 +408,16 @@ HAZARDS: tuple[Hazard, ...] = (
         "an infinity is divided by an infinity",
     ),
     Hazard(
+        "logarithm of a hyperbolic cosine",
+        log_cosh,
+        WIDE,
+        of_bounded(log_cosh),
+        "num-exp",
+        "fuse_exponential",
+        "fp16",
+        "the hyperbolic cosine overflows above 11.78",
+    ),
+    Hazard(
         "logarithm of a sigmoid",
         log_sigmoid,
         random(2, 64, scale=20),
@@ -522,6 +552,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "fp16",
         "the sum overflows before it is made small",
         "a reduction has the range of fp16 and a narrow running sum (M1, M5: sbryngelson/ane-guide)",
+    ),
+    Hazard(
+        "mean by a mask",
+        masked_mean,
+        random(1, 512, 8, scale=300, shift=300),
+        of_bounded(masked_mean),
+        "num-quotient",
+        "mean_quotient",
+        "fp16",
+        "the sum overflows before it is divided by the count",
+    ),
+    Hazard(
+        "shares of a sum of magnitudes",
+        shares_of_magnitudes,
+        random(2, 1024, scale=200),
+        lambda x: shares_of_magnitudes(mb.mul(x=bounded(x), y=HALF(8))),
+        "num-quotient",
+        "mean_quotient",
+        "fp16",
+        "the sum that divides is infinite, and all shares are 0",
     ),
     Hazard(
         "scores scaled too late",

@@ -14,6 +14,7 @@ import numpy as np
 
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
+from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
 from anesurgery.facts.sums_of_squares import read_by_root
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
@@ -431,13 +432,32 @@ def compared_integers(op: Operation, target: Target) -> str:
 def long_sum(op: Operation, target: Target) -> str:
     """A sum of many values that are not known to be small."""
     count = summed(op) if _half(op) else 0
-    if count < LONG or math.isinf(count):
+    if count < LONG or math.isinf(count) or any(_divided_by_sums(op)):
         return ""
     found = bounds.magnitude(op.x) * count
     if found <= LARGEST:
         return ""
     mean = LARGEST / count
     return f"{count:.0f} values are added, which overflows if their mean is above {mean:.3g}"
+
+
+def divided_sum(op: Operation, target: Target) -> str:
+    """A sum that may overflow, and then divides or is divided by a sum."""
+    quotient = next((of for of in _divided_by_sums(op) if of.overflows), None)
+    if quotient is None:
+        return ""
+    return (
+        f"{summed(op):.0f} values are added for the quotient %{quotient.root.outputs[0].name}, "
+        f"which may be small where a sum of it overflows above {LARGEST:.0f}"
+    )
+
+
+def _divided_by_sums(total: Operation) -> Iterator[QuotientOfSums]:
+    """The quotients of sums of which a sum is one."""
+    for op in readers_after(total.outputs[0], FOLLOWED):
+        quotient = quotient_of_sums(op)
+        if quotient is not None and total in quotient.sums:
+            yield quotient
 
 
 def width_slice(op: Operation, target: Target) -> str:
@@ -468,18 +488,25 @@ def bare_exponential(op: Operation, target: Target) -> str:
     return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
 
 
+GROWS = frozenset({"exp", "sinh", "cosh"})
+
+
+def _largest_exponent(op: Operation) -> float:
+    return bounds.interval(op.x)[1] if op.op_type == "exp" else bounds.magnitude(op.x)
+
+
 def overflowing_exponential(op: Operation, target: Target) -> str:
     """A softplus or a sigmoid written out, of a value that is not known to stay below the overflow."""
     form = written_exponential(op) if _half(op) else None
     if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
-    exponents = [e.x for e in form.ops if e.op_type == "exp"]
-    most = max(bounds.interval(x)[1] for x in exponents) if exponents else math.inf
+    most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
     if most <= EXP_LIMIT:
         return ""
     known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    grows = form.exponential
     return (
-        f"a {form.op_type} is written out: exp of %{form.exponential.x.name}, which {known}, "
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {known}, "
         f"overflows above {EXP_LIMIT:.2f}"
     )
 
@@ -637,6 +664,15 @@ RULES: tuple[Rule, ...] = (
         kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
         advice="take the mean, or divide by the count first; sum_to_mean does where it is made small",
+    ),
+    Rule(
+        "num-quotient",
+        frozenset({"reduce_sum"}),
+        "a sum in fp16 is infinite above 65504, and what is divided by it is then 0, infinite or NaN",
+        GUIDE,
+        test=divided_sum,
+        kind="numeric",
+        remedy="mean_quotient",
     ),
     Rule(
         "num-slice-q4",

@@ -47,7 +47,7 @@ def quotient_of_sums(op: Operation) -> QuotientOfSums | None:
     """What a division of fp16 is, if it is one."""
     if op.op_type != "real_div" or not is_half(op.outputs[0]):
         return None
-    value, between = op.y, []
+    value, between = op.y, list[Operation]()
     while (maker := producer(value, *FOLLOWED)) is not None:
         source = value_of(maker)
         if source is None:

@@ -35,6 +35,7 @@ from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -52,6 +53,7 @@ decoder_ane = Recipe(
     name="decoder_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         ReplaceScatter(),
         TokenIdGuard(nonnegative=True),

@@ -32,6 +32,7 @@ from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 SHORT = 1024
@@ -52,6 +53,7 @@ encoder_ane = Recipe(
     name="encoder_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),

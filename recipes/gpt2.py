@@ -20,6 +20,7 @@ from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -34,6 +35,7 @@ gpt2_ane = Recipe(
     name="gpt2_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         TokenIdGuard(nonnegative=True),
         IndexCasts(),
         SelectLastToken(),

@@ -26,12 +26,14 @@ from anesurgery.passes.replace_scatter import ReplaceScatter
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.decoder import is_causal
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 llm_ane = Recipe(
     name="llm_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         ReplaceScatter(),
         TokenIdGuard(nonnegative=True),

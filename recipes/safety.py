@@ -32,8 +32,11 @@ from anesurgery.passes.scale_spectra import ScaleSpectra
 from anesurgery.passes.sum_to_mean import SumToMean
 from anesurgery.surgery import Recipe
 
+FREE = (FuseExponential(), SumToMean(), MeanQuotient(), ScaleScores())
+"""Repairs that mostly add no op. The recipes of families run them, and drop what makes the model slower."""
+
 STEPS = (
-    FuseExponential(),
+    *FREE,
     CentreVariance(),
     RmsNorm(),
     GroupNorm(),
@@ -43,9 +46,6 @@ STEPS = (
     ScalePowers(),
     HalveExponent(),
     MeanOfMeans(),
-    SumToMean(),
-    MeanQuotient(),
-    ScaleScores(),
     ScaleProducts(),
     ScaleShares(),
     ClipProduct(),

@@ -35,6 +35,7 @@ from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -70,6 +71,7 @@ seq2seq_ane = Recipe(
     name="seq2seq_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         PatchConvolution(),
         TokenIdGuard(nonnegative=True),

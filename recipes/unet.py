@@ -23,6 +23,7 @@ from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
 from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -42,6 +43,7 @@ unet_ane = Recipe(
     name="unet_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         LongConvolution(),
         FoldBatchNorm(),

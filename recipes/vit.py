@@ -28,6 +28,7 @@ from anesurgery.passes.rerank import Rerank
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_conv3d import SplitConv3d
 from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -46,6 +47,7 @@ vit_ane = Recipe(
     name="vit_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         SplitConv3d(),
         PatchConvolution(),

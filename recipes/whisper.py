@@ -27,6 +27,7 @@ from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
 
@@ -44,6 +45,7 @@ whisper_ane = Recipe(
     name="whisper_ane",
     steps=(
         FoldConstants(),
+        *FREE,
         GatherToMoves(),
         TokenIdGuard(nonnegative=True),
         IndexCasts(),

@@ -263,3 +263,32 @@ def test_the_gate_takes_back_what_takes_longer(converted: Callable[..., Any]) ->
     assert said.startswith("undone: the expected time would rise")
     assert any(op.op_type == "gather" for op in walk_ops(gated.program))
     assert all(op.op_type != "gather" for op in walk_ops(ungated.program))
+
+
+def pooled(x: Any, mask: Any) -> Any:
+    """An attention whose scores are scaled late, and the mean of the tokens that a mask keeps."""
+    scores = mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(1 / 64))
+    tokens = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
+    total = mb.reduce_sum(x=mb.mul(x=tokens, y=mask), axes=[1], keep_dims=False)
+    return mb.real_div(x=total, y=mb.reduce_sum(x=mask, axes=[1], keep_dims=False), name="y")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_family_s_recipe_repairs_what_costs_no_time(target: str) -> None:
+    shapes = ((1, 512, 64), (1, 512, 1))
+
+    @mb.program(input_specs=[mb.TensorSpec(s, dtype=types.fp16) for s in shapes], opset_version=ct.target.iOS17)
+    def encoder(x: Var, mask: Var) -> Var:
+        return pooled(x, mask)
+
+    rng = np.random.default_rng(0)
+    x = (180 + 20 * rng.standard_normal(shapes[0])).astype(np.float16)
+    values = {"x": x, "mask": np.ones(shapes[1], np.float16)}
+    (right,) = ane.run(encoder, values).values()
+    (was,) = ane.run(encoder, values, precision="fp16").values()
+    assert not np.isfinite(was).all()
+    surgery = ane.apply(encoder, "encoder_ane", target=target, quiet=True)
+    assert {"mean_quotient", "scale_scores"} <= {change.pass_name for change in surgery.changes}
+    (now,) = ane.run(surgery.program, values, precision="fp16").values()
+    assert np.allclose(now, right, rtol=1e-2)
+    assert not standing(surgery.program, target).loss(standing(encoder, target))

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from anesurgery.shipping.building import Build, build
     from anesurgery.shipping.chatting import chat
     from anesurgery.shipping.several_sizes import SizedModel, sizes
+    from anesurgery.shipping.size_times import SizeTimes, size_times
     from anesurgery.shipping.swift_package import swift
     from anesurgery.show.pictures import Picture, draw
     from anesurgery.splitting.merge import extract, merge
@@ -107,6 +108,8 @@ _HOMES = {
     "Sensitivity": "compressing.sensitivity",
     "sensitivity": "compressing.sensitivity",
     "SizedModel": "shipping.several_sizes",
+    "SizeTimes": "shipping.size_times",
+    "size_times": "shipping.size_times",
     "sizes": "shipping.several_sizes",
     "split": "splitting.split",
     "stream": "interpret.decoding",
@@ -137,6 +140,7 @@ __all__ = [
     "Rewrite",
     "Sampler",
     "Sensitivity",
+    "SizeTimes",
     "SizedModel",
     "Surgery",
     "SurgeryError",
@@ -170,6 +174,7 @@ __all__ = [
     "run",
     "save",
     "sensitivity",
+    "size_times",
     "sizes",
     "split",
     "stream",

@@ -43,7 +43,16 @@ NOT_CALLED = {
     "Picture",
 }
 NOT_CALLED |= {"Compression", "Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
-NOT_CALLED |= {"Refusal", "Rewrite", "Sensitivity", "SizedModel", "Surgery", "SurgeryError", "SurgeryWarning"}
+NOT_CALLED |= {
+    "Refusal",
+    "Rewrite",
+    "Sensitivity",
+    "SizeTimes",
+    "SizedModel",
+    "Surgery",
+    "SurgeryError",
+    "SurgeryWarning",
+}
 """Classes whose objects calls give, or from which users derive."""
 
 
@@ -51,6 +60,14 @@ def dynamic() -> Program:
     @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS16)
     def program(x: Var) -> Var:
         return mb.relu(x=x, name="y")
+
+    return program
+
+
+def wide(shapes: Any) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.linear(x=x, weight=np.eye(64, dtype=np.float16), name="y")
 
     return program
 
@@ -167,6 +184,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "run": lambda _: ane.run(small(), X),
     "save": lambda at: ane.save(ane.load(small()), at / "small.mlpackage", overwrite=True),
     "sensitivity": lambda _: ane.sensitivity(small(), X, ["linear-8"], smallest=1),
+    "size_times": lambda _: ane.size_times(wide, {"x": (None, 64)}, [9000, 40000], "M4/macOS 15"),
     "sizes": lambda _: ane.sizes(dynamic(), {"x": [(1, 4), (2, 4)]}),
     "split": lambda _: ane.split(small(), 2),
     "to_text": lambda _: ane.to_text(small()),

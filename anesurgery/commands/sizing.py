@@ -22,16 +22,45 @@ def choose_sizes(
     ],
     count: Annotated[int, typer.Option("--count", "-k", help="The most sizes to choose.")] = 4,
     multiple: Annotated[int, typer.Option(help="Each size is a multiple of this.")] = 1,
+    model: Annotated[
+        str | None,
+        typer.Option(help="A model of dynamic shapes, whose expected time decides.", show_default=False),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
+    ] = None,
+    target: Annotated[str | None, typer.Option(help="The chip and OS on which the time is expected.")] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the sizes to make of a model, with the least padding of a sample of lengths."""
+    """Choose the sizes to make of a model, with the least padding of a sample of lengths, or the least time."""
+    if len({model is None, size is None, target is None}) > 1:
+        raise SurgeryError("--model, --size and --target go together, as --size ids=1xN --target 'M4/macOS 15'")
     load_engine(quiet)
+    from anesurgery.shipping.size_times import size_times
     from anesurgery.show.size_table import choice_group
     from anesurgery.splitting.size_choice import choose_sizes as choose
 
-    found = choose(lengths, count, multiple=multiple)
+    time = None
+    if model is not None and size is not None and target is not None:
+        shapes = dict(map(_open_shape, size.split(",")))
+        with waiting("estimating times", quiet):
+            time = size_times(model, shapes, lengths, target, multiple=multiple)
+    found = choose(lengths, count, time=time, multiple=multiple)
     show(found.to_json(), choice_group(found), as_json, quiet)
+
+
+def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
+    """The name and the shape in "ids=1xN", None in the place of N.
+
+    Raises:
+        SurgeryError: it has no N, or is no shape.
+    """
+    name, _, shape = text.rpartition("=")
+    axes = shape.split("x")
+    if not name or "N" not in axes or not all(n == "N" or (n.isdigit() and int(n)) for n in axes):
+        raise SurgeryError(f"{text!r} is not INPUT=1xN, with N in the place of the length")
+    return name, tuple(None if n == "N" else int(n) for n in axes)
 
 
 def sizes(

@@ -183,6 +183,8 @@ class Inspection(Drawn):
         cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
             microseconds and no run time; None where there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
+        functions: of a package with several functions, and of a folder of sizes, the inspection of each by
+            name; the ops are those of the default function, and of the largest size.
         time: milliseconds of one prediction on one chip (`.ms`), with a band of 80 % (`.low`, `.high`), the
             number of published times behind it (`.measurements`) and their `.source`; None, with a note that
             says why, where nothing allows it.
@@ -202,6 +204,7 @@ class Inspection(Drawn):
     parts: dict[str, Inspection] = field(default_factory=dict)
     cost: float | None = None
     at_shapes: tuple[AtShape, ...] = ()
+    functions: dict[str, Inspection] = field(default_factory=dict)
     time: Time | None = None
     advice: UnitAdvice | None = None
     chain: int = 0
@@ -321,6 +324,7 @@ class Inspection(Drawn):
             "notes": list(self.notes),
             "measured": self.measured,
             "at_shapes": [vars(one) for one in self.at_shapes],
+            "functions": {name: one.to_json() for name, one in self.functions.items()},
             "parts": {name: part.to_json() for name, part in self.parts.items()},
         }
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
+from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
-from anesurgery.placement import compute_plan, loadable, memory, unit_advice
+from anesurgery.placement import compute_plan, each_function, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
@@ -66,9 +70,11 @@ def inspect(
 ) -> Inspection:
     """Predict where each op of a model runs, say why, and name the pass that helps.
 
+    Of a package with several functions, and of a folder of sizes, a note tells of each (`.functions`).
+
     Args:
-        model: path, MLModel, MIL program, or what `load` gives. Networks of the older format, pipelines and
-            other models are inspected by their own rules.
+        model: path (of a folder of sizes too), MLModel, MIL program, or what `load` gives. Networks of the
+            older format, pipelines and other models are inspected by their own rules.
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
         compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE by default.
         inputs: arrays by name, or a list of such mappings: numeric hazards are then looked for in a run.
@@ -81,9 +87,16 @@ def inspect(
         InterpretError: inputs that do not fit.
     """
     aim = Target.parse(target, compute_units)
+    if isinstance(model, (str, os.PathLike)) and is_sized(folder := Path(model).expanduser()):
+        sizes = each_function.of_sizes(folder, aim, inspect_program)
+        largest = replace(list(sizes.values())[-1], model=str(folder))
+        return each_function.with_functions(largest, sizes)
     found = inspect_other(model, aim, inspect_program)
     if found is None:
-        found = inspect_program(load_graph(model), aim, inputs=inputs, function=function)
+        loaded = load_graph(model)
+        found = inspect_program(loaded, aim, inputs=inputs, function=function)
+        each = {} if function else each_function.of_functions(loaded, aim, inspect_program)
+        found = each_function.with_functions(found, each)
     return _beside(found, model, aim, function) if measured else found
 
 

@@ -1,0 +1,42 @@
+"""The inspections of all functions of a package, and of all sizes in a folder of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from anesurgery.files import size_index
+from anesurgery.files.package import Loaded
+from anesurgery.loading import load_graph
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.target import Target
+
+InspectProgram = Callable[..., Inspection]
+
+
+def of_functions(loaded: Loaded, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
+    """Name -> inspection, of a package with several functions; of another nothing."""
+    names = list(loaded.program.functions)
+    if len(names) < 2:
+        return {}
+    return {name: inspect_program(loaded, target, function=name) for name in names}
+
+
+def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> dict[str, Inspection]:
+    """Name -> inspection of each size in a folder of sizes, in rising order.
+
+    Raises:
+        LoadError: a package cannot be read, or `sizes.json` is damaged.
+    """
+    rows, _ = size_index.read(folder)
+    packages = {name: load_graph(folder / name) for name in dict.fromkeys(row.package for row in rows)}
+    return {row.name: inspect_program(packages[row.package], target, function=row.function) for row in rows}
+
+
+def with_functions(found: Inspection, functions: Mapping[str, Inspection]) -> Inspection:
+    """An inspection that tells of each function in a note."""
+    if not functions:
+        return found
+    told = [f"{name}: {one.summary}" for name, one in functions.items()]
+    return replace(found, functions=dict(functions), notes=(*told, *found.notes))

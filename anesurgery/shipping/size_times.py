@@ -1,0 +1,91 @@
+"""The expected time of a call at each length, for the choice of sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery.doors import door
+from anesurgery.errors import SurgeryError
+from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.target import Target
+from anesurgery.shipping.several_sizes import sizes
+from anesurgery.splitting.size_choice import Lengths, read_lengths
+
+PROBES = 8
+"""Lengths at which a model is made; between them times change little, or in steps that no estimate knows."""
+
+
+@dataclass(frozen=True)
+class SizeTimes:
+    """Milliseconds of a call by length; call it with one.
+
+    Attributes:
+        milliseconds: length -> time, where the model was made and an estimate is known; none is for a model
+            that stays on the CPU.
+        inspections: length -> where the ops run.
+    """
+
+    milliseconds: Mapping[int, float]
+    inspections: Mapping[int, Inspection]
+
+    def __call__(self, length: int) -> float:
+        """The time at a length, on a straight line between two that are known; else that of the nearest."""
+        return float(np.interp(length, list(self.milliseconds), list(self.milliseconds.values())))
+
+
+@door("model")
+def size_times(
+    model: Any,
+    shapes: Mapping[str, Sequence[int | None]],
+    lengths: Lengths,
+    target: Target | str,
+    *,
+    multiple: int = 1,
+    dtypes: Mapping[str, str] | None = None,
+) -> SizeTimes:
+    """Estimate the time of a call at lengths, to be given to `choose_sizes` as `time`.
+
+    The model is made at up to 8 lengths between the least and the largest, evenly spread over their logarithms.
+
+    Args:
+        model: as for `sizes`: with dynamic shapes, a PyTorch module, or a function that converts at shapes.
+        shapes: input -> its shape, with None for the length: {"ids": (1, None)}.
+        lengths: as for `choose_sizes`.
+        target: of one chip, as "M4/macOS 15".
+        multiple: as for `choose_sizes`.
+        dtypes: as for `sizes`.
+
+    Raises:
+        LoadError: the model cannot be read.
+        SurgeryError: no shape has a length, the model cannot have one of the lengths, or nothing allows an
+            estimate for this target; says which and why.
+        UnknownName: no such target or input.
+    """
+    aim = Target.parse(target)
+    if not any(None in shape for shape in shapes.values()):
+        raise SurgeryError('size_times: no shape has a length; put None in its place, as {"ids": (1, None)}')
+    probes = _probes(read_lengths(lengths), multiple)
+    made = sizes(
+        model,
+        {name: [tuple(n or length for n in shape) for length in probes] for name, shape in shapes.items()},
+        dtypes=dtypes,
+    )
+    inspections = dict(zip(probes, made.inspect(aim).values(), strict=True))
+    known = {length: one.time.ms for length, one in inspections.items() if one.time is not None}
+    if not known:
+        raise SurgeryError(f"size_times: at no length on {aim}: {_why(inspections[probes[-1]])}")
+    return SizeTimes(known, inspections)
+
+
+def _probes(weights: Mapping[int, float], multiple: int) -> list[int]:
+    first, last = (-(-n // multiple) * multiple for n in (min(weights), max(weights)))
+    spread = np.geomspace(first, last, PROBES).round().astype(int).tolist()
+    return sorted({min(-(-n // multiple) * multiple, last) for n in spread})
+
+
+def _why(inspection: Inspection) -> str:
+    return next((note for note in inspection.notes if note.startswith("no time")), "no time is known")

@@ -1,0 +1,92 @@
+"""The expected time at each length, and the choice of sizes by it; what is said of each size of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands.app import app
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, types
+
+TARGET = "M4/macOS 15"
+LENGTHS = [3000, 4000, 9000, 40000]
+WEIGHT = np.eye(64, dtype=np.float16)
+
+
+def at(shapes: Any, opset: Any = ct.target.iOS18) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=opset)
+    def program(x: Var) -> Var:
+        return mb.linear(x=mb.relu(x=mb.linear(x=x, weight=WEIGHT)), weight=WEIGHT, name="y")
+
+    return program
+
+
+def times(lengths: Any = LENGTHS, **options: Any) -> ane.SizeTimes:
+    return ane.size_times(at, {"x": (1, None, 64)}, lengths, TARGET, **options)
+
+
+def test_what_was_made_has_its_own_time_and_what_lies_between_a_time_between() -> None:
+    found = times()
+    assert min(found.milliseconds) == 3000
+    assert max(found.milliseconds) == 40000
+    for length, ms in found.milliseconds.items():
+        alone = ane.inspect(at({"x": (1, length, 64)}), TARGET).time
+        assert alone is not None
+        assert found(length) == ms == alone.ms
+    (low, high) = list(found.milliseconds)[2:4]
+    between = found((low + high) // 2)
+    assert found(low) < between < found(high)
+    assert found(1) == found(3000)
+
+
+def test_time_chooses_other_sizes_than_padding_does() -> None:
+    lengths = {3000: 5, 4000: 5, 9000: 1, 40000: 1}
+    found = times(lengths, multiple=64)
+    assert all(length % 64 == 0 for length in found.milliseconds)
+    choice = ane.choose_sizes(lengths, 2, time=found, multiple=64)
+    assert choice.timed
+    total = sum(lengths.values())
+    served = {length: next(s for s in choice.sizes if s >= length) for length in lengths}
+    assert choice.best.expected == pytest.approx(sum(n * found(served[k]) for k, n in lengths.items()) / total)
+
+
+def test_a_model_that_stays_on_the_cpu_has_no_time() -> None:
+    with pytest.raises(SurgeryError, match="at no length on M4/macOS 15: no time"):
+        times([100, 200])
+    with pytest.raises(SurgeryError, match="put None in its place"):
+        ane.size_times(at, {"x": (1, 64, 64)}, LENGTHS, TARGET)
+
+
+def test_in_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "lengths.txt").write_text("\n".join(map(str, LENGTHS)))
+    lengths = ["choose-sizes", str(tmp_path / "lengths.txt")]
+    told = CliRunner().invoke(app, [*lengths, "--model", "m.mlpackage"])
+    assert "go together" in str(told.exception)
+    told = CliRunner().invoke(app, [*lengths, "--model", "m", "--size", "x=1x64", "--target", "M4"])
+    assert "with N in the place" in str(told.exception)
+
+
+@pytest.mark.parametrize("opset", [ct.target.iOS17, ct.target.iOS18])
+def test_each_size_of_a_folder_and_each_function_is_told(tmp_path: Path, opset: Any) -> None:
+    sized = ane.sizes(lambda shapes: at(shapes, opset), {"x": [(1, 2, 64), (1, 4096, 64), (1, 32768, 64)]})
+    folder = sized.save(tmp_path / "sized")
+    found = ane.inspect(folder, TARGET)
+    assert found.model == str(folder)
+    assert list(found.functions) == ["size_2", "size_4096", "size_32768"]
+    assert [one.status for one in found.functions.values()] == [2, 2, 0]
+    assert found.ops == found.functions["size_32768"].ops
+    for name, one in found.functions.items():
+        assert f"{name}: {one.summary}" in found.notes
+        assert found.to_json()["functions"][name]["summary"] == one.summary
+    if opset == ct.target.iOS18:
+        package = ane.inspect(folder / "model.mlpackage", TARGET)
+        assert package.functions.keys() == found.functions.keys()
+        alone = ane.inspect(folder / "model.mlpackage", TARGET, function="size_2")
+        assert not alone.functions
+        assert alone.status == 2

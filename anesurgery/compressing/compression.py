@@ -35,6 +35,7 @@ from anesurgery.compressing.storing import key_of, shift, store
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, warn
+from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
 from anesurgery.interpret.features import check_names
@@ -132,6 +133,12 @@ class Compression(Drawn):
         return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
 
     @property
+    def chooses(self) -> bool:
+        """Is an output a choice among classes or tokens, so that KL and top-1 say something of it?"""
+        functions = _parts(self.subject)[-1].program.functions.values()
+        return any(logits_of(function) for function in functions)
+
+    @property
     def compressed(self) -> tuple[CompressedWeight, ...]:
         """The weights that are smaller now."""
         return tuple(one for one in self.weights if one.form)
@@ -143,7 +150,7 @@ class Compression(Drawn):
             "for": self.purpose,
             "bytes": list(self.bytes),
             "samples": list(self.samples),
-            "loss": None if self.loss is None else _loss_json(self.loss),
+            "loss": None if self.loss is None else _loss_json(self.loss, self.chooses),
             "time": None if self.time is None else self.time.to_json(),
             "on_engine": list(self.on_engine),
             "balanced": [one.to_json() for one in self.balanced],
@@ -152,9 +159,9 @@ class Compression(Drawn):
         }
 
 
-def _loss_json(loss: Cost) -> dict[str, Any]:
-    """Plain data; null where no row of an output is all finite."""
-    kl, top1 = (loss.kl, loss.top1) if loss.rows else (None, None)
+def _loss_json(loss: Cost, chooses: bool) -> dict[str, Any]:
+    """Plain data; null for KL and top-1 where the outputs choose nothing, and where no row is all finite."""
+    kl, top1 = (loss.kl, loss.top1) if loss.rows and chooses else (None, None)
     return {"kl": kl, "top1": top1, "psnr_db": loss.psnr}
 
 

@@ -38,8 +38,9 @@ def _lines(found: Compression) -> list[str]:
     ]
     if found.loss is not None:
         loss = found.loss
-        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}" if loss.rows else "no row is all finite"
-        near = "identical" if loss.psnr == math.inf else f"{rows}, PSNR {loss.psnr:.1f} dB"
+        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, " if found.chooses else ""
+        rows = rows if loss.rows else "no row is all finite, "
+        near = "identical" if loss.psnr == math.inf else f"{rows}PSNR {loss.psnr:.1f} dB"
         lines.append(f"on {found.samples[1]} samples held out: {near}")
     lines.append(f"ops expected on the ANE: {found.on_engine[0]:.1%} -> {found.on_engine[1]:.1%}")
     if found.time is not None:

@@ -83,6 +83,21 @@ def test_a_package_becomes_smaller_and_stays_the_model(package: Path, tmp_path: 
     ct.models.MLModel(str(path), skip_model_load=True)
 
 
+def test_features_have_no_kl() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.tanh(x=mb.linear(x=x, weight=DOWN.T.copy()[:WIDTH, :WIDTH]), name="features")
+
+    drawn = [{"x": RNG.standard_normal((1, 8, WIDTH)).astype(np.float16)} for _ in range(8)]
+    found = ane.compress(program, 4, inputs=drawn, target="M4/macOS 15", smallest=100)
+    assert found.compressed
+    assert "KL" not in str(found)
+    assert "held out: PSNR" in str(found)
+    loss = found.to_json()["loss"]
+    assert loss["kl"] is loss["top1"] is None
+    assert loss["psnr_db"] > 10
+
+
 def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
     """The wrong version judges by what it calibrated on: there a table fitted to the samples loses nothing."""
     given = samples(16)

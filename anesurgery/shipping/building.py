@@ -39,7 +39,7 @@ from anesurgery.mil import Array, mb, quiet_host
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.shipping.checkpoint import Checkpoint
+from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.splitting.plan import chunk_numbers
@@ -241,8 +241,9 @@ class _Builder:
         def make(place: Path) -> None:
             module = self.checkpoint.module()
             ids = self.tried(int(module.config.get_text_config().vocab_size))
-            arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
-            loaded = _read_stage(convert(module, self.options.context))
+            with silent():
+                arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
+                loaded = _read_stage(convert(module, self.options.context))
             loaded.spec.description.metadata.userDefined.pop(DATED, None)
             save(loaded, place)
 

@@ -6,16 +6,19 @@ transformers, tokenizers and safetensors read it; nothing is fetched, and no cod
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
+from anesurgery.files.absent_weights import not_fetched
 from anesurgery.files.runner_file import hashed
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
+WEIGHT_INDEX = "model.safetensors.index.json"
 TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 READ = ("*.safetensors", "*.json", "*.jinja", "*.model", "merges.txt", "vocab.txt")
@@ -51,6 +54,8 @@ class Checkpoint:
             config = AutoConfig.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # transformers raises what it likes
             raise LoadError(f"{folder / CONFIG}: transformers cannot read it: {_first(error)}") from error
+        _check_weights(folder)
+        _json(folder / TOKENIZER)
         return cls(folder, config)
 
     @cached_property
@@ -75,17 +80,30 @@ class Checkpoint:
         from transformers import AutoModelForCausalLM
 
         try:
-            model, info = AutoModelForCausalLM.from_pretrained(
-                self.folder, local_files_only=True, dtype=torch.float32, output_loading_info=True
-            )
+            with silent():
+                model, info = AutoModelForCausalLM.from_pretrained(
+                    self.folder,
+                    local_files_only=True,
+                    dtype=torch.float32,
+                    output_loading_info=True,
+                    ignore_mismatched_sizes=True,  # named below
+                )
         except Exception as error:  # transformers raises what it likes
             kind = getattr(self.config, "model_type", "?")
             raise LoadError(
                 f"{self.folder}: transformers makes no causal language model of it (model_type {kind!r}): "
                 f"{_first(error)}"
             ) from error
+        if other := sorted(info["mismatched_keys"]):
+            name, stored, expected = other[0]
+            raise LoadError(
+                f"{self.folder}: {name} is {tuple(stored)} in the weights and {tuple(expected)} by {CONFIG}"
+                + _more(other)
+            )
         if lost := sorted(info["missing_keys"]):
-            raise LoadError(f"{self.folder}: the weights of {lost[0]} and {len(lost) - 1} more are missing")
+            raise LoadError(
+                f"{self.folder}: the weights have no {lost[0]}, which {CONFIG} asks for{_more(lost)}"
+            )
         return model.eval()
 
     @cached_property
@@ -149,6 +167,50 @@ class Checkpoint:
                 f"{self.folder}: no {TOKENIZER} can be made of its tokenizer: {_first(error)}"
             ) from error
         return text
+
+
+def _check_weights(folder: Path) -> None:
+    """Look at the header of each file of weights, and for each file that the index names.
+
+    Raises:
+        LoadError: one is missing, not fetched, or damaged.
+    """
+    from safetensors import safe_open
+
+    named = _json(folder / WEIGHT_INDEX).get("weight_map")
+    listed = sorted(set(named.values())) if isinstance(named, dict) else []
+    for file in (folder / str(name) for name in listed):
+        if not file.is_file():
+            raise LoadError(f"{file} is not there, though {WEIGHT_INDEX} names it; fetch the folder again")
+    for file in sorted(folder.glob("*.safetensors")):
+        if pointer := not_fetched(file):
+            raise LoadError(pointer)
+        try:
+            with safe_open(file, "numpy"):
+                pass
+        except Exception as error:  # the library raises its own
+            raise LoadError(f"{file} is damaged: {_first(error)}; fetch it again") from error
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Transformers shows no bars and tables of its own: what matters in them is raised."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _more(names: Sequence[Any]) -> str:
+    """How many others there are."""
+    return f"; and {len(names) - 1} more" if len(names) > 1 else ""
 
 
 def _json(file: Path) -> Mapping[str, Any]:

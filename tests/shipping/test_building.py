@@ -220,6 +220,20 @@ def spoil(name: str, content: str | None) -> Callable[[Path], None]:
     return change
 
 
+def configured(**values: Any) -> Callable[[Path], None]:
+    """Change a config."""
+
+    def change(folder: Path) -> None:
+        file = folder / "config.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+
+    return change
+
+
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 123\n"
+INDEX = '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -227,7 +241,12 @@ def spoil(name: str, content: str | None) -> Callable[[Path], None]:
         (spoil("config.json", "{"), "transformers cannot read it"),
         (spoil("config.json", '{"model_type": "vit"}'), "makes no causal language model of it"),
         (spoil("model.safetensors", None), r"holds no \.safetensors"),
-        (spoil("model.safetensors", "x"), "makes no causal language model of it"),
+        (spoil("model.safetensors", "x"), r"model\.safetensors is damaged"),
+        (spoil("model.safetensors", POINTER), r"model\.safetensors is a pointer of Git LFS"),
+        (spoil("model.safetensors.index.json", INDEX), r"model-2\.safetensors is not there"),
+        (spoil("tokenizer.json", "{"), r"tokenizer\.json cannot be read"),
+        (configured(num_hidden_layers=9), r"the weights have no model\.layers.*; and \d+ more"),
+        (configured(intermediate_size=24), r"mlp\.\w+\.weight is \(.*\) in the weights and \(.*24.*by config"),
     ],
 )
 def test_bad_checkpoints_are_errors_in_words(

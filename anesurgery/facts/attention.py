@@ -209,4 +209,4 @@ def _sources(vars_: Iterable[Var], stop: Iterable[Var] = ()) -> list[Var]:
         read = read_values(var.op)
         stack += read
         found |= {v: None for _, v in operands(var.op) if v not in read and v.op is not None}
-    return list(found)
+    return [v for v in found if v.op is None or v not in seen]  # of what is in both, the numbers count

@@ -19,6 +19,7 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import MASKED
+from anesurgery.facts.masks import static_value
 from anesurgery.facts.padded_ends import (
     DEEPEST,
     TABLE,
@@ -94,6 +95,8 @@ class Kept:
     crops: Mapping[str, int]
     hiding: Mapping[str, bool]
     spread: float | None
+    claims: frozenset[str] = frozenset()
+    """Values that depend on the length alone, of which the first places must be the same at every length."""
 
 
 def free_length(function: Function, shapes: Iterable[int]) -> int:
@@ -142,6 +145,9 @@ class _Walk:
         self.largest = {v.name: v for op in walk_ops(largest) for v in op.outputs}
         self.held: dict[Var, Rows] = {}
         self.counts: set[Var] = set()
+        self.of_length: set[Var] = set()
+        """Computed from the length alone, and neither of its size nor a number."""
+        self.claims: set[str] = set()
         self.hiding: dict[str, bool] = {}
         self.highest = -np.inf
 
@@ -161,7 +167,7 @@ class _Walk:
             if axes:
                 crops[var.name] = next(iter(axes))
         spread = None if np.isinf(self.highest) else -self.highest - VANISHING
-        return Kept(crops, self.hiding, spread)
+        return Kept(crops, self.hiding, spread, frozenset(self.claims))
 
     def step(self, op: Operation) -> Refusal | None:
         """Follow one op; a reason where it reads across, or computes with the length."""
@@ -170,6 +176,9 @@ class _Walk:
         vars_ = [var for _, var in operands(op)]
         if op.op_type == "conv":
             vars_.append(unpadded(op))
+        if any(v in self.of_length for v in vars_):
+            why = Refusal(f"{op.op_type} computes with the length of the input", op)
+            return None if self._by_value(op) else why
         counted = any(v in self.counts for v in vars_)
         if op.op_type == "shape" and self.long(op.x):
             self.counts.update(op.outputs)
@@ -179,11 +188,33 @@ class _Walk:
             self._count(op)
             return None
         if rows is None and not any(v in self.held for v in vars_):
+            if counted and self._by_value(op):
+                return None
             if counted or any(self.long(v) for v in op.outputs):
                 return Refusal(f"{op.op_type} computes with the length of the input", op)
             return None
         followed = rows or self._followed(op)
-        return followed if isinstance(followed, Refusal) else self._keep(op, followed)
+        if isinstance(followed, Refusal):
+            return None if self._by_value(op) else followed
+        return self._keep(op, followed)
+
+    def _by_value(self, op: Operation) -> bool:
+        """Does an op read nothing that varies? Then its value is known at every length, and is looked at."""
+        known = [
+            v in self.counts or v in self.of_length or (v in self.held and not self.held[v].varies)
+            for _, v in operands(op)
+            if not self._is_number(v)
+        ]
+        if not known or not all(known) or any(self._both(v) is None for v in op.outputs):
+            return False
+        for var in op.outputs:
+            axes = self.long(var)
+            if axes and all(var.shape[a] == self.length for a in axes):
+                self.held[var] = self._with_table(var, Rows(axes, varies=False))
+                self.claims.add(var.name)
+            else:
+                self.of_length.add(var)
+        return True
 
     def _pure(self, op: Operation) -> bool:
         """Does an op read lengths and numbers only?"""
@@ -191,7 +222,7 @@ class _Walk:
 
     def _is_number(self, var: Var) -> bool:
         """Does it hold the same numbers at every length?"""
-        if is_stored(var) or var in self.counts or var in self.held:
+        if is_stored(var) or var in self.counts or var in self.held or var in self.of_length:
             return is_stored(var)
         both = self._both(var)
         return both is not None and np.array_equal(both[0], both[1])
@@ -241,7 +272,10 @@ class _Walk:
 
     def _with_table(self, var: Var, rows: Rows) -> Rows:
         """The ends of a table are read from its elements at the largest size."""
-        value = None if rows.varies else self.largest[var.name].val
+        if rows.varies:
+            return rows
+        there = self.largest[var.name]
+        value = static_value(there, {}) if there.val is None else there.val
         if value is None:
             return rows
         table = np.asarray(value)

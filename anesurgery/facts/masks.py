@@ -17,6 +17,7 @@ import torch
 from anesurgery.errors import InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.ops_between import slice_back
+from anesurgery.interpret.attentions import read_values
 from anesurgery.mil import (
     Array,
     Function,
@@ -152,7 +153,7 @@ def _is_bias(term: Var) -> bool:
     if found is None:
         return True
     for held in _assignments(dict.fromkeys(found)):
-        value = _value(term, _filled(held))
+        value = static_value(term, _filled(held))
         if value is None or (held and (~((value == 0) | (value <= MASKED))).any()):
             return True
         if np.isnan(value).any():
@@ -242,7 +243,7 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     if _is_sum(chain):
         total = np.zeros(chain.size, np.float32)
         for term, _ in _terms(chain):
-            value = None if term in bound and not is_boolean(term) else _value(term, bound)
+            value = None if term in bound and not is_boolean(term) else static_value(term, bound)
             if value is None and term not in bound:
                 return None
             if value is not None:
@@ -253,7 +254,7 @@ def _offsets(chain: Chain, bound: Bound) -> tuple[Array, Array] | None:
     made = []
     for score in (0.0, 1.0):
         scores = {chain.scores: torch.tensor(score).expand(probe)}
-        value = _value(chain.ops[-1].outputs[0], {**bound, **scores})
+        value = static_value(chain.ops[-1].outputs[0], {**bound, **scores})
         if value is None:
             return None
         made.append(np.broadcast_to(value, np.broadcast_shapes(value.shape, chain.size)))
@@ -270,17 +271,18 @@ def is_boolean(var: Var) -> bool:
     return np_dtype(var).kind == "b"
 
 
-def _value(wanted: Var, bound: Bound) -> Array | None:
+def static_value(wanted: Var, bound: Bound) -> Array | None:
     """A value made from constants and from what is bound; None if it depends on more or is not known."""
     from anesurgery.interpret import evaluate
 
     if wanted not in bound and (value := constant(wanted)) is not None:
         return np.asarray(value)
-    shapes = {v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes_read([wanted], bound)}
-    bound = {**shapes, **bound}
-    ops = slice_back([wanted], set(bound))
-    if any(v.op is None and v not in bound for op in ops for _, v in operands(op)):
+    ops = slice_back([wanted], {*bound, *shapes_read([wanted], bound)})
+    given = {v for op in ops for _, v in operands(op) if v.op is None and v not in bound}
+    if not given.isdisjoint(v for op in ops for v in read_values(op)):
         return None
+    shapes = {*shapes_read([wanted], bound), *given}  # of these only the shape is read
+    bound = {**{v: torch.zeros(1).expand(static_shape(v) or ()) for v in shapes}, **bound}
     try:
         return np.asarray(evaluate(ops, bound, [wanted])[0].numpy())
     except InterpretError:
@@ -289,7 +291,7 @@ def _value(wanted: Var, bound: Bound) -> Array | None:
 
 def evaluate_static(var: Var) -> Array | None:
     """The value of a mask that depends on no input, or None."""
-    made = None if runtime_inputs([var]) else _value(var, {})
+    made = None if runtime_inputs([var]) else static_value(var, {})
     return None if made is None else made.astype(np_dtype(var))
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, product
+
+import torch
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.length_padding import free_length, rows_kept
+from anesurgery.facts.ops_between import slice_back
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding
-from anesurgery.mil import Function, function_of, np_dtype
+from anesurgery.interpret.core import Evaluator
+from anesurgery.mil import Function, Var, function_of, np_dtype, static_shape
 from anesurgery.rewriting.fixed_shapes import Shapes, barred, widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 
@@ -18,6 +22,9 @@ HIDING = -1e4
 """What a mask that is added is filled up with: it hides in fp16, twice too."""
 TRIED = 81
 """Ways to fill up: three numbers for four inputs."""
+
+MOST_ELEMENTS = 10**9
+"""Computed to see whether a value is the same at every length; some seconds."""
 
 InputShapes = Mapping[str, tuple[int, ...]]
 
@@ -47,9 +54,46 @@ def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
     for fill in _fillings(function, axes):
         kept = rows_kept(followed, whole, axes, length, fill)
         if not isinstance(kept, Refusal):
-            return Padding(axes, kept.crops, "", fill, kept.hiding, kept.spread)
+            other = _other_at_a_length(function, largest, axes, kept.claims)
+            proved = Padding(axes, kept.crops, "", fill, kept.hiding, kept.spread)
+            return Padding({}, {}, other) if other else proved
         reasons.append(kept)
     return Padding({}, {}, str(reasons[0]))
+
+
+def _other_at_a_length(
+    function: Function, largest: InputShapes, axes: Mapping[str, int], claims: Collection[str]
+) -> str:
+    """Which of some values is at some length not the first places of that at the largest; "" where none is.
+
+    They depend on the length alone. Each is computed at every length: of how it is made nothing is known.
+    """
+    wanted = [v for op in function.operations for v in op.outputs if v.name in claims]
+    if not wanted:
+        return ""
+    shapes = {name: largest.get(name, static_shape(var)) for name, var in function.inputs.items()}
+    if None in shapes.values():
+        return f"{wanted[0].name} is computed from the length, and an input has no size that is known"
+    evaluate = Evaluator(slice_back(wanted, set(function.inputs.values())), wanted)
+
+    def at(length: int) -> list[torch.Tensor]:
+        given = dict[Var, torch.Tensor]()
+        for name, var in function.inputs.items():
+            sizes = [length if axes.get(name) == a else n for a, n in enumerate(shapes[name] or ())]
+            given[var] = torch.zeros(sizes)
+        return evaluate(given)
+
+    most = next(largest[name][axis] for name, axis in axes.items())
+    whole = at(most)
+    if most * sum(value.numel() for value in whole) > MOST_ELEMENTS:
+        return (
+            f"{wanted[0].name} is computed from the length, and is too large to be looked at for every length"
+        )
+    for length in range(1, most):
+        for var, value, last in zip(wanted, at(length), whole, strict=True):
+            if not torch.equal(value, last[tuple(slice(n) for n in value.shape)]):
+                return f"{var.name} is computed from the length, and is another at {length} than at {most}"
+    return ""
 
 
 def varying(wanted: Sequence[InputShapes]) -> dict[str, int] | str:

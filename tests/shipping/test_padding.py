@@ -62,6 +62,30 @@ def positions(x: Var) -> Var:
     return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=places(x), dtype="fp32"), axes=[1]), name="y")
 
 
+def neighbours(x: Var) -> Var:
+    """How much each place is beyond the one before it, as packed sequences are looked for."""
+    row = mb.expand_dims(x=places(x), axes=[0])
+    first = mb.slice_by_index(x=row, begin=[0, 0], end=[1, 1])
+    longer = mb.concat(values=(mb.sub(x=first, y=np.int32(1)), row), axis=1)
+    after = mb.slice_by_index(x=longer, begin=[0, 1], end=[0, 0], end_mask=[True, True])
+    before = mb.slice_by_index(x=longer, begin=[0, 0], end=[0, -1], end_mask=[True, False])
+    steps = mb.cast(x=mb.sub(x=after, y=before), dtype="fp32")
+    return mb.add(x=x, y=mb.expand_dims(x=steps, axes=[2]), name="y")
+
+
+def causal_by_lookup(x: Var) -> Var:
+    """A causal mask whose places are looked up in a table, of which the shape is read too."""
+    row = mb.expand_dims(x=places(x), axes=[0])
+    row = mb.tile(x=row, reps=mb.real_div(x=mb.shape(x=row), y=mb.shape(x=row)))
+    turned = [mb.expand_dims(x=row, axes=[axis]) for axis in (2, 1)]  # places of queries, and of keys
+    zeros = [mb.sub(x=v, y=v) for v in turned]
+    pairs = [mb.stack(values=pair, axis=3) for pair in zip(zeros, turned, strict=True)]
+    query, key = (mb.gather_nd(x=row, indices=pair) for pair in pairs)
+    mask = mb.select(cond=mb.less_equal(x=key, y=query), a=np.float32(0), b=np.float32(-np.inf))
+    scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask)
+    return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="y")
+
+
 def places(x: Var) -> Var:
     return mb.range_1d(start=np.int32(0), end=counted(x), step=np.int32(1))
 
@@ -82,7 +106,17 @@ def windows(x: Var) -> Var:
 
 
 @pytest.mark.parametrize(
-    ("build", "axis"), [(heads, 2), (recurrent, 0), (pointwise, 2), (positions, 1), (hidden, 1), (windows, 2)]
+    ("build", "axis"),
+    [
+        (heads, 2),
+        (recurrent, 0),
+        (pointwise, 2),
+        (positions, 1),
+        (neighbours, 1),
+        (causal_by_lookup, 1),
+        (hidden, 1),
+        (windows, 2),
+    ],
 )
 def test_every_length_is_what_the_model_gives_at_it(
     build: Callable[[Var], Any], axis: int, tmp_path: Path
@@ -110,6 +144,19 @@ def from_the_end(x: Var) -> Var:
     """Places that are counted from the last one."""
     turned = mb.sub(x=counted(x), y=places(x))
     return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=turned, dtype="fp32"), axes=[1]), name="y")
+
+
+def jumping(x: Var) -> Var:
+    """Places times a number that is the same at the largest length and at the one that is followed."""
+    turned = mb.mul(x=places(x), y=mb.mod(x=counted(x), y=np.int32(3)))
+    return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=turned, dtype="fp32"), axes=[1]), name="y")
+
+
+def tiled_count(x: Var) -> Var:
+    """A number that depends on the length, as long as the input."""
+    one = mb.expand_dims(x=mb.mod(x=counted(x), y=np.int32(3)), axes=[0])
+    many = mb.tile(x=one, reps=mb.expand_dims(x=counted(x), axes=[0]))
+    return mb.add(x=x, y=mb.expand_dims(x=mb.cast(x=many, dtype="fp32"), axes=[1]), name="y")
 
 
 def shifted(x: Var) -> Var:
@@ -140,7 +187,9 @@ def regrouped(x: Var) -> Var:
 
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "a row is taken": (last_state, "gather"),
-    "places from the end": (from_the_end, "sub computes with the length"),
+    "places from the end": (from_the_end, "is another at 1 than at 8"),
+    "a number that jumps": (jumping, "is another at"),
+    "a number that jumps, repeated": (tiled_count, "is another at"),
     "a table from its end": (shifted, "computes with the length"),
     "a sum from the end": (backwards, "cumsum reads across"),
     "a mean of all": (lambda x: mb.reduce_mean(x=x, axes=[1], keep_dims=True, name="y"), "reduce_mean reads"),

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from anesurgery.compressing.grids import Grid, grid_of
-from anesurgery.compressing.second_order import corrected, moments, objective
+from anesurgery.compressing.second_order import Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
@@ -315,8 +315,9 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Arr
     grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
     rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
     tried = [(_error(rows - rounded, hessians), rounded, grid)]
+    shares = [Shares.of(hessian) for hessian in hessians]
     for _ in range(ROUNDS):
-        made = _handed_on(rows, hessians, grid)
+        made = _handed_on(rows, shares, grid)
         tried.append((_error(rows - made, hessians), made, grid))
         grid, made = grid.refitted(rows, made, hessians)
         tried.append((_error(rows - made, hessians), made, grid))
@@ -347,11 +348,11 @@ def size_of(form: Form) -> int:
     return total
 
 
-def _handed_on(rows: Array, hessians: Array, grid: Grid) -> Array:
+def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> Array:
     """The rows of all groups, corrected."""
     made = []
-    for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
-        made.append(corrected(part, hessian, partial(grid.nearest, group=group)))
+    for group, (part, each) in enumerate(zip(rows, shares, strict=True)):
+        made.append(corrected(part, each, partial(grid.nearest, group=group)))
     return np.stack(made)
 
 

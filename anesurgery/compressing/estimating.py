@@ -19,7 +19,7 @@ from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.grids import Grid, grid_of
-from anesurgery.compressing.second_order import corrected, objective
+from anesurgery.compressing.second_order import Shares, corrected, objective
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
@@ -143,7 +143,7 @@ def _corrected(rows: Array, grid: Grid, hessians: Array, some: slice) -> Array:
     made = []
     for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
         nearest = partial(_of_some, grid=grid, group=group, whole=part[:, 0], some=some)
-        made.append(corrected(part[some], hessian, nearest))
+        made.append(corrected(part[some], Shares.of(hessian), nearest))
     return np.stack(made)
 
 

@@ -8,6 +8,7 @@ takes away is given to the columns that are still open, by the Cholesky factor o
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -37,23 +38,42 @@ def objective(difference: Array, hessian: Array) -> float:
     return float(np.einsum("rc,rc->", difference @ hessian, difference, optimize=True))
 
 
-def corrected(rows: Array, hessian: Array, nearest: Nearest, damping: float = DAMPING) -> Array:
+@dataclass(frozen=True)
+class Shares:
+    """What the columns of a weight hand on; one for all roundings by the same Hessian."""
+
+    order: Array
+    """[columns]: those that vary most first."""
+    factor: torch.Tensor
+    """[columns, columns], upper, in that order."""
+
+    @classmethod
+    def of(cls, hessian: Array, damping: float = DAMPING) -> Shares:
+        """From a Hessian [columns, columns].
+
+        Args:
+            hessian: of the squared error.
+            damping: of the mean of its diagonal.
+        """
+        order = np.argsort(-np.diag(hessian), kind="stable")
+        return cls(order, _factor(hessian[np.ix_(order, order)], damping))
+
+
+def corrected(rows: Array, shares: Shares, nearest: Nearest) -> Array:
     """Rows rounded column by column with the error handed on.
 
     Args:
         rows: [rows, columns], float64.
-        hessian: [columns, columns].
+        shares: of the Hessian.
         nearest: rounds a column.
-        damping: of the mean of the diagonal.
 
     Returns:
         Rows of rounded numbers. Columns whose input was always 0 are rounded to the nearest.
     """
-    order = np.argsort(-np.diag(hessian), kind="stable")
-    factor = _factor(hessian[np.ix_(order, order)], damping)
+    order = shares.order
     left = torch.from_numpy(np.ascontiguousarray(rows.T[order]))  # columns first: each is read in one piece
     made, errors = torch.empty_like(left), torch.empty_like(left)
-    _hand_on(range(len(order)), BLOCKS, factor, left, made, errors, nearest)
+    _hand_on(range(len(order)), BLOCKS, shares.factor, left, made, errors, nearest)
     found = np.empty_like(rows)
     found[:, order] = made.numpy().T
     return found

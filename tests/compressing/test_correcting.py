@@ -11,7 +11,7 @@ import torch
 
 from anesurgery.compressing.correcting import Candidate, Correction, candidates, correct
 from anesurgery.compressing.grids import Grid, Scaled, grid_of
-from anesurgery.compressing.second_order import corrected, moments, objective
+from anesurgery.compressing.second_order import Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
@@ -59,7 +59,7 @@ def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, 
     monkeypatch.setattr("anesurgery.compressing.second_order.BLOCKS", blocks)
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
-    found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
+    found = corrected(weight, Shares.of(hessian), lambda column: grid.nearest(column, 0))
     scale = torch.from_numpy(grid.scales.astype(np.float64))
     plain = plain_gptq(torch.from_numpy(weight), torch.from_numpy(hessian), scale, -8, 7).numpy()
     errors = [objective(made - weight, hessian) for made in (found, plain, grid.nearest(weight, 0))]
@@ -67,20 +67,18 @@ def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, 
     assert errors[0] <= 0.5 * errors[2]
 
 
-def without_feedback(rows: Array, hessian: Array, nearest: Callable[[Array], Array]) -> Array:
-    return corrected(rows, np.diag(np.diag(hessian)), nearest)
+WRONG = {
+    "without feedback": lambda hessian: np.diag(np.diag(hessian)),
+    "the columns of inputs that are read transposed": lambda hessian: hessian[::-1, ::-1],
+}
 
 
-def wrong_rows(rows: Array, hessian: Array, nearest: Callable[[Array], Array]) -> Array:
-    """The moments of inputs that are read transposed: other columns than those of the weight."""
-    return corrected(rows, hessian[::-1, ::-1], nearest)
-
-
-@pytest.mark.parametrize("wrong", [without_feedback, wrong_rows])
-def test_wrong_versions_are_noticed(wrong: Any) -> None:
+@pytest.mark.parametrize("wrong", WRONG)
+def test_wrong_versions_are_noticed(wrong: str) -> None:
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
-    found = [f(weight, hessian, lambda column: grid.nearest(column, 0)) for f in (corrected, wrong)]
+    shares = [Shares.of(each) for each in (hessian, WRONG[wrong](hessian))]
+    found = [corrected(weight, each, lambda column: grid.nearest(column, 0)) for each in shares]
     errors = [objective(made - weight, hessian) for made in found]
     assert errors[1] > 1.5 * errors[0]
 
@@ -89,7 +87,7 @@ def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
     weight, hessian = layer()
     hessian[3], hessian[:, 3] = 0, 0
     grid = four_bits(weight, hessian)
-    found = corrected(weight, hessian, lambda column: grid.nearest(column, 0))
+    found = corrected(weight, Shares.of(hessian), lambda column: grid.nearest(column, 0))
     np.testing.assert_array_equal(found[:, 3], grid.nearest(weight[:, 3], 0))
     assert np.isfinite(found).all()
 

@@ -67,7 +67,7 @@ def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, 
     assert errors[0] <= 0.5 * errors[2]
 
 
-WRONG = {
+WRONG: dict[str, Callable[[Array], Array]] = {
     "without feedback": lambda hessian: np.diag(np.diag(hessian)),
     "the columns of inputs that are read transposed": lambda hessian: hessian[::-1, ::-1],
 }

@@ -49,7 +49,7 @@ class Shares:
 
     @classmethod
     def of(cls, hessian: Array, damping: float = DAMPING) -> Shares:
-        """From a Hessian [columns, columns].
+        """Factor a Hessian [columns, columns].
 
         Args:
             hessian: of the squared error.

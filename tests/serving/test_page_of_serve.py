@@ -165,6 +165,27 @@ def test_a_folder_is_reported_rewritten_by_keys_and_deleted(
     assert stored(server[1]) == []
 
 
+def test_a_folder_and_an_archive_are_dropped(
+    browser: Browser, server: tuple[str, Path], package: Path, tmp_path: Path
+) -> None:
+    """With more files than a reader of folders gives at once, and with what Finder leaves in it."""
+    copy = shutil.copytree(package, tmp_path / "dropped.mlpackage")
+    for number in range(120):
+        (copy / "Data" / f"note_{number}.txt").write_text("x")
+    (copy / ".DS_Store").write_text("x")
+    browser.drop("#drop", [copy])
+    browser.until(DONE)
+    assert browser.run("document.getElementById('sentence').textContent").startswith("ANE: no op on any")
+    (sent,) = stored(server[1])
+    assert len(list(sent.rglob("note_*"))) == 120
+    assert not list(sent.rglob(".DS_Store"))
+    shutil.make_archive(str(tmp_path / "packed"), "zip", package.parent, package.name)
+    browser.drop("#drop", [tmp_path / "packed.zip"])
+    browser.until("!document.getElementById('bar').hidden")
+    browser.until(DONE)
+    assert browser.run("document.getElementById('sentence').textContent").startswith("ANE: no op on any")
+
+
 def test_malicious_models_are_refused_in_words_and_the_page_goes_on(
     browser: Browser, server: tuple[str, Path], package: Path, tmp_path: Path
 ) -> None:

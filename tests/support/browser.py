@@ -146,6 +146,15 @@ class Browser:
         node = self.call("DOM.querySelector", nodeId=root, selector=selector)["nodeId"]
         self.call("DOM.setFileInputFiles", nodeId=node, files=[str(path) for path in paths])
 
+    def drop(self, selector: str, paths: Sequence[Path]) -> None:
+        """Drag files or folders over an element, and let them fall."""
+        self.run(f"document.querySelector('{selector}').scrollIntoView()")
+        box = f"document.querySelector('{selector}').getBoundingClientRect()"
+        x, y = self.run(f"[{box}.x + {box}.width / 2, {box}.y + {box}.height / 2]")
+        data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
     def press(self, key: str) -> None:
         how = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key]}
         text = {"Enter": "\r", " ": " "}.get(key)

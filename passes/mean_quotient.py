@@ -20,10 +20,11 @@ After::
       return %y
     }
 
-Refuses when no sum may overflow in fp16, and when a negative number is added to the sum that divides. `x /
-sum(|x|)` becomes `x / mean(|x|)`, times one divided by the count; sums over different counts are scaled
-likewise. A guard is divided by the count too, and is no less than 6e-8 then, which is fp16's least number:
-another result only where the mean of what is added is not much more.
+Refuses when no sum may overflow in fp16, when more than `most` values are added (of which few may be other
+than 0: their mean may then be too small for fp16), and when a negative number is added to the sum that
+divides. `x / sum(|x|)` becomes `x / mean(|x|)`, times one divided by the count; sums over different counts
+are scaled likewise. A guard is divided by the count too, and is no less than 6e-8 then, which is fp16's least
+number: another result only where the mean of what is added is not much more.
 
 Why it helps: in fp16 a sum overflows above 65504, and what is divided by it is then 0, infinite or NaN,
 though the quotient of the means has the size of one number (computed by the interpreter). What it costs in
@@ -64,6 +65,8 @@ NORMAL = 2.0**-14
 class MeanQuotient(Rewrite):
     """`sum(a) / sum(b)` becomes `mean(a) / mean(b)`."""
 
+    most: int = 1024
+    """Values that are added at most: a mean of more, of which few are not 0, may be too small for fp16."""
     name: ClassVar[str] = "mean_quotient"
     static: ClassVar[bool] = True
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
@@ -81,6 +84,10 @@ class MeanQuotient(Rewrite):
         if not quotient.overflows:
             return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root)
         count = an.reduction_rows.summed(quotient.below)
+        added = max(an.reduction_rows.summed(total) for total in quotient.sums)
+        if added > self.most:
+            words = f"{added:g} values are added: a mean of which few are not 0 may be too small for fp16"
+            return Refusal(f"{words}; most={added:g} allows it", m.root)
         for op in quotient.between:
             guard = _guard(op)
             if guard < 0:

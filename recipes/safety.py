@@ -32,11 +32,15 @@ from anesurgery.passes.scale_spectra import ScaleSpectra
 from anesurgery.passes.sum_to_mean import SumToMean
 from anesurgery.surgery import Recipe
 
-FREE = (FuseExponential(), SumToMean(), MeanQuotient(), ScaleScores())
-"""Repairs that mostly add no op. The recipes of families run them, and drop what makes the model slower."""
+FREE = (FuseExponential(), SumToMean(most=4.0), MeanQuotient(), ScaleScores())
+"""Repairs that mostly add no op, and lose nothing of small numbers. The recipes of families run them, and drop
+what makes the model slower."""
 
 STEPS = (
-    *FREE,
+    FuseExponential(),
+    SumToMean(),
+    MeanQuotient(most=65504),
+    ScaleScores(),
     CentreVariance(),
     RmsNorm(),
     GroupNorm(),

@@ -105,6 +105,23 @@ def test_refuses_small_sums_and_what_is_no_guard() -> None:
     assert_refuses(MeanQuotient(), below, "-1 is added")
 
 
+def test_of_many_values_only_on_request() -> None:
+    """One token of 4096 is kept: its mean is subnormal, and the sum was right."""
+
+    @mb.program(input_specs=[mb.TensorSpec(s, dtype=types.fp16) for s in ((1, 4096, 8), (1, 4096, 1))])
+    def many(x: Var, mask: Var) -> Var:
+        return masked(x, mask)
+
+    assert_refuses(MeanQuotient(), many, "4096 values are added")
+    after, session = apply_pass(MeanQuotient(most=4096), many)
+    assert session.changes
+    mask = np.zeros((1, 4096, 1), HALF)
+    mask[0, 7] = 1
+    values = {"x": np.full((1, 4096, 8), 1e-3, HALF), "mask": mask}
+    off = [abs(float(run(p, values, precision="fp16")["y"].ravel()[0]) / 1e-3 - 1) for p in (many, after)]
+    assert off[0] < 1e-3 < 0.02 < off[1]
+
+
 @pytest.mark.parametrize(
     "body",
     [

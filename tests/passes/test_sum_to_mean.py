@@ -52,6 +52,11 @@ def test_refuses_a_bounded_sum_and_a_factor_above_1() -> None:
     assert_refuses(SumToMean(), built(2.0), "does not become smaller")
 
 
+def test_a_mean_much_smaller_than_the_result_can_be_refused() -> None:
+    assert_refuses(SumToMean(most=4.0), built(0.5), "2048 times smaller than the result")
+    assert apply_pass(SumToMean(most=4.0), built(1 / 4096))[1].changes
+
+
 def test_fp32_has_room() -> None:
     _, session = apply_pass(SumToMean(), built(1 / 4096, dtype=types.fp32))
     assert not session.changes

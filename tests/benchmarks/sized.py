@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -315,6 +315,33 @@ def convolutional() -> nn.Module:
     return nn.Sequential(*parts)
 
 
+class Pictures(nn.Module):
+    """A vision transformer whose positions are interpolated to the size of the picture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        more = {"image_size": 64, "patch_size": 8, "num_channels": 3}
+        self.inner: Any = family("ViT", TEXT | {"hidden_size": 64, "intermediate_size": 128} | more)
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(x, interpolate_pos_encoding=True).last_hidden_state
+
+
+def module_row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...]], scratch: Path) -> str:
+    """A row of the table of modules that are converted at each size."""
+    sized = ane.sizes(module.eval(), {"x": shapes})
+    folder, near = sized.save(scratch / "sized"), list[float]()
+    for shape in shapes:
+        values = {"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}
+        with torch.no_grad():
+            wanted = {"y": module(torch.from_numpy(values["x"])).numpy()}
+        near.append(nearness(ane.run(folder, values), wanted))
+    last = list(sized.models)[-1]
+    one = stored(ane.save(sized.models[last], scratch / "one.mlpackage"))
+    listed = ", ".join("x".join(map(str, shape)) for shape in shapes)
+    return f"| {name} | {listed} | {min(near):.0f} dB | {100 * (stored(folder) / one - 1):+.1f} % |"
+
+
 STEPS: dict[str, Input] = {"x": ((1, None, 32), "float32")}
 IDS: dict[str, Input] = {"ids": ((1, None), "int32")}
 CHANNELS: dict[str, Input] = {"x": ((1, 8, None), "float32")}
@@ -348,7 +375,16 @@ Tables of less than {least} bytes are stored for each size, which counts in mode
 | model | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|
 {rows}
+
+A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
+computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are stored for
+each.
+
+| module | sizes | nearness | weights |
+|---|---|---|---|
+{modules}
 """
+MODULES = {"ViT, positions interpolated": (Pictures, [(1, 3, n, n) for n in (32, 48, 64, 80, 96, 112)])}
 
 
 def main() -> None:
@@ -361,9 +397,14 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             rows.append(row(name, model, Path(scratch)))
             print(rows[-1], flush=True)
+    modules = list[str]()
+    for name, (build, shapes) in MODULES.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            modules.append(module_row(name, seeded(build)(), shapes, Path(scratch)))
+            print(modules[-1], flush=True)
     lengths = ", ".join(map(str, LENGTHS))
     numbers = {"lengths": lengths, "largest": LENGTHS[-1], "least": LEAST}
-    page.write_text(PAGE.format(**numbers, rows="\n".join(rows)), encoding="utf-8")
+    page.write_text(PAGE.format(**numbers, rows="\n".join(rows), modules="\n".join(modules)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -377,8 +377,8 @@ Tables of less than {least} bytes are stored for each size, which counts in mode
 {rows}
 
 A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
-computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are stored for
-each.
+computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are
+stored for each.
 
 | module | sizes | nearness | weights |
 |---|---|---|---|

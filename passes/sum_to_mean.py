@@ -44,8 +44,8 @@ HALF_STEP = 2.0**-11
 class SumToMean(Rewrite):
     """`sum(x) * c` becomes `mean(x) * (c * n)`."""
 
-    most: float = math.inf
-    """What may be left of the factor: the mean is so many times smaller than the result."""
+    most: float | None = None
+    """What may be left of the factor: the mean is so many times smaller than the result. None: anything."""
     name: ClassVar[str] = "sum_to_mean"
     static: ClassVar[bool] = True
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
@@ -68,7 +68,7 @@ class SumToMean(Rewrite):
         if most <= an.constant_ends.LARGEST:
             return Refusal(f"the sum of {count} values is at most {most:g}, and does not overflow", m.root)
         scale = scaled[1] * count
-        if abs(scale) > self.most:
+        if self.most is not None and abs(scale) > self.most:
             return Refusal(
                 f"the mean is {abs(scale):g} times smaller than the result, and may be too small", m.root
             )

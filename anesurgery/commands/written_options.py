@@ -56,11 +56,25 @@ def _steps_of(path: Path, name: str) -> list[ast.Call]:
     """The calls in the `steps` of a recipe."""
     made = _assigned(path, name)
     given = {k.arg: k.value for k in made.keywords} if isinstance(made, ast.Call) else {}
-    steps = getattr(given.get("steps"), "elts", [])
+    steps = [one for step in getattr(given.get("steps"), "elts", []) for one in _spread(path, step)]
     calls = [step for step in steps if isinstance(step, ast.Call) and not step.args]
     if not calls or len(calls) < len(steps):
         raise _Unread
     return calls
+
+
+def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
+    """A step, or those of a tuple that a file beside the recipe's assigns to a name, as `*FREE`."""
+    if not isinstance(step, ast.Starred):
+        return [step]
+    name = getattr(step.value, "id", "")
+    beside = [
+        path.with_name(f"{(node.module or '').rpartition('.')[2]}.py")
+        for node in _body(path)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
+    ]
+    made = next((m for f in (path, *beside) if f.is_file() and (m := _assigned(f, name)) is not None), None)
+    return list(getattr(made, "elts", [step]))
 
 
 def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:

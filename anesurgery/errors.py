@@ -104,6 +104,8 @@ class Refusal:
     reason: str
     where: Named | None = None
     """The op or layer at which the reason holds."""
+    idle: bool = False
+    """Is there nothing to repair? Then recipes that run the pass for safety alone say nothing of it."""
 
     def __bool__(self) -> bool:
         return False

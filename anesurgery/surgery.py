@@ -178,6 +178,8 @@ def apply(
         session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
+    if recipe is not None:
+        session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     if recipe is None and session.changes:
         end = _warned_of_loss(start.standing, edited, session)
     check_interface(start.interface, edited.interface, session)

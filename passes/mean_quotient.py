@@ -82,7 +82,7 @@ class MeanQuotient(Rewrite):
         if quotient is None:
             return None
         if not quotient.overflows:
-            return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root)
+            return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root, idle=True)
         count = an.reduction_rows.summed(quotient.below)
         added = max(an.reduction_rows.summed(total) for total in quotient.sums)
         if added > self.most:

@@ -70,11 +70,13 @@ class ScaleScores(Rewrite):
         if an.is_stored(product.x) or an.is_stored(product.y):
             return None
         if not 0 < abs(scaled[1]) < 1:
-            return Refusal(f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root)
+            return Refusal(
+                f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True
+            )
         terms = product.x.shape[-2 if an.flag(product, "transpose_x") else -1]
         most = an.magnitude(product.x, products=2) * an.magnitude(product.y, products=2) * terms
         if most < CEILING:
-            return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root)
+            return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root, idle=True)
         both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL
         return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
 

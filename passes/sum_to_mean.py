@@ -62,11 +62,15 @@ class SumToMean(Rewrite):
         if scaled is None or total is None or an.np_dtype(total.x) != np.float16:
             return None
         if abs(scaled[1]) >= 1:
-            return Refusal(f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root)
+            return Refusal(
+                f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root, idle=True
+            )
         count = math.prod(total.x.shape[axis] for axis in an.channel_steps.axes_of(total))
         most = an.magnitude(total.x) * count
         if most <= an.constant_ends.LARGEST:
-            return Refusal(f"the sum of {count} values is at most {most:g}, and does not overflow", m.root)
+            return Refusal(
+                f"the sum of {count} values is at most {most:g}, and does not overflow", m.root, idle=True
+            )
         scale = scaled[1] * count
         if self.most is not None and abs(scale) > self.most:
             return Refusal(

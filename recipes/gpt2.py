@@ -1,6 +1,6 @@
 """GPT-2 and its relatives: one causal decoder with a vocabulary head.
 
-`gpt2_ane` runs nine passes, sorted by what each declares (`precedes`, `follows`). Token ids come from a
+`gpt2_ane` sorts its passes by what each declares (`precedes`, `follows`). Token ids come from a
 tokenizer and are never negative, so the guard and the casts before lookups go. Lookups become products of
 one-hot rows; where the gate finds that a product costs more on the target than it gains, the lookup stays on
 the CPU, as the first op, and the surgery says so.

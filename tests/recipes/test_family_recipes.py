@@ -292,3 +292,16 @@ def test_a_family_s_recipe_repairs_what_costs_no_time(target: str) -> None:
     (now,) = ane.run(surgery.program, values, precision="fp16").values()
     assert np.allclose(now, right, rtol=1e-2)
     assert not standing(surgery.program, target).loss(standing(encoder, target))
+
+
+def test_where_nothing_is_to_be_repaired_nothing_is_said_of_it() -> None:
+    shape = (1, 16, 64)
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def encoder(x: Var) -> Var:
+        return pooled(mb.tanh(x=x), mb.sigmoid(x=x))
+
+    for recipe, said in (("encoder_ane", False), ("safe_numbers", True), ("scale_scores", True)):
+        surgery = ane.apply(encoder, recipe, quiet=True)
+        found = [name for name, _ in surgery.refusals if name in ("scale_scores", "mean_quotient")]
+        assert bool(found) is said, recipe

@@ -178,8 +178,6 @@ def apply(
         session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
     if misfits and not session.changes:
         raise SurgeryError(_nothing_applied(recipe, misfits, session))
-    if recipe is not None:
-        session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     if recipe is None and session.changes:
         end = _warned_of_loss(start.standing, edited, session)
     check_interface(start.interface, edited.interface, session)
@@ -273,6 +271,7 @@ def _gated(
         edited = again()
         _run(passed.steps, edited, session, quiet=True)
     passed.warn(session)
+    session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in asked]
     return edited, session, passed.end
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from anesurgery.errors import UnknownName
 from anesurgery.files import size_index
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load_graph
@@ -32,6 +33,23 @@ def of_sizes(folder: Path, target: Target, inspect_program: InspectProgram) -> d
     rows, _ = size_index.read(folder)
     packages = {name: load_graph(folder / name) for name in dict.fromkeys(row.package for row in rows)}
     return {row.name: inspect_program(packages[row.package], target, function=row.function) for row in rows}
+
+
+def of_folder(
+    folder: Path, target: Target, inspect_program: InspectProgram, size: str | None = None
+) -> Inspection:
+    """The inspection of a folder of sizes: that of one size, or of the largest, which tells of all.
+
+    Raises:
+        LoadError: a package cannot be read, or `sizes.json` is damaged.
+        UnknownName: no such size.
+    """
+    sizes = of_sizes(folder, target, inspect_program)
+    if size is None:
+        return with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
+    if size not in sizes:
+        raise UnknownName("size", size, list(sizes))
+    return sizes[size]
 
 
 def with_functions(found: Inspection, functions: Mapping[str, Inspection]) -> Inspection:

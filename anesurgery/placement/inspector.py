@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
@@ -85,12 +84,14 @@ def inspect(
         LoadError: the model cannot be read.
         UnknownName: an unknown chip, OS or function.
         InterpretError: inputs that do not fit.
+        SurgeryError: `inputs` or `measured` for a folder of sizes.
     """
     aim = Target.parse(target, compute_units)
     if isinstance(model, (str, os.PathLike)) and is_sized(folder := Path(model).expanduser()):
-        sizes = each_function.of_sizes(folder, aim, inspect_program)
-        largest = replace(list(sizes.values())[-1], model=str(folder))
-        return each_function.with_functions(largest, sizes)
+        if inputs is not None or measured:
+            words = "inputs= and measured= are for one of them: inspect a package in it, with function="
+            raise SurgeryError(f"{folder} holds several sizes; {words}")
+        return each_function.of_folder(folder, aim, inspect_program, function)
     found = inspect_other(model, aim, inspect_program)
     if found is None:
         loaded = load_graph(model)

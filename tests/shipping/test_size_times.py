@@ -84,6 +84,12 @@ def test_each_size_of_a_folder_and_each_function_is_told(tmp_path: Path, opset: 
     for name, one in found.functions.items():
         assert f"{name}: {one.summary}" in found.notes
         assert found.to_json()["functions"][name]["summary"] == one.summary
+    one = ane.inspect(folder, TARGET, function="size_2")
+    assert (one.status, one.functions) == (2, {})
+    with pytest.raises(ane.SurgeryError, match="unknown size 'size_3'"):
+        ane.inspect(folder, TARGET, function="size_3")
+    with pytest.raises(ane.SurgeryError, match="holds several sizes"):
+        ane.inspect(folder, TARGET, inputs={"x": np.zeros((1, 2, 64), np.float16)})
     if opset == ct.target.iOS18:
         package = ane.inspect(folder / "model.mlpackage", TARGET)
         assert package.functions.keys() == found.functions.keys()

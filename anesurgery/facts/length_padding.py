@@ -159,7 +159,7 @@ class _Walk:
         """What was shown, once every op was followed."""
         crops = dict[str, int]()
         for var in self.function.outputs:
-            if var in self.counts:
+            if var in self.counts or var in self.of_length:
                 return Refusal(f"the output {var.name} is computed from the length of the input")
             axes = self.held[var].axes if var in self.held else frozenset()
             if len(axes) > 1:

@@ -69,8 +69,10 @@ def _other_at_a_length(
     They depend on the length alone. Each is computed at every length: of how it is made nothing is known.
     """
     wanted = [v for op in function.operations for v in op.outputs if v.name in claims]
-    if not wanted:
+    if not claims:
         return ""
+    if lost := set(claims) - {v.name for v in wanted}:
+        return f"{min(lost)} is computed from the length, and cannot be computed at each"
     shapes = {name: largest.get(name, static_shape(var)) for name, var in function.inputs.items()}
     if None in shapes.values():
         return f"{wanted[0].name} is computed from the length, and an input has no size that is known"

@@ -185,9 +185,15 @@ def regrouped(x: Var) -> Var:
     return mb.reshape(x=x, shape=(1, 4, -1), name="y")
 
 
+def counted_too(x: Var) -> Any:
+    """An output that is a number of the length, which filling up would change."""
+    return mb.relu(x=x, name="y"), mb.mod(x=counted(x), y=np.int32(3), name="left")
+
+
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
     "a row is taken": (last_state, "gather"),
     "places from the end": (from_the_end, "is another at 1 than at 8"),
+    "a number of the length as an output": (counted_too, "computed from the length"),
     "a number that jumps": (jumping, "is another at"),
     "a number that jumps, repeated": (tiled_count, "is another at"),
     "a table from its end": (shifted, "computes with the length"),

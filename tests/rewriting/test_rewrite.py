@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -267,7 +268,7 @@ class Wrong(Rewrite):
             raise ZeroDivisionError("a bug in rewrite")
         made: dict[str, Callable[[], Any]] = {
             "numbers": lambda: mb.exp2(x=m.x),
-            "a little": lambda: mb.exp2(x=mb.mul(x=m.x, y=np.float32(np.log2(np.e) + 1e-6))),
+            "a little": lambda: mb.exp2(x=mb.mul(x=m.x, y=np.float32(math.log2(math.e) + 1e-6))),
             "shape": lambda: mb.transpose(x=mb.exp2(x=m.x), perm=[1, 0]),
             "dtype": lambda: mb.cast(x=m.x, dtype="int32"),
             "nothing": lambda: None,

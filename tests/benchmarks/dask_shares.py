@@ -49,7 +49,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = str(make(Path(folder), 2, 64, 257, 64))
         whole = Sensitivity.from_json(sensitivity(path)), Ranges.from_json(ranges(path))
-        with LocalCluster(n_workers=chosen.workers, threads_per_worker=1) as cluster, Client(cluster) as client:
+        with LocalCluster(n_workers=chosen.workers, threads_per_worker=1) as cluster, Client(cluster) as client:  # type: ignore[no-untyped-call,unused-ignore]
             made = client.gather([client.map(f, [path] * len(shares), shares) for f in (sensitivity, ranges)])
     first, *others = map(Sensitivity.from_json, made[0])
     costs = first.merge(*others)

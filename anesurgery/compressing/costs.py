@@ -7,10 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.mil import Array
 
+Tensor = torch.Tensor
+
+MOST_NUMBERS = 1 << 17
+"""Of an output that are looked at together, so that they stay in the cache."""
 PROBABILITIES = 1e-2
 """How far rows may be from a sum of 1 to count as probabilities."""
 
@@ -38,9 +43,8 @@ class Cost:
         """Compare the outputs of one run."""
         for name, a in expected.items():
             if isinstance(a, np.ndarray) and a.dtype.kind == "f" and a.size:
-                _measure(
-                    self.sums.setdefault(name, _Sums()), a.astype(np.float64), found[name].astype(np.float64)
-                )
+                rows = (torch.from_numpy(v.reshape(-1, v.shape[-1] if v.ndim else 1)) for v in (a, found[name]))
+                _measure(self.sums.setdefault(name, _Sums()), *rows)
 
     @property
     def psnr(self) -> float:
@@ -68,31 +72,45 @@ class Cost:
         return sum(s.agree for s in self.sums.values()) / self.rows if self.rows else 1.0
 
 
-def _measure(sums: _Sums, a: Array, b: Array) -> None:
-    """Take in one output of one run; what the reference itself makes infinite is left out (masked scores)."""
-    known = np.isfinite(a)
-    sums.broken |= bool((known & ~np.isfinite(b)).any())
-    sums.peak = max(sums.peak, float(np.abs(a[known]).max(initial=0.0)))
-    sums.noise += float(((a[known] - b[known]) ** 2).sum()) if not sums.broken else 0.0
+def _measure(sums: _Sums, a: Tensor, b: Tensor) -> None:
+    """Take in the rows of one output of one run; what the reference itself makes infinite is left out."""
+    known = torch.isfinite(a)
+    whole = bool(known.all()) and a.shape[-1] > 1
+    sums.broken |= bool((known & ~torch.isfinite(b)).any())
     sums.count += int(known.sum())
-    if a.ndim == 0 or a.shape[-1] < 2 or not known.all() or sums.broken:
-        return
-    x, y = (v.reshape(-1, v.shape[-1]) for v in (a, b))
-    log_p, log_q = (_logs(v, probabilities(x)) for v in (x, y))
-    sums.kl += float((np.exp(log_p) * (log_p - log_q)).sum())
-    sums.agree += int((x.argmax(-1) == y.argmax(-1)).sum())
-    sums.rows += len(x)
+    kl = _from_shares if whole and probabilities(a.numpy()) else _from_logits
+    few = max(1, MOST_NUMBERS // a.shape[-1])
+    for part, other, mask in zip(*(torch.split(v, few) for v in (a, b, known)), strict=True):
+        x, y = part.double(), other.double()
+        if whole and not sums.broken:
+            sums.kl += float(kl(x, y))
+            sums.agree += int((x.argmax(-1) == y.argmax(-1)).sum())
+            sums.rows += len(x)
+        x, y = (x, y) if whole else (x[mask], y[mask])
+        sums.peak = max(sums.peak, float(x.abs().max()) if x.numel() else 0.0)
+        sums.noise += float((x - y).square_().sum()) if not sums.broken else 0.0
 
 
 def probabilities(rows: Array) -> bool:
     """Are the rows of the reference probabilities already, and no logits?"""
-    return bool((rows >= 0).all() and (np.abs(rows.sum(-1) - 1) < PROBABILITIES).all())
+    return bool(rows.min() >= 0 and (np.abs(rows.sum(-1) - 1) < PROBABILITIES).all())
 
 
-def _logs(rows: Array, are_probabilities: bool) -> Array:
-    """The logarithms of the probabilities of a row."""
-    if are_probabilities:
-        rows = np.maximum(rows, np.finfo(np.float32).tiny)
-        return np.asarray(np.log(rows / rows.sum(-1, keepdims=True)))
-    shifted = rows - rows.max(-1, keepdims=True)
-    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+def _from_logits(a: Tensor, b: Tensor) -> Tensor:
+    """The KL divergences of rows, added: the mean difference of the logits, less that of their sums."""
+    shares, ends = zip(*map(_shares, (a, b)), strict=True)
+    return ((a - b).mul_(shares[0]).sum(-1) / shares[0].sum(-1) - (ends[0] - ends[1])).sum()
+
+
+def _shares(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers in proportion to the probabilities of each row, and the logarithm of the sum of exponentials."""
+    largest = rows.amax(-1, keepdim=True)
+    held = (rows - largest).exp_()
+    return held, held.sum(-1).log() + largest[:, 0]
+
+
+def _from_shares(a: Tensor, b: Tensor) -> Tensor:
+    """The KL divergences of rows of probabilities, added."""
+    p, q = (rows.clamp_min(torch.finfo(torch.float32).tiny) for rows in (a, b))
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    return (p * (p.log() - q.log())).sum()

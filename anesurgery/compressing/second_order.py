@@ -18,6 +18,8 @@ from anesurgery.mil import Array
 BLOCKS = (128, 16)
 """Columns whose errors are handed on together, to the rest of the weight and to that of a block; only times
 depend on them."""
+STRIPE = 256
+"""Columns of which moments are found together; only times depend on it."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it: few samples leave directions in which no input was seen."""
 MOST_DAMPING = 1.0
@@ -30,7 +32,13 @@ Nearest = Callable[[Array], Array]
 def moments(inputs: torch.Tensor) -> Array:
     """[groups, columns, columns]: the sum of the products of inputs [groups, number, columns]."""
     wide = inputs.double()
-    return np.asarray(wide.transpose(1, 2) @ wide)
+    columns = wide.shape[-1]
+    found = wide.new_empty(len(wide), columns, columns)
+    for start in range(0, columns, STRIPE):  # half of it is the other half, transposed
+        part = slice(start, start + STRIPE)
+        found[:, part, start:] = wide[:, :, part].transpose(1, 2) @ wide[:, :, start:]
+        found[:, start + STRIPE :, part] = found[:, part, start + STRIPE :].transpose(1, 2)
+    return np.asarray(found)
 
 
 def objective(difference: Array, hessian: Array) -> float:

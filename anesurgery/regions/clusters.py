@@ -18,8 +18,12 @@ with quiet_host():
 ROUNDS = 25
 """Steps in which the values move to the means of their members."""
 MOST_ROWS = 1 << 16
-"""Vectors that are looked at to find the values. Of numbers, such as fp32 weights, as many means of near ones
-stand for all: fp16 has no more, and a table of 8 bits is 256 times as coarse."""
+"""Vectors that are looked at to find the values."""
+PARTS = 16
+"""Of numbers, so many means of near ones for each value stand for all: the error of the best values for these
+is at most 1.1e-3 above the least, of 6 bits 6e-5 (normal, Laplace and Student's t of three degrees)."""
+LEAST_PARTS = 1 << 12
+"""But no fewer than these, which take no time."""
 
 
 def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None) -> tuple[Array, list[Array]]:
@@ -59,18 +63,33 @@ def weighted(values: Array, weights: Array, entries: int) -> Array:
     Returns:
         [entries]; 0 where none is needed.
     """
-    known, places = np.unique(values, return_inverse=True)
+    known, totals = _totals(values, weights)
     made = np.zeros(entries)
     if len(known) <= entries:
         made[: len(known)] = known
         return made
-    return _means(known[:, None], np.bincount(places.ravel(), weights), entries)[:, 0]
+    return _means(known[:, None], totals, entries)[:, 0]
+
+
+def _totals(values: Array, weights: Array) -> tuple[Array, Array]:
+    """The different values, sorted, and the sum of the weights of each; those of fp16 are counted."""
+    half = values.astype(np.float16)
+    if not np.array_equal(half, values):
+        known, places = np.unique(values, return_inverse=True)
+        return known, np.bincount(places.ravel(), weights)
+    codes = (half + np.float16(0)).view(np.uint16)  # which has one zero
+    held = np.flatnonzero(np.bincount(codes, minlength=1 << 16))
+    totals = np.bincount(codes, weights, minlength=1 << 16)[held]
+    known = held.astype(np.uint16).view(np.float16).astype(np.float64)
+    order = np.argsort(known)
+    return known[order], totals[order]
 
 
 def _means(known: Array, counts: Array, entries: int) -> Array:
     """The values of more rows than entries, each of which counts several times."""
-    if known.shape[1] == 1 and len(known) > MOST_ROWS:
-        known, counts = _merged(known[:, 0], counts)
+    parts = max(LEAST_PARTS, PARTS * entries)
+    if known.shape[1] == 1 and len(known) > parts:
+        known, counts = _merged(known[:, 0], counts, parts)
     if known.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
         return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=counts).centroids)[:, None]
     if len(known) > MOST_ROWS:
@@ -88,15 +107,19 @@ def _means(known: Array, counts: Array, entries: int) -> Array:
     return values
 
 
-def _merged(known: Array, counts: Array) -> tuple[Array, Array]:
-    """The means of numbers in each of `MOST_ROWS` equal parts of their range, and how often each counts.
+def _merged(known: Array, counts: Array, parts: int) -> tuple[Array, Array]:
+    """The means of near numbers, and how often each counts.
+
+    Parts are as wide as the best values lie apart: by the cube root of how densely the numbers lie.
 
     Args:
         known: sorted.
         counts: how often each counts.
+        parts: how many.
     """
-    width = (known[-1] - known[0]) / (MOST_ROWS - 1)
-    places = ((known - known[0]) / width).astype(np.int64)
+    apart = np.gradient(known)
+    reach = np.cumsum(np.cbrt(counts * apart**2))
+    places = np.minimum((reach / reach[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(places, counts)
     held = total > 0
     means = np.bincount(places, counts * known)[held] / total[held]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -195,17 +196,32 @@ def test_few_values_are_found_exactly_and_many_by_their_means(monkeypatch: pytes
     assert good < 0.9 * _off(spread)
 
 
-def test_so_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = np.random.default_rng(2).standard_normal((3000, 1))
-    monkeypatch.setattr(clusters, "MOST_ROWS", 1000)
-    few = _off(numbers)
-    monkeypatch.setattr(
-        clusters, "MOST_ROWS", 16
-    )  # too few: as the wrong version, which is coarser than the table
-    coarse = _off(numbers)
-    monkeypatch.undo()
-    assert few <= 1.001 * _off(numbers)
-    assert coarse > 1.01 * few
+def test_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of numbers with long tails, where the wrong version, parts of one width, is too coarse in the middle."""
+    numbers = np.random.default_rng(2).standard_t(3, (20000, 1))
+    few = _off(numbers, 256)
+    monkeypatch.setattr(clusters, "_merged", _evenly_merged)
+    even = _off(numbers, 256)
+    monkeypatch.setattr(clusters, "LEAST_PARTS", len(numbers))
+    assert few <= 1.002 * _off(numbers, 256)
+    assert even > 1.01 * few
+
+
+def _evenly_merged(known: Any, counts: Any, parts: int) -> Any:
+    places = ((known - known[0]) / (known[-1] - known[0]) * (parts - 1)).astype(int)
+    total = np.bincount(places, counts)
+    return (np.bincount(places, counts * known)[total > 0] / total[total > 0])[:, None], total[total > 0]
+
+
+def test_numbers_of_fp16_are_counted_as_others_are_sorted() -> None:
+    rng = np.random.default_rng(4)
+    values = np.concatenate([rng.standard_normal(500).astype(np.float16), [0.0, -0.0, np.float16(6e-8)]])
+    weights = rng.random(len(values))
+    known, places = np.unique(values.astype(np.float64), return_inverse=True)
+    found = clusters._totals(values.astype(np.float64), weights)
+    np.testing.assert_array_equal(found[0], known)
+    np.testing.assert_array_equal(found[1], np.bincount(places, weights))
+    assert len(clusters._totals(values + 1e-9, weights)[0]) == len(known)
 
 
 def _off(rows: Array, entries: int = 8) -> float:

@@ -8,9 +8,9 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from anesurgery.display import draws, short_name
+from anesurgery.display import short_name
 from anesurgery.placement.certifying import Certificate
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.console import plain, shows
 
 STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
 CELL = 28
@@ -19,6 +19,7 @@ ROWS = 12
 """Ops that are shown; `rows` and `to_json` have them all."""
 
 
+@shows("Certificate")
 def certificate_group(found: Certificate) -> Group:
     """A sentence and two tables, for a rich console."""
     arithmetics = list(found.outputs)
@@ -51,15 +52,3 @@ def decibels(value: float) -> str:
     if math.isinf(value):
         return "identical" if value > 0 else "not finite"
     return f"{value:.0f}"
-
-
-@draws("Certificate", "text")
-def certificate_text(found: Certificate) -> str:
-    """As plain text."""
-    return as_text(certificate_group(found))
-
-
-@draws("Certificate", "html")
-def certificate_html(found: Certificate) -> str:
-    """For a notebook cell."""
-    return as_html(certificate_group(found))

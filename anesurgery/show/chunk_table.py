@@ -15,7 +15,7 @@ from anesurgery.files.chain import Chain, Placed, is_network
 from anesurgery.mil import Program, walk_ops
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.console import plain, shows
 
 MOST_SHOWN = 4
 """Values of a border, and types of ops off the ANE, that are shown in the text; JSON has all."""
@@ -35,6 +35,7 @@ def _program_ops(program: Program) -> int:
     return sum(not op.op_type.startswith("const") for op in walk_ops(program))
 
 
+@shows("Chain")
 def chain_group(chain: Chain) -> Group:
     """A row for each chunk; then a row for each value that passes from one to a later one."""
     seen = ["on the ANE", "estimate", "elsewhere"] if chain.placed else []
@@ -77,18 +78,6 @@ def _where(placed: Placed) -> list[str]:
     more = len(placed.elsewhere) - MOST_SHOWN
     words = [*placed.elsewhere[:MOST_SHOWN], *([f"{more} other types"] if more > 0 else [])]
     return [shares, estimate, ", ".join(words)]
-
-
-@draws("Chain", "text")
-def chain_text(chain: Chain) -> str:
-    """The table as text."""
-    return as_text(chain_group(chain))
-
-
-@draws("Chain", "html")
-def chain_html(chain: Chain) -> str:
-    """The table as HTML."""
-    return as_html(chain_group(chain))
 
 
 @draws("Chain", "json")

@@ -10,11 +10,12 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from anesurgery.compressing.compression import CompressedWeight, Compression
-from anesurgery.display import draws, short_name
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.display import short_name
+from anesurgery.show.console import plain, shows
 from anesurgery.show.weight_costs import ROWS
 
 
+@shows("Compression")
 def compression_group(found: Compression) -> Group:
     """A row for each weight, then the whole."""
     table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
@@ -83,15 +84,3 @@ def _reason(row: CompressedWeight, count: int) -> str:
     """Why some weights have the form that they have."""
     weights = "1 weight" if count == 1 else f"{count} weights"
     return f"{weights} as {row.form}: {row.why}" if row.form else f"{weights} unchanged: {row.why}"
-
-
-@draws("Compression", "text")
-def compression_text(found: Compression) -> str:
-    """The table as text."""
-    return as_text(compression_group(found))
-
-
-@draws("Compression", "html")
-def compression_html(found: Compression) -> str:
-    """The table as HTML."""
-    return as_html(compression_group(found))

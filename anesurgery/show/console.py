@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeAlias
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.text import Text
 
-from anesurgery.display import printable
+from anesurgery.display import draws, printable
 
 WIDTH = 80
 """Columns of what is not a terminal."""
+
+Drawing: TypeAlias = Callable[..., RenderableType]
+"""Gives what rich prints of a result."""
 
 
 class PlainConsole(Console):
@@ -48,3 +51,14 @@ def as_html(shown: Any) -> str:
     console = PlainConsole(file=io.StringIO(), width=WIDTH, record=True)
     console.print(shown)
     return console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
+
+
+def shows(kind: str) -> Callable[[Drawing], Drawing]:
+    """Register a function that draws results of the class named `kind`: as text, and in a notebook cell."""
+
+    def register(drawing: Drawing) -> Drawing:
+        draws(kind, "text")(lambda result: as_text(drawing(result)))
+        draws(kind, "html")(lambda result: as_html(drawing(result)))
+        return drawing
+
+    return register

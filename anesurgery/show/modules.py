@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rich import box
 from rich.console import Group
 from rich.table import Table
 
 from anesurgery.checking.against_torch import AgainstTorch
-from anesurgery.display import draws
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.console import plain, shows
 from anesurgery.show.summary import counted
 
 STYLES = {"parts": "bold red", "carries": "yellow", "rounds": "yellow", "not kept": "dim", "agrees": ""}
@@ -18,6 +15,7 @@ ROWS = 60
 """Rows that are shown; `rows` and `to_json` have them all."""
 
 
+@shows("AgainstTorch")
 def modules_group(found: AgainstTorch) -> Group:
     """A sentence and a table, for a rich console."""
     arithmetics = list(found.rows[0].psnr) if found.rows else []
@@ -41,15 +39,3 @@ def words(found: AgainstTorch) -> str:
     name = first.name or "the whole module"
     near = f"{first.psnr['fp32']:.1f} dB in fp32, at {first.value}" if first.value else "no value is like it"
     return f"package and PyTorch part in {name} ({first.kind}): {near}"
-
-
-@draws("AgainstTorch", "text")
-def modules_text(found: AgainstTorch) -> str:
-    """As plain text."""
-    return as_text(modules_group(found))
-
-
-@draws("AgainstTorch", "html")
-def modules_html(found: AgainstTorch) -> Any:
-    """For a notebook cell."""
-    return as_html(modules_group(found))

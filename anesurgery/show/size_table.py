@@ -6,14 +6,14 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from anesurgery.display import draws
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.console import plain, shows
 from anesurgery.splitting.size_choice import SizeChoice
 
 BAR = 24
 """Characters of the longest bar."""
 
 
+@shows("SizeChoice")
 def choice_group(found: SizeChoice) -> Group:
     """A row for each number of sizes, with a bar as long as the expected value."""
     what = "expected time" if found.timed else "expected positions"
@@ -29,15 +29,3 @@ def choice_group(found: SizeChoice) -> Group:
         table,
         plain("each size is compiled when it is first loaded, which takes time"),
     )
-
-
-@draws("SizeChoice", "text")
-def choice_text(found: SizeChoice) -> str:
-    """The table as text."""
-    return as_text(choice_group(found))
-
-
-@draws("SizeChoice", "html")
-def choice_html(found: SizeChoice) -> str:
-    """The table as HTML."""
-    return as_html(choice_group(found))

@@ -20,7 +20,7 @@ from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws
 from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.show.console import as_text, plain, shows
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.summary import counted
 from anesurgery.surgery import Surgery
@@ -117,6 +117,7 @@ def _remarks(report: Report) -> list[Text]:
     return lines
 
 
+@shows("Report")
 def _report_group(report: Report) -> Group:
     by_pass = counts(report.changes)
     edits = [plain(f"{name}: {counted(n, 'edit')}") for name, n in by_pass.items()]
@@ -124,18 +125,6 @@ def _report_group(report: Report) -> Group:
     first = plain(done if by_pass else "nothing was changed", style="bold")
     arrays = [plain(f"beside the package: {name}", style="cyan") for name in report.artifacts]
     return Group(first, *edits, *_remarks(report), *arrays)
-
-
-@draws("Report", "text")
-def report_text(report: Report) -> str:
-    """What passes did in a conversion, as plain text."""
-    return as_text(_report_group(report))
-
-
-@draws("Report", "html")
-def report_html(report: Report) -> str:
-    """What passes did in a conversion, for a notebook cell."""
-    return as_html(_report_group(report))
 
 
 def _comparison_table(comparison: Comparison) -> Table:
@@ -170,24 +159,14 @@ def _choice(output: OutputComparison) -> tuple[str, str]:
     return "" if kl is None else f"{kl:.2g}", "" if best is None else f"{best:.1%}"
 
 
+@shows("Comparison")
 def comparison_group(comparison: Comparison) -> Group:
     """A comparison as a sentence and a table."""
     proof = [] if comparison.proof is None else [plain(line) for line in comparison.proof.lines]
     return Group(plain(compared(comparison), style="bold"), _comparison_table(comparison), *proof)
 
 
-@draws("Comparison", "text")
-def comparison_text(comparison: Comparison) -> str:
-    """A comparison as plain text."""
-    return as_text(comparison_group(comparison))
-
-
-@draws("Comparison", "html")
-def comparison_html(comparison: Comparison) -> str:
-    """A comparison for a notebook cell."""
-    return as_html(comparison_group(comparison))
-
-
+@shows("Surgery")
 def surgery_group(surgery: Surgery, *, details: bool = False) -> Group:
     """A surgery as a sentence, a table and lines, for a rich console; `details` adds what grades rest on."""
     return Group(*_surgery_parts(surgery, details))
@@ -197,18 +176,6 @@ def surgery_group(surgery: Surgery, *, details: bool = False) -> Group:
 def surgery_details(surgery: Surgery) -> str:
     """All that is said of a surgery, as plain text."""
     return as_text(surgery_group(surgery, details=True))
-
-
-@draws("Surgery", "text")
-def surgery_text(surgery: Surgery) -> str:
-    """A surgery as plain text."""
-    return as_text(surgery_group(surgery))
-
-
-@draws("Surgery", "html")
-def surgery_html(surgery: Surgery) -> str:
-    """A surgery for a notebook cell."""
-    return as_html(surgery_group(surgery))
 
 
 def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
@@ -248,6 +215,7 @@ LARGEST = 10
 """Rows of the certificate that are shown though nothing is wrong with them."""
 
 
+@shows("Ranges")
 def ranges_group(ranges: Ranges) -> Group:
     """A range certificate: the ops with a hazard, and those with the largest numbers."""
     table = Table("op", "value", "min", "max", "partial sum", "hazard", box=box.SIMPLE_HEAD)
@@ -271,18 +239,6 @@ def ranges_group(ranges: Ranges) -> Group:
     )
     words = plain(f"{ranges.verdict} ({over})", style="bold")
     return Group(words, table, *first)
-
-
-@draws("Ranges", "text")
-def ranges_text(ranges: Ranges) -> str:
-    """A range certificate as plain text."""
-    return as_text(ranges_group(ranges))
-
-
-@draws("Ranges", "html")
-def ranges_html(ranges: Ranges) -> str:
-    """A range certificate for a notebook cell."""
-    return as_html(ranges_group(ranges))
 
 
 @draws("Report", "json")

@@ -12,14 +12,15 @@ from rich.table import Table
 
 from anesurgery.compressing.assignment import Option, Proposal
 from anesurgery.compressing.sensitivity import Sensitivity
-from anesurgery.display import draws, short_name
-from anesurgery.show.console import as_html, as_text, plain
+from anesurgery.display import short_name
+from anesurgery.show.console import plain, shows
 from anesurgery.show.summary import counted
 
 ROWS = 40
 """Weights of a table; JSON has all."""
 
 
+@shows("Sensitivity")
 def sensitivity_group(found: Sensitivity) -> Group:
     """A row for each weight, the KL divergence of each mode in nats; where outputs have no rows, PSNR in dB."""
     by_kl = any(o.kl for row in found.rows for o in row.options.values())
@@ -41,6 +42,7 @@ def _cell(option: Option | None, by_kl: bool) -> str:
     return f"{option.kl:.2g}" if by_kl else f"{option.psnr:.1f}"
 
 
+@shows("Proposal")
 def proposal_group(proposal: Proposal) -> Group:
     """How many weights get which mode, and what that is estimated to cost."""
     counts = Counter(proposal.modes.values())
@@ -51,30 +53,6 @@ def proposal_group(proposal: Proposal) -> Group:
     size = f"weights take {share}, {proposal.bits:.2f} bits a number"
     cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, PSNR {proposal.psnr:.1f} dB"
     return Group(plain(size, style="bold"), plain(cost), table)
-
-
-@draws("Sensitivity", "text")
-def sensitivity_text(found: Sensitivity) -> str:
-    """The table as text."""
-    return as_text(sensitivity_group(found))
-
-
-@draws("Sensitivity", "html")
-def sensitivity_html(found: Sensitivity) -> str:
-    """The table as HTML."""
-    return as_html(sensitivity_group(found))
-
-
-@draws("Proposal", "text")
-def proposal_text(proposal: Proposal) -> str:
-    """The table as text."""
-    return as_text(proposal_group(proposal))
-
-
-@draws("Proposal", "html")
-def proposal_html(proposal: Proposal) -> str:
-    """The table as HTML."""
-    return as_html(proposal_group(proposal))
 
 
 def result_json(found: Sensitivity, proposal: Proposal | None) -> dict[str, Any]:

@@ -47,15 +47,15 @@ def printable(text: object) -> str:
 
 def folded(text: str, width: int = 80) -> str:
     """Text in lines that fit: paragraphs are filled again, indented lines go on with a deeper indent."""
-    made = []
+    filled = []
     for indented, lines in itertools.groupby(text.splitlines(), key=lambda line: not line or line[0] in " *"):
         if not indented:
-            made += textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+            filled += textwrap.wrap(" ".join(lines), width, break_long_words=False, break_on_hyphens=False)
             continue
         for line in lines:
             deeper = line[: len(line) - len(line.lstrip())] + "    "
-            made += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
-    return "\n".join(made)
+            filled += textwrap.wrap(line, width, subsequent_indent=deeper, break_on_hyphens=False) or [""]
+    return "\n".join(filled)
 
 
 def short_name(name: str, length: int = 28) -> str:
@@ -83,8 +83,8 @@ def drawn(value: Any, form: Form, *more: Any) -> Any:
     for module in RENDERERS:
         importlib.import_module(module)
     kinds = [cls.__name__ for cls in type(value).__mro__]
-    known = next(((kind, form) for kind in kinds if (kind, form) in _DRAWN), (kinds[0], form))
-    return _DRAWN[known](value, *more)
+    renderer = next(((kind, form) for kind in kinds if (kind, form) in _DRAWN), (kinds[0], form))
+    return _DRAWN[renderer](value, *more)
 
 
 class Drawn:

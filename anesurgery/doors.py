@@ -48,10 +48,10 @@ def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
     def opened(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
-        def at_the_door(*given: P.args, **named: P.kwargs) -> R:
-            _check(function, given, named, own)
+        def at_the_door(*positional: P.args, **named: P.kwargs) -> R:
+            _check(function, positional, named, own)
             try:
-                return function(*given, **named)
+                return function(*positional, **named)
             except OSError as error:
                 raise LoadError(_failure(function.__name__, error)) from error
 
@@ -68,7 +68,7 @@ def _failure(call: str, error: OSError) -> str:
 
 
 def _check(
-    function: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any], own: Collection[str]
+    function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any], own: Collection[str]
 ) -> None:
     """See that each argument is of its parameter's type; Python itself tells of arguments too many or missing.
 
@@ -77,7 +77,7 @@ def _check(
     """
     signature, kinds = _parameters(function)
     try:
-        arguments = signature.bind_partial(*given, **named).arguments
+        arguments = signature.bind_partial(*positional, **named).arguments
     except TypeError:  # an unknown or a doubled argument: the call raises it with the function's name
         return
     for name, value in arguments.items():

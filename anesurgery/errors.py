@@ -66,27 +66,27 @@ class ProofError(SurgeryError):
 class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyError's siblings
     """A pass, recipe, option or input that does not exist; lists near matches."""
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
-        known = list(known)
-        super().__init__(f"unknown {kind} {name!r}; {near_matches(name, known)}")
-        self.kind, self.name, self.near = kind, name, tuple(_near(name, known))
+    def __init__(self, kind: str, name: str, names: Iterable[str]) -> None:
+        names = list(names)
+        super().__init__(f"unknown {kind} {name!r}; {near_matches(name, names)}")
+        self.kind, self.name, self.near = kind, name, tuple(_near(name, names))
 
 
 LISTED = 30
 """Names in an error at most."""
 
 
-def near_matches(name: str, known: Iterable[str]) -> str:
+def near_matches(name: str, names: Iterable[str]) -> str:
     """What an error about an unknown name ends with: the near matches, else all names."""
-    known = sorted(known)
-    if near := _near(name, known):
+    names = sorted(names)
+    if near := _near(name, names):
         return f"did you mean {' or '.join(map(repr, near))}?"
-    more = f", and {len(known) - LISTED} more" if len(known) > LISTED else ""
-    return f"known: {', '.join(known[:LISTED])}{more}" if known else "there are none"
+    more = f", and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"known: {', '.join(names[:LISTED])}{more}" if names else "there are none"
 
 
-def _near(name: str, known: Iterable[str]) -> list[str]:
-    return difflib.get_close_matches(name, sorted(known), n=3, cutoff=0.5)
+def _near(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, sorted(names), n=3, cutoff=0.5)
 
 
 class Named(Protocol):

@@ -119,8 +119,8 @@ def _forked() -> None:
     if sys.version_info >= (3, 12):
         return  # from here on they have none
     ours = [m for name, m in list(sys.modules.items()) if name.partition(".")[0] == __name__.partition(".")[0]]
-    for made in [v for module in ours for v in vars(module).values() if isinstance(v, type)]:
-        for member in vars(made).values():
+    for kind in [v for module in ours for v in vars(module).values() if isinstance(v, type)]:
+        for member in vars(kind).values():
             if isinstance(member, cached_property):
                 cast(Any, member).lock = threading.RLock()
 

@@ -91,17 +91,17 @@ def load_graph(model: Any) -> Loaded:
     return load(model)
 
 
-def _units(given: Any) -> Any:
+def _units(units: Any) -> Any:
     """Compute units, which may be given by name.
 
     Raises:
         UnknownName: there are none of that name.
     """
-    if given is None or isinstance(given, ct.ComputeUnit):
-        return given
-    if given not in ct.ComputeUnit.__members__:
-        raise UnknownName("compute units", str(given), list(ct.ComputeUnit.__members__))
-    return ct.ComputeUnit[given]
+    if units is None or isinstance(units, ct.ComputeUnit):
+        return units
+    if units not in ct.ComputeUnit.__members__:
+        raise UnknownName("compute units", str(units), list(ct.ComputeUnit.__members__))
+    return ct.ComputeUnit[units]
 
 
 def _words(model: Any) -> str:
@@ -133,11 +133,11 @@ def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, as_i
 def _compiled(path: Path, compute_units: Any, *, graph_only: bool = False) -> Loaded:
     """A compiled ML Program, or a MIL text; `notes` says what could not be recovered."""
     folder, name = (path.parent, path.name) if is_text(path) else (path, PROGRAM_TEXT)
-    found = read_compiled(folder, name)
-    spec, left_out = for_coremltools(found.spec, str(path))
+    compiled = read_compiled(folder, name)
+    spec, left_out = for_coremltools(compiled.spec, str(path))
     loaded = from_spec(spec, path.resolve(), folder / WEIGHTS, compute_units, graph_only=graph_only)
-    found.source.check_place()  # else the weights may be those of another model
-    return replace(loaded, notes=(*found.notes, *left_out))
+    compiled.source.check_place()  # else the weights may be those of another model
+    return replace(loaded, notes=(*compiled.notes, *left_out))
 
 
 def _network(
@@ -200,10 +200,10 @@ def load_member(model: Any, member: str | int) -> Loaded:
         wanted = names[int(wanted)]
     if wanted not in names:
         raise UnknownName("member", wanted, names)
-    found = _parts(models[names.index(wanted)], f"{wanted} of {where}", source, weights)
-    if len(found) > 1:
+    programs = _parts(models[names.index(wanted)], f"{wanted} of {where}", source, weights)
+    if len(programs) > 1:
         raise IsPipeline(f"{wanted} of {where} is a pipeline itself")
-    return found[0]
+    return programs[0]
 
 
 def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Loaded]:

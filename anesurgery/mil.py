@@ -44,9 +44,9 @@ def exclusive(function: Callable[P, R]) -> Callable[P, R]:
     """Let one thread at a time into a function that uses coremltools' builder."""
 
     @wraps(function)
-    def alone(*given: P.args, **named: P.kwargs) -> R:
+    def alone(*positional: P.args, **named: P.kwargs) -> R:
         with HOST:
-            return function(*given, **named)
+            return function(*positional, **named)
 
     return alone
 
@@ -327,10 +327,10 @@ def constant(var: Var | None) -> Any:
 
 def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
     """Is `var` a constant equal everywhere to `value`, relatively (`value` 0 must be met exactly)?"""
-    found = constant(var)
-    if found is None or isinstance(found, str):
+    held = constant(var)
+    if held is None or isinstance(held, str):
         return False
-    return bool(np.all(np.abs(np.asarray(found, np.float64) - value) <= rtol * abs(value)))
+    return bool(np.all(np.abs(np.asarray(held, np.float64) - value) <= rtol * abs(value)))
 
 
 def is_stored(var: Var | None) -> bool:
@@ -394,8 +394,8 @@ def _described(sym_type: Any) -> tuple[str, Any]:
 
 def op_types() -> frozenset[str]:
     """Every op type that coremltools knows, of any opset."""
-    known = (SSAOpRegistry.core_ops, SSAOpRegistry.dialect_ops, SSAOpRegistry.custom_ops)
-    return frozenset(name for table in known for name in table)
+    tables = (SSAOpRegistry.core_ops, SSAOpRegistry.dialect_ops, SSAOpRegistry.custom_ops)
+    return frozenset(name for table in tables for name in table)
 
 
 def op_parameters(op_type: str) -> frozenset[str]:

@@ -64,14 +64,14 @@ def recipe_names() -> list[str]:
 @cache
 def _recipe_files() -> dict[str, Path]:
     """Recipe name -> file: the top-level names that a recipe file assigns `Recipe(...)` to."""
-    found = {}
+    files = {}
     for path in _files("recipes").values():
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Call):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 if isinstance(target, ast.Name) and getattr(node.value.func, "id", "") == "Recipe":
-                    found[target.id] = path
-    return found
+                    files[target.id] = path
+    return files
 
 
 def summary(name: str) -> str:
@@ -134,15 +134,15 @@ def make_pass(name: str, **options: Any) -> Pass:
     return cls(**options)
 
 
-def check_options(owner: str, options: dict[str, Any], known: list[str]) -> None:
+def check_options(owner: str, options: dict[str, Any], options_there: list[str]) -> None:
     """Refuse options that do not exist.
 
     Raises:
         UnknownName: with near matches.
     """
     for option in options:
-        if option not in known:
-            raise UnknownName(f"option of {owner}:", option, known)
+        if option not in options_there:
+            raise UnknownName(f"option of {owner}:", option, options_there)
 
 
 def recipe_module(name: str) -> ModuleType:

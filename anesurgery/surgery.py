@@ -154,10 +154,10 @@ def apply(
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
-    given = subject_of(steps).read(model).only(member)
-    stays = prove in ("model", "both") or given.must_stay or compressed != KEEP
-    original, edited = (given, given.clone()) if stays else (None, given)
-    start = _Start.of(given, original, recipe, target)
+    subject = subject_of(steps).read(model).only(member)
+    stays = prove in ("model", "both") or subject.must_stay or compressed != KEEP
+    original, edited = (subject, subject.clone()) if stays else (None, subject)
+    start = _Start.of(subject, original, recipe, target)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
@@ -215,11 +215,13 @@ class _Start:
     time: Time | None
 
     @classmethod
-    def of(cls, given: Subject, original: Subject | None, recipe: Recipe | None, target: str | None) -> _Start:
-        watch = None if recipe is None else Watch.of(given, target)
-        stands = watch.start if watch else given.standing(target) if target else None
-        time = given.time(target) if stands is None else stands.time
-        return cls(original, given.interface, given.op_counts, given.inspect(target), watch, stands, time)
+    def of(
+        cls, subject: Subject, original: Subject | None, recipe: Recipe | None, target: str | None
+    ) -> _Start:
+        watch = None if recipe is None else Watch.of(subject, target)
+        stands = watch.start if watch else subject.standing(target) if target else None
+        time = subject.time(target) if stands is None else stands.time
+        return cls(original, subject.interface, subject.op_counts, subject.inspect(target), watch, stands, time)
 
 
 def _run(
@@ -253,7 +255,7 @@ def _rescue(
 
 
 def _gated(
-    given: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
+    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
 ) -> tuple[Subject, Session, Standing | None]:
     """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
 
@@ -261,7 +263,7 @@ def _gated(
         if start.model is not None:
             return start.model.clone()
         edited.check_source()
-        return subject_of(steps).read(given).only(edited.member)
+        return subject_of(steps).read(model).only(edited.member)
 
     assert start.watch is not None
     passed = passing(steps, start.watch, again, edited, session, asked)
@@ -363,11 +365,11 @@ def _misfits(recipe: Recipe | None, model: Subject, session: Session) -> list[Re
     """
     if recipe is None:
         return []
-    found = [r for graph in model.chosen if (r := recipe.applies_to(graph)) is not None]
-    if found and recipe.strict:
-        raise SurgeryError(f"{recipe.name} is not for this model: {found[0]}")
-    session.refusals += [(recipe.name, r) for r in found]
-    return found
+    reasons = [r for graph in model.chosen if (r := recipe.applies_to(graph)) is not None]
+    if reasons and recipe.strict:
+        raise SurgeryError(f"{recipe.name} is not for this model: {reasons[0]}")
+    session.refusals += [(recipe.name, r) for r in reasons]
+    return reasons
 
 
 def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session: Session) -> str:
@@ -457,8 +459,8 @@ class Recipe:
             return [_set(step, value) if step.name == key else step for step in steps]
         owners = [step for step in steps if key in step.options()]
         if len(owners) != 1:
-            known = [*names, *(option for step in steps for option in step.options())]
-            raise UnknownName(f"option of {self.name}:", key, known)
+            names_and_options = [*names, *(option for step in steps for option in step.options())]
+            raise UnknownName(f"option of {self.name}:", key, names_and_options)
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
 
     def __call__(self, model: Any, **options: Any) -> Any:
@@ -492,8 +494,8 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         UnknownName: no such recipe; near matches are listed.
     """
-    found: Recipe = getattr(registry.recipe_module(name), name)
-    return found
+    recipe: Recipe = getattr(registry.recipe_module(name), name)
+    return recipe
 
 
 def _set(step: Pass, options: dict[str, Any]) -> Pass:

@@ -51,8 +51,8 @@ def assert_rewrites(step: Pass, model: Any, after: str, **sampling: Any) -> Sess
         sampling: `inputs` of `assert_same_numbers`.
     """
     rewritten, session = apply_pass(step, model)
-    found = text_of(rewritten)
-    assert found == after.strip("\n"), f"expected:\n{after}\nfound:\n{found}"
+    text = text_of(rewritten)
+    assert text == after.strip("\n"), f"expected:\n{after}\nfound:\n{text}"
     assert session.changes, f"{step.name} changed nothing; refusals: {reasons(session)}"
     if not isinstance(model, Program):
         assert_same_numbers(model, rewritten, rtol=step.tolerance.rtol, **sampling)
@@ -67,8 +67,8 @@ def assert_refuses(step: Pass, model: Any, reason: str) -> None:
     rewritten, session = apply_pass(step, model)
     same = text_of(rewritten) == before and (isinstance(model, Program) or rewritten == model)
     assert same, f"{step.name} changed the model:\n{text_of(rewritten)}"
-    found = reasons(session)
-    assert any(reason in r for r in found), f"expected a refusal with {reason!r}; found {found}"
+    said = reasons(session)
+    assert any(reason in r for r in said), f"expected a refusal with {reason!r}; found {said}"
 
 
 def reasons(session: Session) -> list[str]:
@@ -90,20 +90,20 @@ def random_inputs(
     rng = np.random.default_rng(seed)
     function = next(iter(program.functions.values()))
     others = {} if like is None else next(iter(like.functions.values())).inputs
-    made: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for name, var in function.inputs.items():
         if types.is_state(var.sym_type):
             continue
-        known = static_shape(var) or (static_shape(others[name]) if name in others else None)
-        shape = known or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
+        stated = static_shape(var) or (static_shape(others[name]) if name in others else None)
+        shape = stated or tuple(3 if any_symbolic([d]) else int(d) for d in var.shape)
         dtype, bounds = np_dtype(var), (ranges or {}).get(name)
         if dtype.kind == "f":
             values: Array = rng.standard_normal(shape) if bounds is None else rng.uniform(*bounds, shape)
         else:
             low, high = bounds or (0, 2)
             values = rng.integers(int(low), int(high), shape)
-        made[name] = values.astype(dtype)
-    return made
+        arrays[name] = values.astype(dtype)
+    return arrays
 
 
 def assert_same_numbers(
@@ -131,11 +131,11 @@ def assert_same_numbers(
     contract = session.contract if session is not None else []
     inputs = dict(inputs if inputs is not None else random_inputs(old, like=new))
     expected: Any = adapt_outputs(contract, run(old, inputs, precision=precision), inputs)
-    given, call = adapt_inputs(contract, inputs), call_of(contract)
-    found: Any = call(new, given, precision) if call else run(new, given, precision=precision)
-    assert set(expected) == set(found), f"outputs {sorted(expected)} became {sorted(found)}"
+    adapted, call = adapt_inputs(contract, inputs), call_of(contract)
+    outputs: Any = call(new, adapted, precision) if call else run(new, adapted, precision=precision)
+    assert set(expected) == set(outputs), f"outputs {sorted(expected)} became {sorted(outputs)}"
     for name, value in expected.items():
-        _assert_close(name, np.asarray(value), np.asarray(found[name]), rtol)
+        _assert_close(name, np.asarray(value), np.asarray(outputs[name]), rtol)
 
 
 def _program(model: Any) -> Program:

@@ -33,15 +33,15 @@ class Adapted:
         """The value of the first program that an output should be, and which of its elements where."""
         if not self.contract:
             return self.outputs.get(name), still
-        if (found := self._found.get(name)) is not None:
-            source, at = found
+        if (place := self._found.get(name)) is not None:
+            source, at = place
             return self.outputs[source], lambda t: t.reshape(-1)[at.reshape(-1)].reshape(at.shape)
         array = self._arrays.get(name)
         if array is None:
             return None, still
         reason = "a declared change computes with this output"
-        given = next(iter(self.outputs.values()))
-        return Value(given.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
+        first = next(iter(self.outputs.values()))
+        return Value(first.var, torch.from_numpy(np.asarray(array)), None, reason=reason), still
 
     def _moved(self) -> dict[str, tuple[str, torch.Tensor]]:
         """Output -> (output of the first program, place of each element in it), where both probes agree."""
@@ -65,9 +65,9 @@ class Adapted:
             inverse[order] = np.arange(count)
             drawn[name], places[name] = numbers.reshape(shape), (begin, inverse, numbers)
             begin += count
-        made = adapt_outputs(self.contract, drawn, self.inputs)
-        found = {}
-        for name, array in made.items():
+        adapted = adapt_outputs(self.contract, drawn, self.inputs)
+        sources = {}
+        for name, array in adapted.items():
             for source, (start, inverse, numbers) in places.items():
                 rank = np.abs(np.asarray(array, np.float64)) - start
                 inside = (rank >= 0) & (rank < len(inverse))  # NaN and infinities are not
@@ -75,8 +75,8 @@ class Adapted:
                     continue
                 at = inverse[rank.astype(np.int64)]
                 if np.array_equal(numbers[at], np.asarray(array, np.float64)):
-                    found[name] = (source, torch.from_numpy(at))
-        return found
+                    sources[name] = (source, torch.from_numpy(at))
+        return sources
 
 
 def last_of(a: Value, b: Value) -> Move:

@@ -97,9 +97,9 @@ class Drawing:
         """
         if not (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)):
             raise ValueError(f"%{var.name} is not a tensor")
-        given = self.sample(var, rng)
-        if given is not None:
-            return self._aimed(var, np.asarray(given), kind, rng)
+        sampled = self.sample(var, rng)
+        if sampled is not None:
+            return self._aimed(var, np.asarray(sampled), kind, rng)
         shape, dtype = drawn_shape(var), np_dtype(var)
         if dtype.kind == "b":
             return rng.random(shape) < 0.5
@@ -112,30 +112,30 @@ class Drawing:
         few = self.bounded(var, self.floats((PERIOD,), dtype, kind, rng), dtype)
         return np.resize(few, shape)
 
-    def _aimed(self, var: Var, given: Array, kind: str, rng: np.random.Generator) -> Array:
+    def _aimed(self, var: Var, sampled: Array, kind: str, rng: np.random.Generator) -> Array:
         """Integers that a pass draws from a range, some of them constants or their neighbours in the range."""
-        if given.dtype.kind not in "iu" or kind not in ("special", "ties") or not given.size:
-            return given
+        if sampled.dtype.kind not in "iu" or kind not in ("special", "ties") or not sampled.size:
+            return sampled
         again = np.asarray(self.sample(var, rng))
-        if np.array_equal(given, again):
-            return given  # always the same: it belongs to another value
-        low, high = (int(end(np.concatenate([given.ravel(), again.ravel()]))) for end in (np.min, np.max))
+        if np.array_equal(sampled, again):
+            return sampled  # always the same: it belongs to another value
+        low, high = (int(end(np.concatenate([sampled.ravel(), again.ravel()]))) for end in (np.min, np.max))
         near = {0, 1, -1, *(int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1))}
-        if given.ndim == 1 and given.size <= FEW_PLACES:
-            return self._aimed_each(var, given, near, rng)
-        known = [n for n in near if low <= n <= high]
-        aimed = rng.choice(sorted(known) or [low], given.shape)
-        return np.where(rng.random(given.shape) < 0.7, aimed, given).astype(given.dtype)
+        if sampled.ndim == 1 and sampled.size <= FEW_PLACES:
+            return self._aimed_each(var, sampled, near, rng)
+        beside = [n for n in near if low <= n <= high]
+        aimed = rng.choice(sorted(beside) or [low], sampled.shape)
+        return np.where(rng.random(sampled.shape) < 0.7, aimed, sampled).astype(sampled.dtype)
 
-    def _aimed_each(self, var: Var, given: Array, near: set[int], rng: np.random.Generator) -> Array:
+    def _aimed_each(self, var: Var, sampled: Array, near: set[int], rng: np.random.Generator) -> Array:
         """The same where each element may have a range of its own, as the places of a slice have."""
-        drawn = np.stack([given, *(np.asarray(self.sample(var, rng)) for _ in range(32))])
-        found = given.copy()
+        drawn = np.stack([sampled, *(np.asarray(self.sample(var, rng)) for _ in range(32))])
+        aimed = sampled.copy()
         for i, (low, high) in enumerate(zip(drawn.min(0).tolist(), drawn.max(0).tolist(), strict=True)):
-            known = sorted(n for n in near if low <= n <= high)
-            if known and rng.random() < 0.7:
-                found[i] = rng.choice(known)
-        return found
+            within = sorted(n for n in near if low <= n <= high)
+            if within and rng.random() < 0.7:
+                aimed[i] = rng.choice(within)
+        return aimed
 
     def floats(
         self, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str, rng: np.random.Generator
@@ -154,9 +154,9 @@ class Drawing:
         if kind == "rows":
             return _flat_rows(rng, normal)
         if kind == "near":
-            known = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
+            special = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
             scaled = normal * np.float32(10) ** _uniform(rng, shape, -4, 0)
-            chosen = each(rng, known, shape)
+            chosen = each(rng, special, shape)
             return np.where(rng.random(shape) < 0.5, chosen + scaled, chosen)  # -0.0 stays what it is
         if kind == "special":
             decades = _uniform(rng, shape, -4, min(4.0, math.log10(largest)))
@@ -177,8 +177,8 @@ class Drawing:
         """Numbers whose mean is far above their spread; alternating, neighbours cancel."""
         times = OFFSET_HALF if dtype == np.float16 else OFFSET
         mean = min(times, self.magnitude / 2)  # the same for all values: their differences are small too
-        made = np.float32(mean) + normal * np.float32(mean / times)
-        return made * (1 - 2 * (np.indices(normal.shape).sum(0) % 2)) if alternating else made
+        far = np.float32(mean) + normal * np.float32(mean / times)
+        return far * (1 - 2 * (np.indices(normal.shape).sum(0) % 2)) if alternating else far
 
     def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
         """Zeros, subnormals, ties, the largest numbers, and each constant with its neighbours."""
@@ -187,8 +187,8 @@ class Drawing:
         with np.errstate(over="ignore", invalid="ignore"):
             around = np.array([c for c in self.constants if abs(c) <= largest], np.float64).astype(dtype)
             up, down = (np.nextafter(around, dtype.type(end)) for end in (np.inf, -np.inf))
-            found = np.concatenate([np.array(fixed), around, up, down, around + 1.0, around - 1.0])
-        both = np.concatenate([found, -found]).astype(np.float64)
+            numbers = np.concatenate([np.array(fixed), around, up, down, around + 1.0, around - 1.0])
+        both = np.concatenate([numbers, -numbers]).astype(np.float64)
         least = self.ends(dtype)[0]
         kept = np.isfinite(both) & (np.abs(both) <= largest) & ((np.abs(both) >= least) | (both == 0))
         return both[kept]
@@ -200,18 +200,18 @@ class Drawing:
             least, most = (np.asarray(b).astype(np.int64) for b in self.bounds[var])
             anywhere = rng.integers(least, most, shape, endpoint=True)
             ends = [] if kind != "special" or least.ndim or most.ndim else [int(least), int(most)]
-            known = np.array([*ends, *(self.rows.get(var, ()) if kind != "normal" else ())], np.int64)
-            known = np.clip(known, least, most) if known.size else known
+            special = np.array([*ends, *(self.rows.get(var, ()) if kind != "normal" else ())], np.int64)
+            special = np.clip(special, least, most) if special.size else special
             hit = rng.random(shape) < 0.5
-            return np.where(hit, rng.choice(known, shape), anywhere) if known.size else np.asarray(anywhere)
+            return np.where(hit, rng.choice(special, shape), anywhere) if special.size else np.asarray(anywhere)
         near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
-        known = np.array([0, 1, -1, low, high, *near], np.int64)
-        known = known[(known >= low) & (known <= high)]
+        special = np.array([0, 1, -1, low, high, *near], np.int64)
+        special = special[(special >= low) & (special <= high)]
         few: Array = rng.integers(max(low, -8), 9, shape)
         if kind in ("large", "largest"):
             return rng.integers(low, high, shape, endpoint=True)
         if kind == "special":
-            return np.where(rng.random(shape) < 0.7, rng.choice(known, shape), few)
+            return np.where(rng.random(shape) < 0.7, rng.choice(special, shape), few)
         if kind == "ties":
             held = np.array([n for n in BEYOND_FLOATS if low <= n <= high], np.int64)
             return np.where(rng.random(shape) < 0.9, rng.choice(held, shape), few) if held.size else few
@@ -249,34 +249,34 @@ def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high:
     return np.asarray(rng.random(shape, np.float32) * np.float32(high - low) + np.float32(low))
 
 
-def _some(rng: np.random.Generator, values: Array, share: float, known: Array) -> Array:
+def _some(rng: np.random.Generator, values: Array, share: float, choices: Array) -> Array:
     """Values of which a share, at least one, is drawn from what is known."""
     hit = np.asarray(rng.random(values.shape, np.float32) < share)
     if hit.size and not hit.any():
         hit.flat[rng.integers(hit.size)] = True
     values = values.copy()
-    values[hit] = each(rng, known.astype(np.float32), (int(hit.sum()),))
+    values[hit] = each(rng, choices.astype(np.float32), (int(hit.sum()),))
     return values
 
 
-def each(rng: np.random.Generator, known: Array, shape: tuple[int, ...]) -> Array:
+def each(rng: np.random.Generator, numbers: Array, shape: tuple[int, ...]) -> Array:
     """Known numbers in any order: each of them, where there is room for all."""
-    return np.resize(rng.permutation(known), math.prod(shape)).reshape(shape)
+    return np.resize(rng.permutation(numbers), math.prod(shape)).reshape(shape)
 
 
 def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
     """The distinct finite numbers in the small constants that some ops read."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for op in ops:
-        found.update(IMPLIED.get(op.op_type, ()))
+        numbers.update(IMPLIED.get(op.op_type, ()))
         for var in reads(op):
             value = constant(var)
             if value is None or isinstance(value, str):
                 continue
             array = np.asarray(value)
             if array.dtype.kind in "fiu" and array.size <= SMALL_CONSTANT:
-                found.update(float(v) for v in array.ravel() if np.isfinite(v))
-    return tuple(sorted(found))
+                numbers.update(float(v) for v in array.ravel() if np.isfinite(v))
+    return tuple(sorted(numbers))
 
 
 def address_bounds(
@@ -310,11 +310,11 @@ def address_bounds(
                     from_end.append(False)
                 else:
                     reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
-        known = [n for n in rows if n is not None]
-        if known:
+        counts = [n for n in rows if n is not None]
+        if counts:
             low, high = interval(var)
-            top = max(min(min(known) - 1.0, high), 0.0)
-            least = -float(min(known)) if from_end and all(from_end) else 0.0
+            top = max(min(min(counts) - 1.0, high), 0.0)
+            least = -float(min(counts)) if from_end and all(from_end) else 0.0
             bounds[var] = (max(least, low), top)
     return bounds
 
@@ -328,27 +328,27 @@ def rows_apart(old: Var, old_ops: Sequence[Operation], new: Var, new_ops: Sequen
         new: the same index on the new side.
         new_ops: the ops of the new side, in order.
     """
-    found: dict[int, None] = {}
+    rows: dict[int, None] = {}
     for one in _tables(old, old_ops):
         for other in _tables(new, new_ops):
             if one is not other and one.shape == other.shape:
                 apart = (one != other).reshape(len(one), -1).any(-1)
-                found.update(dict.fromkeys(np.flatnonzero(apart)[-FEW_ROWS:].tolist()))
-    return list(found)
+                rows.update(dict.fromkeys(np.flatnonzero(apart)[-FEW_ROWS:].tolist()))
+    return list(rows)
 
 
 def _tables(index: Var, ops: Sequence[Operation]) -> list[Array]:
     """The constant tables that a value indexes, with their rows first."""
-    reached, found = {index}, []
+    reached, tables = {index}, []
     for op in ops:
         where, table = LOOKUPS.get(op.op_type, ("", ""))
         if where and op.inputs[where] in reached:
             value, axis = constant(op.inputs[table]), constant(op.inputs.get("axis"))
             plain = not op.op_type.endswith("_nd") and np.ndim(value)
-            found += [np.moveaxis(np.asarray(value), int(axis or 0), 0)] if plain else []
+            tables += [np.moveaxis(np.asarray(value), int(axis or 0), 0)] if plain else []
         elif any(_among(value, reached) for value in op.inputs.values()):
             reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
-    return found
+    return tables
 
 
 def _among(value: Any, reached: set[Var]) -> bool:

@@ -196,13 +196,13 @@ def _values(
 
 
 def _constants(function: Function, sizes: set[int]) -> dict[str, Array]:
-    found: dict[str, Array] = {}
+    arrays: dict[str, Array] = {}
     for op in function.operations:
         for var in op.outputs if op.op_type == "const" else ():
             value = _number(var)
             if value is not None and value.size in sizes:
-                found[var.name] = value
-    return found
+                arrays[var.name] = value
+    return arrays
 
 
 def _number(var: Var) -> Array | None:
@@ -312,9 +312,9 @@ class _Values:
             if best is not None and bound < best.psnr:
                 break
             for order in _orders(self.arrays[name], wanted):
-                found = _psnr(wanted, self.arrays[name], order)
-                if best is None or found > best.psnr:
-                    best = _Near(name, order, found)
+                psnr = _psnr(wanted, self.arrays[name], order)
+                if best is None or psnr > best.psnr:
+                    best = _Near(name, order, psnr)
         return best
 
     def _bounds(self, wanted: Array) -> Iterator[tuple[float, str]]:
@@ -388,13 +388,13 @@ def _shown(later: torch.Tensor, earlier: torch.Tensor, wrong: float) -> float:
 
 def _epsilons(program: Program) -> list[float]:
     """The numbers that guard divisions in a program: epsilons of norms, and what is added to a value."""
-    found = []
+    epsilons = []
     for op in walk_ops(program):
         operand = op.inputs.get("epsilon") or (op.inputs.get("y") if op.op_type == "add" else None)
         value = constant(operand) if operand is not None else None
         if value is not None and np.size(value) == 1 and 0 < float(np.asarray(value).item()) < LARGEST_EPSILON:
-            found.append(float(np.asarray(value).item()))
-    return sorted(set(found))
+            epsilons.append(float(np.asarray(value).item()))
+    return sorted(set(epsilons))
 
 
 def _chain(path: str, called: Collection[str]) -> tuple[str, ...]:
@@ -406,9 +406,9 @@ def _chain(path: str, called: Collection[str]) -> tuple[str, ...]:
 
 def _scoped(function: Function) -> dict[tuple[str, ...], list[str]]:
     """Scope -> the values that came of it, in file order; only programs in memory keep scopes."""
-    found: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    by_scope: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for op in function.operations:
         names = {source.name: names for source, names in op.scopes.items()}.get("TORCHSCRIPT_MODULE_NAME", ())
         if op.op_type != "const" and len(names) > 1:  # the last one is that of the value
-            found[tuple(names[:-1])] += [var.name for var in op.outputs]
-    return found
+            by_scope[tuple(names[:-1])] += [var.name for var in op.outputs]
+    return by_scope

@@ -40,9 +40,9 @@ the 16 million scores of 4,096 keys took longer than the comparison."""
 
 def targets(ops: Iterable[Operation]) -> tuple[float, ...]:
     """The distinct finite constants that ops may decide by: numbers they compute with, not places or sizes."""
-    found: set[float] = set()
+    numbers: set[float] = set()
     for op in ops:
-        found.update(IMPLIED.get(op.op_type, ()))
+        numbers.update(IMPLIED.get(op.op_type, ()))
         for _, var in operands(op):
             value = constant(var)
             if value is None or isinstance(value, str):
@@ -50,8 +50,8 @@ def targets(ops: Iterable[Operation]) -> tuple[float, ...]:
             array = np.asarray(value)
             counts = array.dtype.kind == "f" or (op.op_type in POINTWISE and array.dtype.kind in "iu")
             if counts and array.size <= (SMALL_CONSTANT if op.op_type in DECIDING else 1):
-                found.update(float(v) for v in array.ravel() if np.isfinite(v))
-    return tuple(sorted(found))
+                numbers.update(float(v) for v in array.ravel() if np.isfinite(v))
+    return tuple(sorted(numbers))
 
 
 def aimed(
@@ -118,10 +118,12 @@ def _around(var: Var, band: Sequence[float], constants: set[float], drawing: Dra
         here = np.array(band, np.float64).astype(dtype)
         own = here[[n in constants or n == 0 for n in band]]
         beside = [np.nextafter(own, dtype.type(end)) for end in (np.inf, -np.inf)]
-    found = np.unique(np.concatenate([here, *beside]).astype(np.float64))
-    found = np.concatenate([found, -found])
+    numbers = np.unique(np.concatenate([here, *beside]).astype(np.float64))
+    numbers = np.concatenate([numbers, -numbers])
     least, most = drawing.ends(dtype)
-    return found[np.isfinite(found) & (np.abs(found) <= most) & ((np.abs(found) >= least) | (found == 0))]
+    return numbers[
+        np.isfinite(numbers) & (np.abs(numbers) <= most) & ((np.abs(numbers) >= least) | (numbers == 0))
+    ]
 
 
 def _filled(
@@ -141,8 +143,8 @@ def _combined(constants: Sequence[float]) -> list[float]:
     """What two constants make by one operation: where x + 1 is compared with 6, 5 counts."""
     if len(constants) > COMBINED:
         return []
-    made = {n for a, b in product(constants, repeat=2) for n in (a + b, a - b, a * b, a / b if b else a)}
-    return sorted(n for n in made if math.isfinite(n))
+    numbers = {n for a, b in product(constants, repeat=2) for n in (a + b, a - b, a * b, a / b if b else a)}
+    return sorted(n for n in numbers if math.isfinite(n))
 
 
 def crossed(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], at: int) -> dict[Var, Array]:
@@ -155,11 +157,11 @@ def crossed(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array]
         at: where the pattern begins; the number of places that earlier rounds had.
     """
     floats = [v for v in drawn if _is_free(v, drawing) and np_dtype(v).kind == "f"]
-    found = {}
+    values = {}
     for i, var in enumerate(floats if len(floats) > 1 else []):
         turn = (np.arange(at, at + _count(var)) // len(NONFINITE) ** (i % MOST_CROSSED)) % len(NONFINITE)
         other = np.array(NONFINITE, np.float32)[turn].reshape(drawn_shape(var))
-        found[var] = drawing.bounded(
+        values[var] = drawing.bounded(
             var, np.where(turn.reshape(other.shape) == 0, numbers[var], other), np_dtype(var)
         )
-    return found
+    return values

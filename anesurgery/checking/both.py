@@ -26,16 +26,16 @@ def site_of(
 ) -> Site:
     """The site of an edit: see `checking.site.check_site`."""
     new_ops = [*_decoding(new_ops), *new_ops]  # compressed weights are constants, and no numbers to be drawn
-    made = {v for op in new_ops for v in op.outputs}
-    outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in made)
-    outside |= dict.fromkeys(new for _, new in replaced if new not in made)
+    inside = {v for op in new_ops for v in op.outputs}
+    outside = dict.fromkeys(v for op in new_ops for v in reads(op) if v not in inside)
+    outside |= dict.fromkeys(new for _, new in replaced if new not in inside)
     boundary = [v for v in outside if v.op is None or v.op.op_type != "const"]
-    known = {v for op in matched for v in op.outputs}
-    stop = set(boundary) - known
+    matched_values = {v for op in matched for v in op.outputs}
+    stop = set(boundary) - matched_values
     if stop != set(boundary):
-        edge = {v for op in matched for v in reads(op)} - known
+        edge = {v for op in matched for v in reads(op)} - matched_values
         stop = stop | edge if stop <= edge else stop
-    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in known], stop)
+    old_ops = slice_back([old for old, _ in replaced] + [v for v in boundary if v in matched_values], stop)
     inner = {v for op in old_ops for v in op.outputs}
     inputs = dict.fromkeys([*boundary, *(v for op in old_ops for v in reads(op) if v not in inner)])
     # What the new side reads from inside the old side is computed, so it must not be drawn.

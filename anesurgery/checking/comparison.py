@@ -47,8 +47,8 @@ class Comparison(Drawn):
     @property
     def psnr(self) -> float:
         """The PSNR of the worst output; NaN where nothing was measured of one."""
-        found = [o.psnr for o in self.outputs]
-        return math.nan if any(map(math.isnan, found)) else min(found, default=math.inf)
+        decibels = [o.psnr for o in self.outputs]
+        return math.nan if any(map(math.isnan, decibels)) else min(decibels, default=math.inf)
 
     @property
     def ok(self) -> bool:
@@ -162,11 +162,11 @@ def compare(
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     inputs, old = _reference(first, second, inputs, contract, function, seed, precision, assume)
     expected = adapt_outputs(contract, old, inputs)
-    found = _candidate(second, adapt_inputs(contract, inputs), call, precision, function)
-    rows = _rows(expected, found, last)
+    outputs = _candidate(second, adapt_inputs(contract, inputs), call, precision, function)
+    rows = _rows(expected, outputs, last)
     if any(row.undefined for row in rows):
         exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
-        rows = _rows(expected, found, last, adapt_outputs(contract, exact, inputs))
+        rows = _rows(expected, outputs, last, adapt_outputs(contract, exact, inputs))
     chosen = logits_of(function_of(second.program, function))
     rows = tuple(replace(row, logits=row.name in chosen) for row in rows)
     words = tuple(change.words for change in contract)
@@ -230,8 +230,8 @@ def _reference(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The inputs, sampled where none are given, and what the first model makes of them."""
     if inputs is not None:
-        given = bound(first, inputs, function)
-        return given, run(first.program, given, precision=precision, function=function)
+        values = bound(first, inputs, function)
+        return values, run(first.program, values, precision=precision, function=function)
     call = call_of(contract)
     shapes = _fixed(first, second, function if call is None else None)
     if call is None and not contract:
@@ -265,8 +265,8 @@ def _sampled(
     if (defined := _defined(outputs)) == 1:
         return inputs, outputs
     positive = {n: np.abs(v) if np.asarray(v).dtype.kind == "f" else v for n, v in inputs.items()}
-    found = run(model.program, positive, precision=precision, function=function)
-    return (positive, found) if _defined(found) > defined else (inputs, outputs)
+    again = run(model.program, positive, precision=precision, function=function)
+    return (positive, again) if _defined(again) > defined else (inputs, outputs)
 
 
 def _defined(outputs: Mapping[str, Any]) -> float:
@@ -366,15 +366,15 @@ def _compare_pipelines(
     """The comparison of what two pipelines, or a pipeline and a model, give in the end."""
     first, call = Predictor(a, precision=precision, fuse=False), call_of(contract)
     values = first.sample(seed) if inputs is None else inputs
-    expected, given = adapt_outputs(contract, first(values), values), adapt_inputs(contract, values)
+    expected, adapted = adapt_outputs(contract, first(values), values), adapt_inputs(contract, values)
     if call is not None:
-        found = dict(call(b, given, precision))
+        outputs = dict(call(b, adapted, precision))
     else:
-        found = Predictor(b, precision=precision, fuse=False)(given)
-    rows = _rows(expected, found, last)
+        outputs = Predictor(b, precision=precision, fuse=False)(adapted)
+    rows = _rows(expected, outputs, last)
     if any(row.undefined for row in rows):
         exact = Predictor(a, precision=Double(), fuse=False)(values)  # type: ignore[arg-type]
-        rows = _rows(expected, found, last, adapt_outputs(contract, exact, values))
+        rows = _rows(expected, outputs, last, adapt_outputs(contract, exact, values))
     return Comparison(rows, precision, gate, None, tuple(change.words for change in contract))
 
 
@@ -387,33 +387,33 @@ def _prove_pipelines(
 
     first, second = (Predictor(model, fuse=False) for model in (a, b))
     values = dict(first.sample(seed) if inputs is None else inputs)
-    given = bind(first.inputs, values) if first.inputs else values
+    bound_values = bind(first.inputs, values) if first.inputs else values
     old, new = (function_of(join(p.parts, p.outputs), None) for p in (first, second))
-    return prove_models(old, new, given, gate=gate, seed=seed, last=last)
+    return prove_models(old, new, bound_values, gate=gate, seed=seed, last=last)
 
 
 def _rows(
-    expected: Mapping[str, Any], found: Mapping[str, Any], last: bool, exact: Mapping[str, Any] | None = None
+    expected: Mapping[str, Any], outputs: Mapping[str, Any], last: bool, exact: Mapping[str, Any] | None = None
 ) -> tuple[OutputComparison, ...]:
     """The measures of each output.
 
     Args:
         expected: the outputs of the reference.
-        found: those of the candidate.
+        outputs: those of the candidate.
         last: may the last position of several be compared?
         exact: those of the reference in fp64, which show the infinities that are meant.
 
     Raises:
         InterfaceError: the outputs are others, or of other shapes.
     """
-    if set(expected) != set(found):
+    if set(expected) != set(outputs):
         raise InterfaceError(
-            f"the outputs {sorted(expected)} became {sorted(found)}; compare models of the same interface, "
+            f"the outputs {sorted(expected)} became {sorted(outputs)}; compare models of the same interface, "
             "or pass the contract of the surgery"
         )
     rows = []
     for name, old in expected.items():
-        x, y = _positions(name, *_numbers(old, found[name]), last)
+        x, y = _positions(name, *_numbers(old, outputs[name]), last)
         meant = None if exact is None else np.asarray(exact[name])
         if meant is not None and meant.shape != x.shape:
             meant = _positions(name, meant, y, last)[0]

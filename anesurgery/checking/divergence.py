@@ -96,8 +96,8 @@ def first_divergence(
 
 def _arrays(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, Array]]:
     """The tensors that an op made; floats as fp32."""
-    made = ((v, x.detach().cpu()) for v, x in zip(op.outputs, outputs, strict=True) if hasattr(x, "detach"))
-    return [(v, (x.float() if x.is_floating_point() else x).numpy()) for v, x in made]
+    tensors = ((v, x.detach().cpu()) for v, x in zip(op.outputs, outputs, strict=True) if hasattr(x, "detach"))
+    return [(v, (x.float() if x.is_floating_point() else x).numpy()) for v, x in tensors]
 
 
 class _Keep(Listener):

@@ -52,13 +52,13 @@ def values_of(var: Var, drawing: Drawing) -> range | None:
 def combinations(drawn: Sequence[Var], drawing: Drawing, ops: Sequence[Operation]) -> Iterator[Numbers] | None:
     """All values of what a site reads; None where these are too many, or not known."""
     choices = [values_of(var, drawing) for var in drawn]
-    known = [c for c in choices if c is not None]
-    if not drawn or len(known) < len(drawn):
+    countable = [c for c in choices if c is not None]
+    if not drawn or len(countable) < len(drawn):
         return None
     if any(any_symbolic(v.shape or ()) for v in drawn) or any(map(_partly_drawn, ops)):
         return None
     sizes = [math.prod(drawn_shape(var)) for var in drawn]
-    elements = [c for c, size in zip(known, sizes, strict=True) for _ in range(size)]
+    elements = [c for c, size in zip(countable, sizes, strict=True) for _ in range(size)]
     total = math.prod(map(len, elements)) if len(elements) <= WHOLE else math.inf
     return _each(drawn, elements, int(total)) if total <= WHOLE else None
 
@@ -155,19 +155,19 @@ def _meet(sides: BothSides, numbers: Numbers, worst: Difference, promise: Promis
 
 def _span(var: Var, drawing: Drawing, rng: np.random.Generator) -> range:
     """The integers from the least to the largest that are drawn for a value; none where these are unknown."""
-    known = (drawing.bounds or {}).get(var)
-    given = [drawing.sample(var, rng) for _ in range(DRAWS)]
-    if all(g is None for g in given):
-        return range(0) if known is None or np.ndim(known[1]) else range(int(known[0]), int(known[1]) + 1)
-    found = np.stack([np.asarray(g) for g in given])
-    if found.size == 0 or found.dtype.kind not in "iu":
+    bounds = (drawing.bounds or {}).get(var)
+    samples = [drawing.sample(var, rng) for _ in range(DRAWS)]
+    if all(g is None for g in samples):
+        return range(0) if bounds is None or np.ndim(bounds[1]) else range(int(bounds[0]), int(bounds[1]) + 1)
+    drawn = np.stack([np.asarray(g) for g in samples])
+    if drawn.size == 0 or drawn.dtype.kind not in "iu":
         return range(0)
-    spans = found.max(0).astype(np.int64) - found.min(0)
-    low, high = int(found.min()), int(found.max())
+    spans = drawn.max(0).astype(np.int64) - drawn.min(0)
+    low, high = int(drawn.min()), int(drawn.max())
     if 2 * int(spans.min()) < high - low or low == high:
         return range(0)  # each has a range of its own, or they belong to another value
-    least, most = (low, high) if known is None or np.ndim(known[1]) else (int(known[0]), int(known[1]))
-    if min(float((found == end).mean()) for end in (low, high)) > ENDS:
+    least, most = (low, high) if bounds is None or np.ndim(bounds[1]) else (int(bounds[0]), int(bounds[1]))
+    if min(float((drawn == end).mean()) for end in (low, high)) > ENDS:
         return range(low, high + 1)  # its ends come again and again: it is a range that somebody promises
     if least <= low and high <= most and 2 * (high - low) >= most - least:
         low, high = least, most  # drawn from all that may be asked for

@@ -116,8 +116,8 @@ class SiteCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        found = {**vars(self), "grade": self.grade.words}
-        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+        plain = {**vars(self), "grade": self.grade.words}
+        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
 
     @property
     def preconditions(self) -> str:
@@ -162,14 +162,14 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
         by_grade.setdefault(check.grade, []).append(check)
     said = []
     for grade in sorted(by_grade, reverse=True):
-        found = by_grade[grade]
-        words = f"{len(found)} {grade.words}"
+        reached = by_grade[grade]
+        words = f"{len(reached)} {grade.words}"
         if grade is Grade.NUMBERS:
-            least = min(c.values for c in found)
-            words += f" on {'at least ' if any(c.values != least for c in found) else ''}{least} numbers"
-            words += " each" if len(found) > 1 else ""
+            least = min(c.values for c in reached)
+            words += f" on {'at least ' if any(c.values != least for c in reached) else ''}{least} numbers"
+            words += " each" if len(reached) > 1 else ""
         said.append(words)
-    every = [check for found in by_grade.values() for check in found]
+    every = [check for reached in by_grade.values() for check in reached]
     return ", ".join(said + (_fine_print(every) if fine else []))
 
 

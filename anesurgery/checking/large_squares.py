@@ -24,12 +24,12 @@ def large_squares(program: Program, seed: int = 0) -> dict[str, float]:
     Norms whose squares intervals bound are not looked at. Nothing is run where there is no other, where the
     model stores more than `MOST_NUMBERS`, or where it cannot be run on sampled inputs.
     """
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for name, function in program.functions.items():
         squares = {square for op in walk_ops(function) if (square := _square(op)) is not None}
         if squares and _stored(function) <= MOST_NUMBERS:
-            found |= _seen(program, name, squares, seed)
-    return {name: value for name, value in found.items() if not value < LARGEST / MARGIN}
+            largest |= _seen(program, name, squares, seed)
+    return {name: value for name, value in largest.items() if not value < LARGEST / MARGIN}
 
 
 def _square(op: Operation) -> Var | None:

@@ -55,13 +55,13 @@ def other_lengths(inputs: Iterable[Var], ops: Iterable[Operation] = ()) -> list[
     if not symbols:
         return []
     apart = dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
-    found: list[Lengths] = [apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
+    lengths: list[Lengths] = [apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
     if (limit := _limit(ops)) >= LONG:
         beyond = dict.fromkeys(symbols, limit + 1)
         with with_lengths(beyond):
             affordable = sum(math.prod(drawn_shape(v)) for v in inputs) <= MOST_BEYOND
-        found += [beyond] if affordable else []
-    return found
+        lengths += [beyond] if affordable else []
+    return lengths
 
 
 def _limit(ops: Iterable[Operation]) -> int:
@@ -76,9 +76,9 @@ def length_of(dimension: Any) -> int:
     """A dimension, or what a symbolic one stands for: 2 s + 1 follows from s."""
     if not is_symbolic(dimension):
         return int(dimension)
-    known = _lengths.get()
-    made = dimension.subs({s: known.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
-    return max(1, int(made))
+    lengths = _lengths.get()
+    size = dimension.subs({s: lengths.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
+    return max(1, int(size))
 
 
 def drawn_shape(var: Var) -> tuple[int, ...]:

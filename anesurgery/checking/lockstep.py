@@ -90,13 +90,13 @@ class _Lockstep:
                 value.names, value.serial = twin.names, twin.serial
         return first, second
 
-    def _values(self, function: Function, given: Mapping[str, Array], side: str) -> dict[Var, Value]:
-        made = {}
-        for var, held in bind(function, given, None).items():
+    def _values(self, function: Function, inputs: Mapping[str, Array], side: str) -> dict[Var, Value]:
+        values = {}
+        for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
             generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
-            made[var] = Value(var, numbers, field.random(numbers.shape, generator))
-        return made
+            values[var] = Value(var, numbers, field.random(numbers.shape, generator))
+        return values
 
     def proof(self) -> ModelProof:
         """Run both to the end, and compare the outputs."""
@@ -124,38 +124,40 @@ class _Lockstep:
         for other in others:
             if other is not None:
                 self.a.reach(other)  # before the op runs: what both compute is computed once
-        made = self.b.step()
-        for b, other in zip(made, others, strict=True):
+        values = self.b.step()
+        for b, other in zip(values, others, strict=True):
             if other is None:
                 continue
             a = self.a.reach(other)
-            found = None if a is None else match(a, b, self.names, self.gate)
-            self._remember(op, found, other)
+            matched = None if a is None else match(a, b, self.names, self.gate)
+            self._remember(op, matched, other)
             self.uses[other] -= 1
             self.b.release(b.var)
             if not self.uses[other]:
                 self.a.release(other)
 
-    def _remember(self, op: Operation, found: Match | None, other: Var) -> None:
+    def _remember(self, op: Operation, matched: Match | None, other: Var) -> None:
         """The weakest match of an op's values."""
-        known = self.found.get(op)
-        weaker = known is None or (known[0] is not None and (found is None or found.grade < known[0].grade))
+        before = self.found.get(op)
+        weaker = before is None or (
+            before[0] is not None and (matched is None or matched.grade < before[0].grade)
+        )
         if weaker:
-            self.found[op] = (found, other.op)
+            self.found[op] = (matched, other.op)
 
     def _outputs(self) -> dict[str, tuple[Value, bool]]:
         """Each output and state of the second program, and whether it is that of the first."""
         adapted = Adapted(self.contract, {v.name: self.a.there(v) for v in self.old.outputs}, self.inputs)
-        made = {}
+        outputs = {}
         for var in self.new.outputs:
             b = self.b.there(var)
             a, move = adapted.expected(var.name)
-            made[var.name] = (b, a is not None and self._same(a, b, move))
+            outputs[var.name] = (b, a is not None and self._same(a, b, move))
         states = {v.name: value for v, value in self.a.states.items()}
         for var, b in self.b.states.items():
             a = states.get(var.name)
-            made[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
-        return made
+            outputs[f"state {var.name}"] = (b, a is not None and self._same(a, b, still))
+        return outputs
 
     def _same(self, a: Value, b: Value, move: Move) -> bool:
         if self.last and move is still:
@@ -166,8 +168,8 @@ class _Lockstep:
         """Ops of the second program by grade."""
         said = Counter[str]()
         for op in self.b.ops:
-            found, _ = self.found.get(op, (None, None))
-            said["without a counterpart" if found is None else found.grade.words] += 1
+            weakest, _ = self.found.get(op, (None, None))
+            said["without a counterpart" if weakest is None else weakest.grade.words] += 1
         order = [*(g.words for g in sorted(Grade, reverse=True)), "without a counterpart"]
         return {what: said[what] for what in order if said[what]}
 
@@ -177,14 +179,14 @@ class _Lockstep:
         tried = {op for op in lost_ops if op in self.found} or lost_ops
         seams, downstream = [], set[Operation]()
         for op in self.b.ops:
-            found, other = self.found.get(op, (None, None))
+            weakest, other = self.found.get(op, (None, None))
             if any(v.op in downstream for v in reads(op)):
                 downstream |= {op} & lost_ops
-            elif found is None and op in tried:
+            elif weakest is None and op in tried:
                 downstream.add(op)
                 seams.append(Seam(_line(op), _line(other), "not matched"))
-            elif found is not None and found.grade < Grade.PROVED:
-                seams.append(Seam(_line(op), _line(other), found.grade.words, found.note))
+            elif weakest is not None and weakest.grade < Grade.PROVED:
+                seams.append(Seam(_line(op), _line(other), weakest.grade.words, weakest.note))
         return tuple(seams)
 
 
@@ -203,28 +205,28 @@ def paired(old: Function, new: Function) -> dict[Var, Var]:
     """
     named = PAIRINGS["name"](old, new)
     values = [v for op in new.operations if op.op_type != "const" for v in op.outputs]
-    found = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
+    pairs = {} if len(named) >= FEW * len(values) else PAIRINGS["position"](old, new)
     outputs = {v.name: v for v in old.outputs}
-    found |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
-    _by_operands(old, new, found)
-    plain = {v: w for v, w in found.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
+    pairs |= named | {v: outputs[v.name] for v in new.outputs if v.name in outputs}
+    _by_operands(old, new, pairs)
+    plain = {v: w for v, w in pairs.items() if not any(x.op is None or is_weight(x.op) for x in (v, w))}
     return {v: w for v, w in plain.items() if np_dtype(v).kind == np_dtype(w).kind}
 
 
-def _by_operands(old: Function, new: Function, found: dict[Var, Var]) -> None:
+def _by_operands(old: Function, new: Function, pairs: dict[Var, Var]) -> None:
     """Pair what ops of one type make of paired operands."""
-    found |= {v: old.inputs[name] for name, v in new.inputs.items() if name in old.inputs}
-    known: dict[Any, list[Operation]] = {}
-    taken = {v.op for v in found.values()}
+    pairs |= {v: old.inputs[name] for name, v in new.inputs.items() if name in old.inputs}
+    by_form: dict[Any, list[Operation]] = {}
+    taken = {v.op for v in pairs.values()}
     for op in reversed(old.operations):
         if op not in taken:
-            known.setdefault((op.op_type, tuple(_dynamic(op))), []).append(op)
+            by_form.setdefault((op.op_type, tuple(_dynamic(op))), []).append(op)
     for op in new.operations:
         read = _dynamic(op)
-        if any(v in found for v in op.outputs) or not all(v in found for v in read):
+        if any(v in pairs for v in op.outputs) or not all(v in pairs for v in read):
             continue
-        if read and (twins := known.get((op.op_type, tuple(found[v] for v in read)))):
-            found |= zip(op.outputs, twins.pop().outputs, strict=False)
+        if read and (twins := by_form.get((op.op_type, tuple(pairs[v] for v in read)))):
+            pairs |= zip(op.outputs, twins.pop().outputs, strict=False)
 
 
 def _dynamic(op: Operation) -> list[Var]:
@@ -239,14 +241,14 @@ def _alike(a: Value, b: Value) -> bool:
 
 def _unmatched(value: Value) -> set[Operation]:
     """The ops upstream of a value that have no counterpart, up to values that have one."""
-    found: set[Operation] = set()
+    lost: set[Operation] = set()
     stack = [value]
     while stack:
         here = stack.pop()
-        if here.op is not None and here.op not in found:
-            found.add(here.op)
+        if here.op is not None and here.op not in lost:
+            lost.add(here.op)
             stack += here.operands
-    return found
+    return lost
 
 
 def _line(op: Operation | None) -> str:

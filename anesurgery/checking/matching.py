@@ -149,7 +149,7 @@ def compared(a: torch.Tensor, b: torch.Tensor) -> int:
     return a.numel() - int(((a != a) & (b != b)).sum())
 
 
-def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:
+def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
     """From here on both are known by the same names."""
     if a.names is None:
         generator = torch.Generator().manual_seed(a.serial)
@@ -157,12 +157,12 @@ def _settle(a: Value, b: Value, move: Move, found: Match) -> Match:
     x, numbers = a.names, move(a.numbers)
     b.names = x.map(move) if isinstance(x, Image) else move(x)
     b.reason = a.reason = ""
-    b.numbers, b.grade = numbers, min(b.grade, found.grade)
+    b.numbers, b.grade = numbers, min(b.grade, matched.grade)
     if move is still:
         b.serial, b.names = a.serial, x
     a.forget()
     b.forget()
-    return found
+    return matched
 
 
 def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.Tensor | None) -> int | NoProof:
@@ -180,12 +180,12 @@ def _agree(a: Value, b: Value, move: Move, arithmetic: Algebraic, shared: torch.
 
 def _over_field(value: Value, arithmetic: Algebraic, shared: torch.Tensor | None) -> Image:
     """A value over the field, where the names of values that are known, and those given, are variables."""
-    made, edges = upstream(value)
+    makers, edges = upstream(value)
     bound: dict[Var, Any] = {v.var: _variables(v, arithmetic) for v in edges}
-    for op, values in made.items():
-        found = Evaluator([*constants_of_ops([op]), op], list(values), arithmetic)(bound)
-        for (var, known), image in zip(values.items(), found, strict=True):
-            bound[var] = image if shared is None or known is value else _known(known, image, arithmetic, shared)
+    for op, values in makers.items():
+        images = Evaluator([*constants_of_ops([op]), op], list(values), arithmetic)(bound)
+        for (var, held), image in zip(values.items(), images, strict=True):
+            bound[var] = image if shared is None or held is value else _known(held, image, arithmetic, shared)
     return arithmetic.image(bound[value.var])
 
 
@@ -204,8 +204,8 @@ def _shared(a: Value, b: Value) -> torch.Tensor:
     """The names that occur on both sides since the last values that are known."""
     sides = []
     for value in (a, b):
-        made, edges = upstream(value)
-        inner = [v for values in made.values() for v in values.values() if v is not value]
+        makers, edges = upstream(value)
+        inner = [v for values in makers.values() for v in values.values() if v is not value]
         keys = [_key_of(v.names).reshape(-1) for v in (*inner, *edges) if isinstance(v.names, Image)]
         sides.append(torch.unique(torch.cat(keys)) if keys else torch.zeros(0, dtype=torch.int64))
     return sides[0][torch.isin(sides[0], sides[1])]

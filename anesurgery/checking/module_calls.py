@@ -100,10 +100,12 @@ def _watched(module: torch.nn.Module, calls: list[Call]) -> Iterator[None]:
     counts: dict[str, int] = defaultdict(int)
 
     def note(name: str) -> Any:
-        def hook(part: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        def hook(
+            part: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any
+        ) -> None:
             counts[name] += 1
             again = f"#{counts[name]}" if counts[name] > 1 else ""
-            read = tuple(v for v in (*given, *named.values()) if isinstance(v, torch.Tensor))
+            read = tuple(v for v in (*positional, *named.values()) if isinstance(v, torch.Tensor))
             if (tensor := tensor_of(output)) is not None:
                 kind = type(part).__name__
                 calls.append(Call(f"{name}{again}", kind, tensor, numbers(tensor), read, *_guard(part, read)))
@@ -151,7 +153,7 @@ def tensor_of(output: Any) -> torch.Tensor | None:
     parts = (
         output.values() if isinstance(output, Mapping) else output if isinstance(output, (list, tuple)) else ()
     )
-    return next((found for part in parts if (found := tensor_of(part)) is not None), None)
+    return next((tensor for part in parts if (tensor := tensor_of(part)) is not None), None)
 
 
 def _of_program(program: ExportedProgram, values: Mapping[str, torch.Tensor], half: bool) -> list[Call]:
@@ -160,12 +162,12 @@ def _of_program(program: ExportedProgram, values: Mapping[str, torch.Tensor], ha
     entries = [node for node in graph.graph.nodes if node.op == "placeholder"]
     names = [node.name for node in entries]
     by_name = set(values) == set(names)
-    given = [values[n] for n in names] if by_name else list(values.values())
+    inputs = [values[n] for n in names] if by_name else list(values.values())
     runner = _Runner(graph, half)
     with torch.enable_grad(), _said(values):
-        if len(given) != len(names):
+        if len(inputs) != len(names):
             raise SurgeryError(f"it takes {', '.join(names)}")
-        runner.run(*given, enable_io_processing=False)
+        runner.run(*inputs, enable_io_processing=False)
     counts: dict[str, int] = defaultdict(int)
     calls = []
     for name, kind, nodes in _scopes(list(graph.graph.nodes)):
@@ -189,12 +191,12 @@ class _Runner(Interpreter):
 
     def run_node(self, n: Node) -> Any:
         """What a node gives."""
-        made = super().run_node(n)
-        if n.op == "get_attr" and isinstance(made, torch.Tensor):
-            made = (_as_half(made) if self._half else made).detach().clone()
-            made.requires_grad_(made.is_floating_point())
-        self.seen[n] = made
-        return made
+        result = super().run_node(n)
+        if n.op == "get_attr" and isinstance(result, torch.Tensor):
+            result = (_as_half(result) if self._half else result).detach().clone()
+            result.requires_grad_(result.is_floating_point())
+        self.seen[n] = result
+        return result
 
     def guard(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
         """The epsilon of a norm that is one of some nodes, and what comes of another; else None twice."""
@@ -217,13 +219,13 @@ class _Runner(Interpreter):
 
 def _scopes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
     """Name, class and nodes of each call of a submodule, in the order in which the calls end."""
-    found: dict[str, tuple[str, str, list[Node]]] = {}
+    calls: dict[str, tuple[str, str, list[Node]]] = {}
     for node in nodes:
         for key, (name, kind) in (node.meta.get("nn_module_stack") or {}).items():
             if node.op == "call_function":
-                found.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
+                calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
     place = {node: k for k, node in enumerate(nodes)}
-    return sorted(found.values(), key=lambda call: (place[call[2][-1]], -len(call[0])))
+    return sorted(calls.values(), key=lambda call: (place[call[2][-1]], -len(call[0])))
 
 
 def _read(nodes: Sequence[Node]) -> list[Node]:

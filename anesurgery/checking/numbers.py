@@ -94,8 +94,8 @@ class BothSides:
         return self._precision == "fp32"
 
     def _pairs(self, old: Evaluator, new: Evaluator, numbers: Numbers) -> Pairs:
-        found = old(numbers)
-        olds, inner = found[: len(self.replaced)], found[len(self.replaced) :]
+        values = old(numbers)
+        olds, inner = values[: len(self.replaced)], values[len(self.replaced) :]
         news = new({**numbers, **dict(zip(self.carried, inner, strict=True))})
         return list(zip(olds, news, strict=True))
 
@@ -111,8 +111,8 @@ def _to_half(op: Operation) -> bool:
 def _narrowest(ops: Sequence[Operation]) -> int:
     """Bytes of the narrowest floats in which some ops compute."""
     counted = (op for op in ops if op.op_type not in UNCOUNTED and not is_constexpr(op))
-    made = (np_dtype(v) for op in counted for v in op.outputs)
-    return min((dtype.itemsize for dtype in made if dtype.kind == "f"), default=WIDEST)
+    dtypes = (np_dtype(v) for op in counted for v in op.outputs)
+    return min((dtype.itemsize for dtype in dtypes if dtype.kind == "f"), default=WIDEST)
 
 
 class Apart(NamedTuple):
@@ -261,7 +261,7 @@ def rounding(
     share = min(rtol, REASSOCIATED.rtol)
     finer = sides.run_double(numbers)
     draws = sides.spread(numbers, share)
-    found = []
+    relative = []
     for i, (part, exact) in enumerate(zip(parts, _apart(finer, undefined, promise), strict=True)):
         old, none = finer[i][0], undefined[i : i + 1]
         moved = (_apart([(old, draw[i])], none, promise)[0].max_abs for draw in draws)
@@ -270,8 +270,8 @@ def rounding(
         left = FINER * allowed if old.is_floating_point() else 0.0
         if exact.max_abs <= left and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
-        found.append(part)
-    return found
+        relative.append(part)
+    return relative
 
 
 def hidden(
@@ -285,12 +285,14 @@ def hidden(
     rtol = promise.tolerance.rtol
     if rtol > REASSOCIATED.rtol or sum(t.numel() for t in numbers.values()) > FEW_NUMBERS:
         return parts
-    found = [_conspicuous(old, new, none, rtol) for (old, new), none in zip(pairs, undefined, strict=True)]
-    if not any(bool(far.any()) for far, _ in found):
+    differences = [
+        _conspicuous(old, new, none, rtol) for (old, new), none in zip(pairs, undefined, strict=True)
+    ]
+    if not any(bool(far.any()) for far, _ in differences):
         return parts
     finer, draws = sides.run_double(numbers), sides.spread(numbers, rtol)
-    made = []
-    for i, (part, (far, least)) in enumerate(zip(parts, found, strict=True)):
+    conspicuous = []
+    for i, (part, (far, least)) in enumerate(zip(parts, differences, strict=True)):
         old, new = finer[i]
         apart = (old - new).abs()
         flow = torch.stack([(old - draw[i]).abs() for draw in draws]).amax(0)
@@ -298,8 +300,8 @@ def hidden(
         wrong = far & stays & (apart > SLACK * flow) & (apart > least)
         if bool(wrong.any()):
             part = part._replace(max_rel=max(rtol * SLACK, float((rtol * apart / flow)[wrong].max())))
-        made.append(part)
-    return made
+        conspicuous.append(part)
+    return conspicuous
 
 
 def _conspicuous(

@@ -70,36 +70,36 @@ def in_halves(site: Site, drawing: Drawing, seed: int, promise: Promise) -> InHa
     """What only the new side does in fp16; nothing for sites without fp16, or with more numbers than `MOST`."""
     halves = [v for v in site.drawn if np_dtype(v) == np.float16]
     size = sum(math.prod(drawn_shape(v)) for v in site.drawn) + weights([*site.old_ops, *site.new_ops])
-    found, rng = InHalves(), np.random.default_rng(seed)
+    shown, rng = InHalves(), np.random.default_rng(seed)
     if not halves or size > MOST:
-        return found
+        return shown
     sides = _Stored(site)
     for magnitude, ends in TRIED:
-        if found.underflow if magnitude < ORDINARY else math.isfinite(found.overflow):
+        if shown.underflow if magnitude < ORDINARY else math.isfinite(shown.overflow):
             continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
         numbers |= {v: _of_magnitude(v, min(magnitude, promise.magnitude), ends, rng) for v in halves}
         try:
-            found = _more(found, sides, numbers, magnitude, promise)
+            shown = _more(shown, sides, numbers, magnitude, promise)
         except InterpretError:
-            return found
-        if found.off:
-            return found
-    return found
+            return shown
+        if shown.off:
+            return shown
+    return shown
 
 
-def _more(found: InHalves, sides: _Stored, numbers: Numbers, magnitude: float, promise: Promise) -> InHalves:
+def _more(shown: InHalves, sides: _Stored, numbers: Numbers, magnitude: float, promise: Promise) -> InHalves:
     """What one more run shows."""
     pairs = sides.run(numbers)
     if magnitude < ORDINARY:
-        return replace(found, underflow=magnitude * any(_lost(a, b) for a, b in pairs))
+        return replace(shown, underflow=magnitude * any(_lost(a, b) for a, b in pairs))
     if any(_only_new(a, b) for a, b in pairs):
-        return replace(found, overflow=magnitude)
-    if found.loses or not (off := sides.digits_lost(numbers, pairs, promise)):
-        return found
+        return replace(shown, overflow=magnitude)
+    if shown.loses or not (off := sides.digits_lost(numbers, pairs, promise)):
+        return shown
     if magnitude > ORDINARY:
-        return replace(found, loses=magnitude)
-    return replace(found, loses=magnitude, off=off, numbers=numbers, pairs=pairs)
+        return replace(shown, loses=magnitude)
+    return replace(shown, loses=magnitude, off=off, numbers=numbers, pairs=pairs)
 
 
 class _Stored:
@@ -116,9 +116,9 @@ class _Stored:
 
     def run(self, numbers: Numbers) -> Pairs:
         """The pairs (old value, new value)."""
-        made = self._old(numbers)
-        inner = dict(zip(self.site.carried, made[len(self.site.replaced) :], strict=True))
-        return list(zip(made, self._new({**numbers, **inner}), strict=False))
+        values = self._old(numbers)
+        inner = dict(zip(self.site.carried, values[len(self.site.replaced) :], strict=True))
+        return list(zip(values, self._new({**numbers, **inner}), strict=False))
 
     def digits_lost(self, numbers: Numbers, pairs: Pairs, promise: Promise) -> float:
         """The error of the new side, as a share of the largest value, where none of the old one is near it.

@@ -88,9 +88,9 @@ def prove(site: Site, seed: int = 0, *, finite: bool = False) -> Proof | NoProof
     size = weights([*site.old_ops, *site.new_ops])
     if size > MOST_WEIGHTS:
         return NoProof(f"{size} weights are too many")
-    found = prove_bits(site, list(_ways(site, seed, finite)), seed)
-    if found or size <= LARGEST:
-        return found or _algebraic(site, seed)
+    proof = prove_bits(site, list(_ways(site, seed, finite)), seed)
+    if proof or size <= LARGEST:
+        return proof or _algebraic(site, seed)
     return NoProof(f"not equal bit for bit, and {size} weights are too many for the field")
 
 
@@ -114,13 +114,13 @@ def _no_tensors(site: Site) -> NoProof | None:
 
 def prove_bits(site: Site, ways: Sequence[tuple[Bitwise, bool]], seed: int) -> Proof | NoProof:
     """The first proof bit for bit that an arithmetic gives; each comes with whether it knows ranges."""
-    found: Proof | NoProof = NoProof("")
+    proof: Proof | NoProof = NoProof("")
     plain = [arithmetic for arithmetic, ranged in ways if not ranged]
     if _apart(site, plain[-1], seed):  # then by the stricter ones too
         ways = ways[len(plain) :]
     for arithmetic, ranged in ways:
-        found = found or _bit_for_bit(site, arithmetic, ranged)
-    return found
+        proof = proof or _bit_for_bit(site, arithmetic, ranged)
+    return proof
 
 
 def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]:
@@ -150,10 +150,10 @@ def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoPro
 
 
 def _algebraic(site: Site, seed: int) -> Proof | NoProof:
-    known = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
+    bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
 
     def span(var: Var) -> tuple[float, float]:
-        return known[var] if var in known else interval(var)
+        return bounds[var] if var in bounds else interval(var)
 
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
 
@@ -175,21 +175,21 @@ def at_points(
     """
     bound = 1.0
     for point in range(POINTS):
-        found: int | NoProof = NoProof("something that is divided by is 0 at three points")
+        agreed: int | NoProof = NoProof("something that is divided by is 0 at three points")
         for draw in range(3):
             arithmetic = Algebraic(seed + 1000 * point + draw)
             arithmetic.span = span
             try:
-                found = agree(arithmetic)
+                agreed = agree(arithmetic)
                 break
             except Zero:
                 continue
-        if isinstance(found, NoProof):
-            return found
+        if isinstance(agreed, NoProof):
+            return agreed
         pairs = 1 + arithmetic.evaluations**2 / 2
         bound *= min(1.0, pairs * (arithmetic.degree / P) ** LANES)
         if bound <= WANTED:
-            return Proof(Grade.PROVED, bound, found)
+            return Proof(Grade.PROVED, bound, agreed)
     return NoProof(f"the bound on the error is only {words(bound)} after {POINTS} points")
 
 
@@ -240,10 +240,10 @@ def _pairs(
             if ends is not None:
                 arithmetic.lattice.within(images[v], *ends)
     olds = [old for old, _ in site.replaced]
-    found = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
-    images |= dict(zip(site.carried, found[len(olds) :], strict=True))
+    values = _run(site.old_ops, images, [*olds, *site.carried], arithmetic)
+    images |= dict(zip(site.carried, values[len(olds) :], strict=True))
     news = _run(site.new_ops, images, [new for _, new in site.replaced], arithmetic)
-    return [(arithmetic.image(a), arithmetic.image(b)) for a, b in zip(found, news, strict=False)]
+    return [(arithmetic.image(a), arithmetic.image(b)) for a, b in zip(values, news, strict=False)]
 
 
 def _run(

@@ -78,11 +78,11 @@ class OpRange:
         if math.isnan(self.minimum) or math.isnan(other.minimum):
             low = high = math.nan
         sums = [s for s in (self.partial_sum, other.partial_sum) if s is not None]
-        made = OpRange(self.name, self.op_type, low, high, max(sums, default=None))
-        found = {made._seen(hazard): None for hazard in (*self.hazards, *other.hazards)}
-        sure = {hazard.arithmetic for hazard in found if hazard.kind != "may saturate"}
-        made.hazards = [h for h in found if h.kind != "may saturate" or h.arithmetic not in sure]
-        return made
+        joint = OpRange(self.name, self.op_type, low, high, max(sums, default=None))
+        hazards = {joint._seen(hazard): None for hazard in (*self.hazards, *other.hazards)}
+        sure = {hazard.arithmetic for hazard in hazards if hazard.kind != "may saturate"}
+        joint.hazards = [h for h in hazards if h.kind != "may saturate" or h.arithmetic not in sure]
+        return joint
 
     def _seen(self, hazard: Hazard) -> Hazard:
         """A hazard of a share, with the magnitude of the whole."""
@@ -128,12 +128,12 @@ class Ranges(Drawn):
     @property
     def first(self) -> dict[str, OpRange]:
         """Arithmetic -> the first op that overflows, saturates or makes a NaN in it."""
-        found: dict[str, OpRange] = {}
+        first_rows: dict[str, OpRange] = {}
         for row in self.rows:
             for hazard in row.hazards:
                 if hazard.kind != "may saturate":
-                    found.setdefault(hazard.arithmetic, row)
-        return found
+                    first_rows.setdefault(hazard.arithmetic, row)
+        return first_rows
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -239,14 +239,14 @@ def ranges(
 def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:
     """The inputs that hold NaN or infinities in the dtype that the model takes, by name."""
     dtypes = {n: np_dtype(v) for e in model.executables for n, v in e.function.inputs.items()}
-    found: dict[str, None] = {}
+    unsound: dict[str, None] = {}
     for name, value in (pair for values in samples for pair in values.items()):
         array = as_array(name, value)
         if array.dtype.kind == "f":
             with np.errstate(over="ignore"):
                 array = array.astype(dtypes.get(name, array.dtype))
-            found |= {} if np.isfinite(array).all() else {name: None}
-    return tuple(found)
+            unsound |= {} if np.isfinite(array).all() else {name: None}
+    return tuple(unsound)
 
 
 def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
@@ -276,8 +276,8 @@ def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
 
 
 def _floats(op: Operation, outputs: Sequence[Any]) -> list[tuple[Var, torch.Tensor]]:
-    made = zip(op.outputs, outputs, strict=True)
-    return [(v, x) for v, x in made if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
+    values = zip(op.outputs, outputs, strict=True)
+    return [(v, x) for v, x in values if isinstance(x, torch.Tensor) and x.is_floating_point() and x.numel()]
 
 
 class _Exact(Listener):

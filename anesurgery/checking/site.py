@@ -57,7 +57,7 @@ def check_site(
     sample: Sampler,
     seed: int = 0,
     matched: Sequence[Operation] = (),
-    known: dict[Hashable, SiteCheck | Refusal] | None = None,
+    memo: dict[Hashable, SiteCheck | Refusal] | None = None,
     promise: Promise = PLAIN,
 ) -> SiteCheck | Refusal:
     """Compare each old value with its replacement; a refusal says why this edit cannot be compared.
@@ -68,28 +68,28 @@ def check_site(
         sample: gives values for a boundary var whose range matters (ids), or None for the default.
         seed: of the random numbers.
         matched: the ops of the match; what they make is computed, even where the new side reads it.
-        known: checks of this pass by fingerprint; an edit that is the same computation is not run again.
+        memo: checks of this pass by fingerprint; an edit that is the same computation is not run again.
         promise: what the pass says about its edits.
     """
     site = site_of(replaced, new_ops, matched)
     if len(site.old_ops) > LARGEST_SITE:
         return Refusal(f"depends on {len(site.old_ops)} ops")
-    known = {} if known is None else known
-    found = _for_any_weights(site, seed, promise, known)
-    if isinstance(found, SiteCheck):
-        return found
+    memo = {} if memo is None else memo
+    proof = _for_any_weights(site, seed, promise, memo)
+    if isinstance(proof, SiteCheck):
+        return proof
     key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
-    if key not in known:
+    if key not in memo:
         try:
             with _trimmed(site):
-                known[key] = _checked(site, sample, seed, promise)
+                memo[key] = _checked(site, sample, seed, promise)
         except Refused as reason:
             return Refusal(str(reason))
-    return known[key]
+    return memo[key]
 
 
 def _for_any_weights(
-    site: Site, seed: int, promise: Promise, known: dict[Hashable, SiteCheck | Refusal]
+    site: Site, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
 ) -> SiteCheck | Refusal:
     """The proof of the same edit with any weights, or why there is none."""
     from anesurgery.checking.proofs import NoProof, prove_for_any_weights
@@ -100,16 +100,16 @@ def _for_any_weights(
         return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
     if stand_ins.size > AT_ONCE:
         shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))
-        if ("met", shape) not in known:
-            return known.setdefault(("met", shape), Refusal("no other edit is like it so far"))
+        if ("met", shape) not in memo:
+            return memo.setdefault(("met", shape), Refusal("no other edit is like it so far"))
     if not stand_ins.numbers:
         return Refusal("no weights")
     key = fingerprint(site.replaced, site.old_ops, site.new_ops, stand_ins.numbers)
-    if key not in known:
+    if key not in memo:
         with _trimmed(site):
             proof = prove_for_any_weights(site, seed, stand_ins, finite=not promise.tolerates_nonfinite)
-        known[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _of_bits(proof, seed)
-    return known[key]
+        memo[key] = Refusal(proof.reason) if isinstance(proof, NoProof) else _of_bits(proof, seed)
+    return memo[key]
 
 
 @contextmanager
@@ -118,42 +118,42 @@ def _trimmed(site: Site) -> Iterator[None]:
     from anesurgery.interpret.arithmetic.precision import trim
 
     yield
-    made = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
-    values = (v for v in made if types.is_tensor(v.sym_type))
+    results = (v for op in (*site.old_ops, *site.new_ops) for v in op.outputs)
+    values = (v for v in results if types.is_tensor(v.sym_type))
     if any(math.prod(drawn_shape(v)) > LARGE_VALUE for v in values):
         trim()
 
 
 def _of_bits(proof: Proof, seed: int) -> SiteCheck:
     """What a proof bit for bit says."""
-    found = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
-    return dataclasses.replace(found, ranged=proof.ranged)
+    check = SiteCheck(0.0, 0.0, proof.elements, Grade.BITS, proof.bound, seed, proof.finite_only)
+    return dataclasses.replace(check, ranged=proof.ranged)
 
 
 def _facts(site: Site, sample: Sampler) -> Hashable:
     """What a check rests on besides the ops: where the values lie that both sides read."""
     drawable = [v for v in site.drawn if types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)]
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
-    given = (sample(v, np.random.default_rng(0)) for v in drawable)
+    samples = (sample(v, np.random.default_rng(0)) for v in drawable)
     return tuple(
         (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
-        for v, g in zip(drawable, given, strict=True)
+        for v, g in zip(drawable, samples, strict=True)
     )
 
 
 def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
     """The weakest result over the lengths that symbolic dimensions stand for."""
-    found = _at_lengths(site, sample, seed, promise)
+    weakest = _at_lengths(site, sample, seed, promise)
     for lengths in other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
-        if isinstance(found, Refusal) or not found.within(promise.tolerance):
+        if isinstance(weakest, Refusal) or not weakest.within(promise.tolerance):
             break
         with with_lengths(lengths):
             other = _at_other_lengths(site, sample, seed, promise, alike=len(set(lengths.values())) == 1)
         if isinstance(other, SiteCheck):
-            found = weaker(found, other)
+            weakest = weaker(weakest, other)
         else:
-            found = dataclasses.replace(found, untried=(*found.untried, "other sizes"))
-    return found
+            weakest = dataclasses.replace(weakest, untried=(*weakest.untried, "other sizes"))
+    return weakest
 
 
 def _at_other_lengths(
@@ -180,8 +180,8 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
     if not dynamic or all(_has_meaning(site, sample, seed + i, bounds) for i in range(TRIES)):
         return bounds
     none: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in bounds}
-    found = {var: (0, low.copy()) for var, (low, _) in none.items()}
-    for var, (_, most) in found.items():
+    ends = {var: (0, low.copy()) for var, (low, _) in none.items()}
+    for var, (_, most) in ends.items():
         for at in np.ndindex(most.shape) if most.size <= FEW_PLACES else ():
             for place in range(1, FARTHEST):
                 tried = none[var][0].copy()
@@ -189,7 +189,7 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
                 if not _has_meaning(site, sample, seed, none | {var: (tried, tried)}):
                     break
                 most[at] = place
-    return found
+    return ends
 
 
 def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None = None) -> bool:
@@ -221,14 +221,14 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
         proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
         if isinstance(proof, Proof) and proof.grade is Grade.BITS:
             return _of_bits(proof, seed)
-        found = _on_numbers(site, sides, sample, seed, promise)
+        check = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return Refusal(str(reason))
     if not isinstance(proof, Proof):
-        return dataclasses.replace(found, no_proof=proof.reason)
-    if not found.within(promise.tolerance):
-        return found
-    return dataclasses.replace(found, grade=proof.grade, bound=proof.bound)
+        return dataclasses.replace(check, no_proof=proof.reason)
+    if not check.within(promise.tolerance):
+        return check
+    return dataclasses.replace(check, grade=proof.grade, bound=proof.bound)
 
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promise: Promise) -> SiteCheck:

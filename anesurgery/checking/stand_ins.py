@@ -46,7 +46,7 @@ class StandIns:
     def numbers(self) -> dict[Var, int]:
         """Weight -> the number of its content, which is read here first."""
         numbers: dict[Var, int] = {}
-        known: dict[Hashable, int] = {}
+        seen: dict[Hashable, int] = {}
         digests: dict[Hashable, tuple[Array, Hashable | None]] = {}
         for var in self.weights:
             array = np.asarray(constant(var))
@@ -55,7 +55,7 @@ class StandIns:
                 digests[place] = array, _content(array)
             content = digests[place][1]
             if content is not None:
-                numbers[var] = known.setdefault(content, len(known))
+                numbers[var] = seen.setdefault(content, len(seen))
         return numbers
 
     @cached_property
@@ -72,15 +72,15 @@ class StandIns:
 
 def _weights(ops: Sequence[Operation]) -> list[Var]:
     """The larger constants that are floats and are read as weights only."""
-    found: dict[Var, bool] = {}
+    plain_floats: dict[Var, bool] = {}
     for op in ops:
         anything = {op.inputs.get(name) for name in READERS.get(op.op_type, ())}
         if op.op_type in ELEMENTS:
             anything = {v for v in anything if v is not None and _is_vector(v)}
         computes = any(v.op is None or v.op.op_type != "const" for v in reads(op))
         for var in reads(op):
-            found[var] = found.get(var, True) and computes and var in anything
-    return [v for v, plain in found.items() if plain and _is_large(v)]
+            plain_floats[var] = plain_floats.get(var, True) and computes and var in anything
+    return [v for v, plain in plain_floats.items() if plain and _is_large(v)]
 
 
 def _content(array: Array) -> Hashable | None:

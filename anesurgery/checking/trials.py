@@ -98,32 +98,32 @@ class _Both:
 
     def bounds(self) -> Bounds:
         """Where integers must lie: inside what the caller assumes, and what they address."""
-        found = address_bounds(self.inputs, list(walk_ops(self.old)))
+        limits = address_bounds(self.inputs, list(walk_ops(self.old)))
         for var, (low, high) in self.assumed.items():
-            least, most = found.get(var, (low, high))
-            found[var] = max(least, low), min(most, high)
-        return found
+            least, most = limits.get(var, (low, high))
+            limits[var] = max(least, low), min(most, high)
+        return limits
 
     def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:
         runner = self._plain.get(function) if arithmetic == "fp32" else None
         runner = runner or Evaluator(function.operations, function.outputs, arithmetic)
         self._plain |= {function: runner} if arithmetic == "fp32" else {}
         boxes = {v: Box(torch.zeros(_state_shape(v))) for v in _states(function)}
-        given = {v: as_tensor(numbers[n]) for n, v in function.inputs.items() if v not in boxes}
+        tensors = {v: as_tensor(numbers[n]) for n, v in function.inputs.items() if v not in boxes}
         for var, box in boxes.items():
             if var.name in numbers:
                 box.value = as_tensor(numbers[var.name]).float().clone()  # it is written to
-        found = runner({**given, **boxes})  # type: ignore[dict-item]
-        made = {v.name: x for v, x in zip(function.outputs, found, strict=True)}
-        return _numbers(made) | {f"state {v.name}": box.value for v, box in boxes.items()}
+        results = runner({**tensors, **boxes})  # type: ignore[dict-item]
+        outputs = {v.name: x for v, x in zip(function.outputs, results, strict=True)}
+        return _numbers(outputs) | {f"state {v.name}": box.value for v, box in boxes.items()}
 
     def before(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
         """The outputs of the first function."""
         plain = {v.name: x.numpy() for v, x in numbers.items()}
-        made = self._run(self.old, plain, arithmetic)
+        outputs = self._run(self.old, plain, arithmetic)
         if not self.contract:
-            return made
-        adapted = adapt_outputs(self.contract, {n: x.numpy() for n, x in made.items()}, plain)
+            return outputs
+        adapted = adapt_outputs(self.contract, {n: x.numpy() for n, x in outputs.items()}, plain)
         return {n: as_tensor(x) for n, x in adapted.items()}
 
     def after(self, numbers: Numbers, arithmetic: Any = "fp32") -> Outputs:
@@ -158,19 +158,19 @@ class _Both:
         share = 10 ** (-self.gate / 20)
         finer, finer_new = self.before(numbers, Double()), self.after(numbers, Double())
         moved = [self.before(numbers, Unsteady(share, seed)) for seed in range(DRAWS)]
-        found = []
+        differing = []
         for name in names:
             a, b = _defined(old[name], new[name], strict)
             if a.shape != b.shape or bool((torch.isfinite(a) & ~torch.isfinite(b)).any()):
-                found.append(name)
+                differing.append(name)
                 continue
             if a.is_floating_point():
                 a, b = _defined(finer[name], finer_new[name], strict)
             off = torch.stack([(m[name].double() - a.double()).abs() for m in moved]).amax(0).nan_to_num(0)
             excused = (a.double() - b.double()).abs() <= MOST_OFF * off
             if closeness(a, torch.where(excused, a, b)) < self.gate:
-                found.append(name)
-        return found
+                differing.append(name)
+        return differing
 
 
 def _numbers(outputs: Mapping[str, Any]) -> Outputs:
@@ -216,11 +216,11 @@ def tried(
     for size in [_lengths(both.inputs, sample), *(other_lengths(both.inputs, ops) if free else [])]:
         with with_lengths(size):
             for numbers in _drawn(both, ops, sample, seed):
-                if (made := both.meaning(numbers)) is None:
+                if (wanted := both.meaning(numbers)) is None:
                     continue
-                if words := _failure(both, numbers, made, size):
+                if words := _failure(both, numbers, wanted, size):
                     return Trial(compared, tuple(lengths), words, _example(both, numbers))
-                compared += sum(int(torch.isfinite(x).sum()) for x in made.values())
+                compared += sum(int(torch.isfinite(x).sum()) for x in wanted.values())
                 lengths += [n for n in set(size.values()) if n not in lengths]
     return Trial(compared, tuple(lengths), finite_only=_only_finite(both, seed))
 
@@ -263,7 +263,7 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     effort = sum(OVERHEAD + (work := work_of(op)).flop + work.moved for op in ops if not is_weight(op))
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
-    known = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
+    sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     aims = itertools.islice(_aims(both, ops, bounds, rng), count)
     rounds: list[tuple[str, float, dict[Var, Array]]] = [
         (kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)
@@ -273,7 +273,7 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
         numbers = {v: as_tensor(aim[v] if v in aim else drawing.draw(v, kind, rng)) for v in both.inputs}
         half = np.dtype(np.float16)
         numbers |= {v: as_tensor(drawing.floats(_state_shape(v), half, kind, rng)) for v in _states(both.old)}
-        if known and whole and (both.contract or both.meaning(numbers) is None):
+        if sampled and whole and (both.contract or both.meaning(numbers) is None):
             numbers |= whole
         yield numbers
 

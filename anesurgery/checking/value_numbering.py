@@ -69,8 +69,8 @@ class Table:
         """Equal for ops that compute the same; None for an op with nested blocks, or that is no function."""
         if op.blocks or op.op_type in UNLIKE:
             return None
-        given = tuple((name, self._known(var, values)) for name, var in op.inputs.items() if var is not None)
-        return op.op_type, str(op.opset_version), given, tuple(str(v.sym_type) for v in op.outputs)
+        operands = tuple((name, self._known(var, values)) for name, var in op.inputs.items() if var is not None)
+        return op.op_type, str(op.opset_version), operands, tuple(str(v.sym_type) for v in op.outputs)
 
     def _known(self, var: Any, values: Mapping[Var, Value]) -> Hashable:
         if isinstance(var, (list, tuple)):
@@ -90,15 +90,15 @@ class Table:
                 self._contents[var] = _digest(constant(var))
         return self._contents[var]
 
-    def enter(self, key: Hashable | None, made: Sequence[Value]) -> None:
+    def enter(self, key: Hashable | None, results: Sequence[Value]) -> None:
         """Remember what an op of the first program made."""
         if key is not None:
-            self._made.update({(key, i): value for i, value in enumerate(made)})
+            self._made.update({(key, i): value for i, value in enumerate(results)})
 
     def find(self, key: Hashable | None, count: int) -> list[Value] | None:
         """What the same op made in the first program, if that is still alive."""
-        found = [self._made.get((key, i)) for i in range(count)] if key is not None else []
-        return [v for v in found if v is not None] if found and None not in found else None
+        results = [self._made.get((key, i)) for i in range(count)] if key is not None else []
+        return [v for v in results if v is not None] if results and None not in results else None
 
 
 def _digest(value: Any) -> Hashable:
@@ -139,13 +139,13 @@ class Side:
         """Run the next op."""
         op = self.ops[self._at]
         self._at += 1
-        made = self._make(op)
-        self.values |= zip(op.outputs, made, strict=True)
+        results = self._make(op)
+        self.values |= zip(op.outputs, results, strict=True)
         for var in set(reads(op)):
             self._readers[var] -= 1
         for var in {*reads(op), *op.outputs}:
             self._drop(var)
-        return made
+        return results
 
     def reach(self, var: Var) -> Value | None:
         """Run until a value is there; None if it is there no more."""
@@ -176,33 +176,33 @@ class Side:
         if op.op_type in ("read_state", "coreml_update_state"):
             return [self._of_state(op)]
         key = self._table.key(op, self.values)
-        found = None if self._first else self._table.find(key, len(op.outputs))
+        remembered = None if self._first else self._table.find(key, len(op.outputs))
         used = [self.values[v] for v in dict.fromkeys(reads(op)) if v in self.values]
-        if found is not None:
-            made = [_same(var, value, used) for var, value in zip(op.outputs, found, strict=True)]
-            for value in found:
+        if remembered is not None:
+            results = [_same(var, value, used) for var, value in zip(op.outputs, remembered, strict=True)]
+            for value in remembered:
                 value.forget()
-            return made
+            return results
         numbers = self._evaluate(op, {v.var: v.numbers for v in used}, "fp32")
-        made = [Value(v, n, None, op=op, operands=used) for v, n in zip(op.outputs, numbers, strict=True)]
-        self._name(op, used, made)
+        results = [Value(v, n, None, op=op, operands=used) for v, n in zip(op.outputs, numbers, strict=True)]
+        self._name(op, used, results)
         if self._first:
-            self._table.enter(key, made)
-        return made
+            self._table.enter(key, results)
+        return results
 
-    def _name(self, op: Operation, used: Sequence[Value], made: Sequence[Value]) -> None:
+    def _name(self, op: Operation, used: Sequence[Value], results: Sequence[Value]) -> None:
         unnamed = next((v for v in used if v.names is None), None)
         if unnamed is not None:
-            for value in made:
+            for value in results:
                 value.reason = unnamed.reason
             return
         try:
             named = self._evaluate(op, {v.var: v.names for v in used}, self._names)
         except InterpretError as error:
-            for value in made:
+            for value in results:
                 value.reason = reason_of(error)
             return
-        for value, names in zip(made, named, strict=True):
+        for value, names in zip(results, named, strict=True):
             value.names = names
 
     def _of_state(self, op: Operation) -> Value:
@@ -220,10 +220,10 @@ class Side:
 
 def _same(var: Var, value: Value, used: Sequence[Value]) -> Value:
     """Another var that holds the same elements in the same layout."""
-    made = Value(var, value.numbers, value.names, reason=value.reason)
-    made.serial = value.serial
-    made.grade = min((v.grade for v in used), default=Grade.BITS)
-    return made
+    twin = Value(var, value.numbers, value.names, reason=value.reason)
+    twin.serial = value.serial
+    twin.grade = min((v.grade for v in used), default=Grade.BITS)
+    return twin
 
 
 def reason_of(error: Exception) -> str:
@@ -238,9 +238,9 @@ def constants_of_ops(ops: Sequence[Operation]) -> list[Operation]:
 
 def _constants(vars_: Sequence[Var]) -> list[Operation]:
     """The compressed constants among some values, with what they are made of, in an order in which they run."""
-    made: dict[Operation, None] = {}
+    decoders: dict[Operation, None] = {}
     for var in vars_:
         if var.op is not None and is_constexpr(var.op):
-            made |= dict.fromkeys(_constants([v for _, v in operands(var.op)]))
-            made[var.op] = None
-    return list(made)
+            decoders |= dict.fromkeys(_constants([v for _, v in operands(var.op)]))
+            decoders[var.op] = None
+    return list(decoders)

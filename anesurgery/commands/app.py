@@ -232,11 +232,11 @@ def run(
     with waiting("running the model", quiet):
         predictor = Predictor(model, precision=precision, function=function, member=member)
         values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
-        given = "" if inputs is not None else surgeries.sampled_words(values, seed)
-        made = {name: np.asarray(value) for name, value in predictor(values).items()}
+        drawn = "" if inputs is not None else surgeries.sampled_words(values, seed)
+        outputs = {name: np.asarray(value) for name, value in predictor(values).items()}
     if out is not None:
-        arrays.write(out, made, overwrite, Path(model))
-    show(surgeries.arrays_json(made), surgeries.arrays_group(made, given), as_json, quiet)
+        arrays.write(out, outputs, overwrite, Path(model))
+    show(surgeries.arrays_json(outputs), surgeries.arrays_group(outputs, drawn), as_json, quiet)
 
 
 @app.command()
@@ -263,7 +263,7 @@ def compare(
     from anesurgery.show import surgeries
 
     with waiting("running both models", quiet):
-        found = run(
+        comparison = run(
             a,
             b,
             precision=precision,
@@ -274,8 +274,8 @@ def compare(
             member=member,
             prove=prove,
         )
-    show(found.to_json(), surgeries.comparison_group(found), as_json, quiet)
-    if not found.ok or (found.proof is not None and not found.proof.proved):
+    show(comparison.to_json(), surgeries.comparison_group(comparison), as_json, quiet)
+    if not comparison.ok or (comparison.proof is not None and not comparison.proof.proved):
         raise typer.Exit(1)
 
 
@@ -345,19 +345,19 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _range(text: str) -> tuple[str, tuple[int, int]]:
     """What is assumed of an input: "input_ids=0:50256"."""
-    found = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
-    if found is None:
+    parts = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
+    if parts is None:
         raise SurgeryError(f"--assume {text!r}: write it as input_ids=0:50256")
-    return found[1], (int(found[2]), int(found[3]))
+    return parts[1], (int(parts[2]), int(parts[3]))
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:
     """`step.option` keys as dictionaries of options by step."""
-    made: dict[str, Any] = {}
+    nested: dict[str, Any] = {}
     for key, value in values.items():
         step, dot, name = key.partition(".")
         if dot:
-            made.setdefault(step, {})[name] = value
+            nested.setdefault(step, {})[name] = value
         else:
-            made[key] = value
-    return made
+            nested[key] = value
+    return nested

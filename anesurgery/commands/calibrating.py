@@ -52,14 +52,16 @@ def ranges(
     from anesurgery.show import surgeries
 
     if (parts := _parts(model, merge, Ranges)) is not None:
-        found = parts[0].merge(*parts[1:])
+        observed = parts[0].merge(*parts[1:])
     else:
         with waiting("running the model in three arithmetics", quiet):
             samples = _read(inputs)
-            found = certify(model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard)
-    _save(found, save)
-    show(found.to_json(), surgeries.ranges_group(found), as_json, quiet)
-    if not found.ok:
+            observed = certify(
+                model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard
+            )
+    _save(observed, save)
+    show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet)
+    if not observed.ok:
         raise typer.Exit(1)
 
 
@@ -91,13 +93,15 @@ def certify(
     check_page(worst, overwrite)
     with waiting("running the model in each arithmetic", quiet):
         samples = _read(inputs)
-        found = certified(model, samples, target=target, function=function, gate=gate, search=search, seed=seed)
+        certificate = certified(
+            model, samples, target=target, function=function, gate=gate, search=search, seed=seed
+        )
     if html is not None:
-        found.save_html(html)
+        certificate.save_html(html)
     if worst is not None:
-        arrays.write(worst.expanduser(), found.worst_inputs, overwrite)
-    show(found.to_json(), certificate_group(found), as_json, quiet)
-    if not found.ok:
+        arrays.write(worst.expanduser(), certificate.worst_inputs, overwrite)
+    show(certificate.to_json(), certificate_group(certificate), as_json, quiet)
+    if not certificate.ok:
         raise typer.Exit(1)
 
 
@@ -146,7 +150,7 @@ def sensitivity(
     goals = {name: goal for name, goal in goals.items() if goal is not None}
     check_out(out, goals, model, overwrite)
     if (parts := _parts(None if merge and out else model, merge, Sensitivity)) is not None:
-        found = parts[0].merge(*parts[1:])
+        costs = parts[0].merge(*parts[1:])
     else:
         options: dict[str, Any] = {
             "function": function,
@@ -156,17 +160,17 @@ def sensitivity(
             "smallest": smallest,
         }
         with progress("weights", quiet or as_json) as told:
-            found = measure(model, _read(inputs), tuple(mode or MODES), told=told, **options)
-    _save(found, save)
-    proposal = found.propose(**goals) if goals else None
+            costs = measure(model, _read(inputs), tuple(mode or MODES), told=told, **options)
+    _save(costs, save)
+    proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:
         with waiting("compressing with coremltools", quiet):
             write(proposal.apply(model), out, overwrite, model)
-    shown = [weight_costs.sensitivity_group(found)]
+    shown = [weight_costs.sensitivity_group(costs)]
     shown += [] if proposal is None else [weight_costs.proposal_group(proposal)]
     from rich.console import Group
 
-    show(weight_costs.result_json(found, proposal), Group(*shown), as_json, quiet)
+    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet)
 
 
 def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:
@@ -207,13 +211,13 @@ def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] 
     return [kind.from_json(_json(path)) for path in merge] if merge else None
 
 
-def _save(found: Any, path: Path | None) -> None:
+def _save(result: Any, path: Path | None) -> None:
     """Write a result, so that it can be merged; infinities are words."""
     from anesurgery.commands.options import finite
     from anesurgery.files.arrays import write_text
 
     if path is not None:
-        write_text(path, json.dumps(finite(found.to_json()), indent=2, allow_nan=False))
+        write_text(path, json.dumps(finite(result.to_json()), indent=2, allow_nan=False))
 
 
 def _json(path: Path) -> Any:

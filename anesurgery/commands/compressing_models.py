@@ -66,6 +66,6 @@ def compress(
         "work": work,
     }
     with progress("weights", quiet or as_json) as told:
-        found = compressed(model, bits, inputs=samples, told=told, **options)
-    found.save(place, overwrite=overwrite)
-    show(found.to_json(), compressions.compression_group(found), as_json, quiet)
+        compression = compressed(model, bits, inputs=samples, told=told, **options)
+    compression.save(place, overwrite=overwrite)
+    show(compression.to_json(), compressions.compression_group(compression), as_json, quiet)

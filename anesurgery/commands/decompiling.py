@@ -24,8 +24,8 @@ def decompile(
     from anesurgery.files.compiled_package import decompile as write
 
     with waiting("decompiling", quiet):
-        made = write(source, target, overwrite=overwrite)
-    show({"path": str(made.path), "notes": list(made.notes)}, str(made), as_json, quiet)
+        written = write(source, target, overwrite=overwrite)
+    show({"path": str(written.path), "notes": list(written.notes)}, str(written), as_json, quiet)
 
 
 def executorch(

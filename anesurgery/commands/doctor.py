@@ -68,8 +68,8 @@ def examine() -> Iterator[Row]:
             yield _installed(requirement)
     yield _storage()
     for name, purpose in OPTIONAL.items():
-        found = _version(name)
-        yield Row(name, found or "missing", purpose, True if found else None)
+        version = _version(name)
+        yield Row(name, version or "missing", purpose, True if version else None)
     mac = sys.platform == "darwin"
     yield Row("Core ML itself", platform.platform(terse=True), "macOS: --measured", True if mac else None)
 
@@ -82,9 +82,9 @@ def _version(package: str) -> str:
 
 
 def _installed(requirement: Requirement) -> Row:
-    found = _version(requirement.name)
-    fits = bool(found) and requirement.specifier.contains(found, prereleases=True)
-    return Row(requirement.name, found or "missing", str(requirement.specifier) or "any", fits)
+    version = _version(requirement.name)
+    fits = bool(version) and requirement.specifier.contains(version, prereleases=True)
+    return Row(requirement.name, version or "missing", str(requirement.specifier) or "any", fits)
 
 
 def _storage() -> Row:

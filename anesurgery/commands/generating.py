@@ -41,7 +41,7 @@ def generate(
     from anesurgery.interpret.sampler import Sampler
 
     sampler = Sampler(temperature, top_k, top_p)
-    made = write(
+    generation = write(
         model,
         prompt,
         steps,
@@ -53,8 +53,8 @@ def generate(
         quiet=quiet or as_json,
     )
     plain = {
-        "written": list(made.written),
-        "prefill_seconds": made.prefill_seconds,
-        "tokens_per_second": made.tokens_per_second,
+        "written": list(generation.written),
+        "prefill_seconds": generation.prefill_seconds,
+        "tokens_per_second": generation.tokens_per_second,
     }
-    show(plain, f"{' '.join(map(str, made.written))}\n{made}", as_json, quiet)
+    show(plain, f"{' '.join(map(str, generation.written))}\n{generation}", as_json, quiet)

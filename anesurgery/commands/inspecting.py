@@ -99,7 +99,7 @@ def _check(
 ) -> None:
     """Refuse options that contradict each other."""
     asked = {"AFTER": after, "--fix": fix, "--segments": segments, "--status": status, "--why": why}
-    named = [name for name, given in asked.items() if given]
+    named = [name for name, value in asked.items() if value]
     if len(named) > 1:
         raise SurgeryError(f"{' and '.join(named)} cannot be asked for at once; choose one")
     if segments and as_json:
@@ -171,22 +171,22 @@ def _print_why(
     if of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", quiet):
-        found = why(load(model), op, Target.parse(target, units), function)
-    show(found.to_json(), why_group(found), as_json, quiet)
+        reasons = why(load(model), op, Target.parse(target, units), function)
+    show(reasons.to_json(), why_group(reasons), as_json, quiet)
 
 
-def _print_segments(found: Any, quiet: bool) -> None:
+def _print_segments(inspection: Any, quiet: bool) -> None:
     from anesurgery.show.anecompat import model_keys
 
-    for key in [] if quiet else model_keys(found):
+    for key in [] if quiet else model_keys(inspection):
         print(json.dumps(key, separators=(",", ":")))
 
 
-def _print_status(found: Any, as_json: bool, quiet: bool) -> None:
-    words = found.refused or WORDS[found.status]
-    line = {"status": found.status, "words": words, "counts": found.counts}
-    counts = ", ".join(f"{n} {unit}" for unit, n in found.counts.items()) or "no ops"
-    show(line, f"{found.status}: {words} ({counts}; {found.target})", as_json, quiet)
+def _print_status(inspection: Any, as_json: bool, quiet: bool) -> None:
+    words = inspection.refused or WORDS[inspection.status]
+    line = {"status": inspection.status, "words": words, "counts": inspection.counts}
+    counts = ", ".join(f"{n} {unit}" for unit, n in inspection.counts.items()) or "no ops"
+    show(line, f"{inspection.status}: {words} ({counts}; {inspection.target})", as_json, quiet)
 
 
 def _print_report(first: Any, second: Any, as_json: bool, quiet: bool) -> None:

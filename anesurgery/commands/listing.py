@@ -52,8 +52,8 @@ def explain(
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:
     """The options of a pass, or of each step of a recipe: read from its file, or by importing it."""
-    if (found := written_options(name)) is not None:
-        return found
+    if (options := written_options(name)) is not None:
+        return options
     load_engine()
     from anesurgery.surgery import find_recipe
 

@@ -29,6 +29,6 @@ def draw(
 
     check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     with waiting("drawing", quiet):
-        made = picture(model, around, before, after, function=function, target=target)
-        path = made.save(out)
-    show(None, f"wrote {path}: {len(made.ops)} ops", False, quiet)
+        drawing = picture(model, around, before, after, function=function, target=target)
+        path = drawing.save(out)
+    show(None, f"wrote {path}: {len(drawing.ops)} ops", False, quiet)

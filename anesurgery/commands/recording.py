@@ -121,19 +121,19 @@ def calibrate(
 
     place = _place(out, overwrite, folder)
     with waiting("fitting with each model, chip and source left out in turn", quiet):
-        found = fit(folder)
-    write_table(found.after.table, place)
+        calibrated = fit(folder)
+    write_table(calibrated.after.table, place)
     use = f"to use it: export {VARIABLE}={place}"
-    show(found.to_json(), Group(*calibrated_tables(found), use), as_json, quiet)
+    show(calibrated.to_json(), Group(*calibrated_tables(calibrated), use), as_json, quiet)
 
 
-def calibrated_tables(found: Any) -> list[Any]:
+def calibrated_tables(calibrated: Any) -> list[Any]:
     """What `calibrate` added, and how factors and errors changed."""
     rows = Table("added", "chip", "measured", "estimated before", "after", box=None)
-    for one in found.added:
+    for one in calibrated.added:
         told = ("none" if ms is None else f"{ms:.3g} ms" for ms in (one.before, one.after))
         rows.add_row(one.model, one.chip, f"{one.ms:.3g} ms", *told)
     numbers = Table("", "before", "after", box=None)
-    for name, (before, after) in found.numbers.items():
+    for name, (before, after) in calibrated.numbers.items():
         numbers.add_row(name, "-" if before is None else f"{before:.3g}", f"{after:.3g}")
-    return [rows, numbers, *(f"not added: {why}" for why in found.skipped)]
+    return [rows, numbers, *(f"not added: {why}" for why in calibrated.skipped)]

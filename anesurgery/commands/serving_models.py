@@ -45,12 +45,12 @@ def serve(
     hosts = {name.lower() for host in (public, LOCAL, "localhost") if host for name in (host, f"{host}:{port}")}
     sizes = {"upload": int(upload * GIB), "unpacked": int(2 * upload * GIB), "memory": int(memory * GIB)}
     limits = Limits(**sizes, seconds=60 * minutes, keep=60 * keep, stay=3600 * hours)
-    made = site(limits, frozenset(hosts), token)
+    page = site(limits, frozenset(hosts), token)
     if not quiet:
         address = f"https://{public}" if public else f"http://{LOCAL}:{port}/?token={token}"
         print(f"open {address}\nCtrl-C ends it and deletes what was sent.", flush=True)
     uvicorn.run(
-        made,
+        page,
         host=EVERYWHERE if public else LOCAL,
         port=port,
         log_level="warning",

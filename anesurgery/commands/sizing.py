@@ -46,8 +46,8 @@ def choose_sizes(
         shapes = dict(map(_open_shape, size.split(",")))
         with waiting("estimating times", quiet):
             time = size_times(model, shapes, lengths, target, multiple=multiple)
-    found = choose(lengths, count, time=time, multiple=multiple)
-    show(found.to_json(), choice_group(found), as_json, quiet)
+    choice = choose(lengths, count, time=time, multiple=multiple)
+    show(choice.to_json(), choice_group(choice), as_json, quiet)
 
 
 def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:

@@ -97,7 +97,7 @@ def merge(
     load_engine(quiet)
     from anesurgery.splitting.merge import merge as join
 
-    pairs = [given.partition("=") for given in models]
+    pairs = [pair.partition("=") for pair in models]
     if wrong := [name for name, sign, path in pairs if not (name and sign and path)]:
         raise SurgeryError(f"{wrong[0]!r} is not NAME=MODEL, as prefill=prefill.mlpackage")
     if len({name for name, _, _ in pairs}) < len(pairs):

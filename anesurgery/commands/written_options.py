@@ -54,9 +54,9 @@ def _assigned(path: Path, name: str) -> ast.expr | None:
 
 def _steps_of(path: Path, name: str) -> list[ast.Call]:
     """The calls in the `steps` of a recipe."""
-    made = _assigned(path, name)
-    given = {k.arg: k.value for k in made.keywords} if isinstance(made, ast.Call) else {}
-    steps = [one for step in getattr(given.get("steps"), "elts", []) for one in _spread(path, step)]
+    recipe = _assigned(path, name)
+    arguments = {k.arg: k.value for k in recipe.keywords} if isinstance(recipe, ast.Call) else {}
+    steps = [one for step in getattr(arguments.get("steps"), "elts", []) for one in _spread(path, step)]
     calls = [step for step in steps if isinstance(step, ast.Call) and not step.args]
     if not calls or len(calls) < len(steps):
         raise _Unread
@@ -73,8 +73,8 @@ def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
         for node in _body(path)
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names)
     ]
-    made = next((m for f in (path, *beside) if f.is_file() and (m := _assigned(f, name)) is not None), None)
-    return list(getattr(made, "elts", [step]))
+    several = next((m for f in (path, *beside) if f.is_file() and (m := _assigned(f, name)) is not None), None)
+    return list(getattr(several, "elts", [step]))
 
 
 def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
@@ -109,8 +109,8 @@ def _value(path: Path, node: ast.expr) -> Any:
 
 def _constant(path: Path, name: str) -> Any:
     """The value of a constant of a file, or of one that it imports."""
-    if (made := _assigned(path, name)) is not None:
-        return _value(path, made)
+    if (assigned := _assigned(path, name)) is not None:
+        return _value(path, assigned)
     for node in _body(path):
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             parts = (node.module or "").split(".")

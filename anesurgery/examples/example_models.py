@@ -140,13 +140,13 @@ def _converted(chosen: Example, ios: int) -> Any:
     with torch.random.fork_rng(devices=[]), torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):
         torch.manual_seed(0)
         module = chosen.module().eval()
-        given = tuple(
+        inputs = tuple(
             torch.zeros(shape, dtype=torch.int64 if kind is np.int32 else torch.float32)
             for shape, kind in chosen.inputs.values()
         )
         trace: Any = torch.jit.trace
         return ct.convert(
-            trace(module, given, check_trace=False),
+            trace(module, inputs, check_trace=False),
             inputs=[ct.TensorType(n, shape=s, dtype=kind) for n, (s, kind) in chosen.inputs.items()],
             outputs=[ct.TensorType(chosen.output)],
             convert_to=chosen.form,

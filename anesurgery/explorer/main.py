@@ -43,8 +43,10 @@ def make_adapter() -> type:
 
         def convert(self, model_path: str, settings: dict[str, Any]) -> dict[str, list[Graph]]:
             """A graph for each function of a model."""
-            found = graphs(model_path, TARGET)
-            return {"graphs": [Graph(graph_id(model_path, n), [*map(_node, ns)]) for n, ns in found.items()]}
+            by_function = graphs(model_path, TARGET)
+            return {
+                "graphs": [Graph(graph_id(model_path, n), [*map(_node, ns)]) for n, ns in by_function.items()]
+            }
 
     return CoreMLAdapter
 

@@ -72,11 +72,11 @@ def graphs(path: str | os.PathLike[str], target: str | None = None) -> dict[str,
         LoadError: the model cannot be read.
     """
     loaded = load_graph(path)
-    found = {}
+    by_function = {}
     for name, function in loaded.program.functions.items():
         rows = {row.name: row for row in inspect(loaded, target, function=name).ops}
-        found[name] = _nodes(function, rows)
-    return found
+        by_function[name] = _nodes(function, rows)
+    return by_function
 
 
 def _nodes(function: Block, rows: dict[str, OpRow]) -> list[Node]:
@@ -134,5 +134,5 @@ def values(inspection: Inspection, overlay: str) -> dict[str, tuple[float | str,
         return {r.name: (r.ms, None) for r in rows if r.ms is not None}
     if overlay == "numbers":
         hazards = {r.name: [f.rule for f in r.findings if f.kind == "numeric"] for r in rows}
-        return {name: (", ".join(found), COLOURS["CPU"]) for name, found in hazards.items() if found}
+        return {name: (", ".join(names), COLOURS["CPU"]) for name, names in hazards.items() if names}
     return {r.name: (len(r.findings), None) for r in rows if r.findings}

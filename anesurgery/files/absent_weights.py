@@ -30,10 +30,10 @@ def not_fetched(file: Path, content: bytes | None = None) -> str | None:
             return None
         with open(file, "rb") as opened:
             content = opened.read(LARGEST_POINTER)
-    found = POINTER.match(content[:LARGEST_POINTER])
-    if found is None:
+    pointer = POINTER.match(content[:LARGEST_POINTER])
+    if pointer is None:
         return None
-    size = f"{int(found[1]):,} bytes"
+    size = f"{int(pointer[1]):,} bytes"
     return (
         f"{file} is a pointer of Git LFS to {size} that were not fetched; run `git -C {file.parent} lfs pull`"
     )

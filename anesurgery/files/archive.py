@@ -67,9 +67,9 @@ def _root(archive: Path, names: list[PurePosixPath]) -> PurePosixPath:
     inside = {n for n in names if n.suffix == ".mlmodel" and not any(p in roots for p in n.parents)}
     roots = {r for r in roots | inside if not any(p in roots for p in r.parents)}
     if len(roots) != 1:
-        found = ", ".join(sorted(map(str, roots))[:4]) or "none"
+        listed = ", ".join(sorted(map(str, roots))[:4]) or "none"
         raise LoadError(
-            f"{archive} holds {len(roots)} models ({found}), and one can be read; unzip it and choose"
+            f"{archive} holds {len(roots)} models ({listed}), and one can be read; unzip it and choose"
         )
     return roots.pop()
 

@@ -59,7 +59,7 @@ LONGEST = 255
 
 def beside(package: Path, name: str) -> Path:
     """The file beside a package that holds an array of the model; a name that no file has is spelled out."""
-    plain = re.sub(r"[^\w.@-]", lambda found: f"%{ord(found[0]):02X}", name)
+    plain = re.sub(r"[^\w.@-]", lambda character: f"%{ord(character[0]):02X}", name)
     full = f"{package.stem}.{plain}.npy"
     if len(os.fsencode(full)) > LONGEST:
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -105,20 +105,20 @@ class Chain(Drawn):
     @property
     def spec(self) -> Any:
         """The specification of a pipeline with the interface of the whole, and without its models."""
-        made = proto.Model_pb2.Model(specificationVersion=max(c.version for c in self.chunks))
+        whole = proto.Model_pb2.Model(specificationVersion=max(c.version for c in self.chunks))
         last = self.chunks[-1].spec
-        getattr(made, DECIDING.get(last.WhichOneof("Type"), "pipeline")).SetInParent()
-        made.description.metadata.CopyFrom(last.description.metadata)
+        getattr(whole, DECIDING.get(last.WhichOneof("Type"), "pipeline")).SetInParent()
+        whole.description.metadata.CopyFrom(last.description.metadata)
         if last.WhichOneof("Type") in DECIDING:
             for field in ("predictedFeatureName", "predictedProbabilitiesName"):
-                setattr(made.description, field, getattr(last.description, field))
+                setattr(whole.description, field, getattr(last.description, field))
         for function, ends in (self.functions or {"": Ends(self.inputs, self.outputs)}).items():
-            place = made.description.functions.add(name=function) if function else made.description
+            place = whole.description.functions.add(name=function) if function else whole.description
             for kind, names in (("input", ends.inputs), ("output", ends.outputs)):
-                known = self._features(function, kind)
-                getattr(place, kind).extend(known[name] for name in names)
-        made.description.defaultFunctionName = next(iter(self.functions), "")
-        return made
+                features = self._features(function, kind)
+                getattr(place, kind).extend(features[name] for name in names)
+        whole.description.defaultFunctionName = next(iter(self.functions), "")
+        return whole
 
     def _features(self, function: str, kind: str) -> dict[str, Any]:
         """The features of a function by name, as the first chunk that has each describes it."""
@@ -203,15 +203,15 @@ def is_network(chunk: Loaded) -> bool:
 
 def _part(chunk: Loaded, weights: Path) -> Any:
     """The specification of a chunk, whose weights are written to a file."""
-    made = proto.Model_pb2.Model(specificationVersion=chunk.version)
-    made.description.CopyFrom(chunk.spec.description)
+    spec = proto.Model_pb2.Model(specificationVersion=chunk.version)
+    spec.description.CopyFrom(chunk.spec.description)
     with weights.open("w+b") as file:
         writer = WeightWriter(file, chunk.weights)
         program = protobuf.to_proto(chunk.program, chunk.version, writer.add, None)
         writer.finish()
-    made.mlProgram.CopyFrom(program)
-    describe(made, chunk.program)
-    return made
+    spec.mlProgram.CopyFrom(program)
+    describe(spec, chunk.program)
+    return spec
 
 
 def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
@@ -245,17 +245,17 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
         content = json.loads(read_text(file))
         names, inputs, outputs = (tuple(_strings(content[key])) for key in ("models", "inputs", "outputs"))
         functions = {name: _ends(ends) for name, ends in content.get("functions", {}).items()}
-        known = content["format"] == FORMAT and bool(names)
+        understood = content["format"] == FORMAT and bool(names)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise LoadError(f"{file} cannot be understood: {error!r}; cut the model again") from error
-    if not known or any(name != Path(name).name or name in ("", ".", "..") for name in names):
+    if not understood or any(name != Path(name).name or name in ("", ".", "..") for name in names):
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
         )
     chain = Chain(tuple(load(folder / name) for name in names), inputs, outputs, functions=functions)
     for function, ends in (functions or {"": Ends(inputs, outputs)}).items():
-        given, made = (chain._features(function, kind) for kind in ("input", "output"))
-        if lost := sorted({*ends.inputs} - {*given} | {*ends.outputs} - {*made}):
+        inputs_read, outputs_made = (chain._features(function, kind) for kind in ("input", "output"))
+        if lost := sorted({*ends.inputs} - {*inputs_read} | {*ends.outputs} - {*outputs_made}):
             raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
     return chain
 

@@ -114,10 +114,10 @@ def for_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
         )
     if len(files := weight_files(spec.mlProgram)) > 1:
         raise LoadError(f"{where} has its weights in {len(files)} files ({', '.join(files)}); one can be read")
-    made = proto.Model_pb2.Model()
-    made.CopyFrom(spec)
+    program_spec = proto.Model_pb2.Model()
+    program_spec.CopyFrom(spec)
     notes = []
-    for op in operations(made.mlProgram):
+    for op in operations(program_spec.mlProgram):
         if op.type == "const" or op.type.startswith("constexpr_"):
             continue
         for name in sorted(set(op.attributes) - {"name"}):
@@ -126,7 +126,7 @@ def for_coremltools(spec: Any, where: str) -> tuple[Any, tuple[str, ...]]:
                 f"{place}: attribute {name!r} of {op.type} is not known to coremltools and is left out"
             )
             del op.attributes[name]
-    return made, tuple(notes)
+    return program_spec, tuple(notes)
 
 
 def known_ops() -> set[str]:
@@ -177,9 +177,9 @@ def _other(folder: Path) -> str:
 
 def _kind(folder: Path) -> str:
     """The kind of model that `coremldata.bin` or `metadata.json` names; "" where neither does."""
-    found = _container(folder)
-    if isinstance(found, Described):
-        return found.kind
+    container = _container(folder)
+    if isinstance(container, Described):
+        return container.kind
     kind = _metadata(folder).get("modelType")
     name = kind.get("name") if isinstance(kind, dict) else None
     return name.removeprefix("MLModelType_") if isinstance(name, str) else ""

@@ -98,12 +98,12 @@ def describe_compiled(
         LoadError: program and description do not belong together.
     """
     if isinstance(container, Described) and _has_features(container.description):
-        made = container
+        described = container
     else:
         reason = container if isinstance(container, str) else "it describes no features"
-        made = _from_metadata(program, metadata, reason)
+        described = _from_metadata(program, metadata, reason)
     for name, function in program.functions.items():
-        features = _features_of(made.description, name)
+        features = _features_of(described.description, name)
         _check_names(name, function, features, where)
         order = {f.name: at for at, f in enumerate([*features.input, *features.state])}
         inputs = sorted(function.inputs, key=lambda value: order[value.name])
@@ -113,7 +113,7 @@ def describe_compiled(
         if FLEXIBLE in function.attributes:
             _keep_shapes(features.input, _plain(function.attributes[FLEXIBLE]))
             del function.attributes[FLEXIBLE]
-    return made
+    return described
 
 
 def _has_features(description: Any) -> bool:
@@ -126,9 +126,9 @@ def _features_of(description: Any, function: str) -> Any:
 
 
 def _copy(value: Any) -> Any:
-    made = type(value)()
-    made.CopyFrom(value)
-    return made
+    twin = type(value)()
+    twin.CopyFrom(value)
+    return twin
 
 
 def _check_names(name: str, function: Any, features: Any, where: str) -> None:
@@ -147,19 +147,21 @@ def _check_names(name: str, function: Any, features: Any, where: str) -> None:
 
 def _from_metadata(program: Any, metadata: Mapping[str, Any], reason: str) -> Described:
     """A description of what `metadata.json` and the types of the program say."""
-    made = proto.Model_pb2.ModelDescription()
+    description = proto.Model_pb2.ModelDescription()
     note = f"coremldata.bin was not used ({reason}); the interface comes from {ABSENT[not metadata]}"
     several = len(program.functions) > 1
     for name in sorted(program.functions):
-        features = made.functions.add(name=name) if several else made
+        features = description.functions.add(name=name) if several else description
         schema = _schema(metadata, name)
         _fill_features(features, program.functions[name], schema)
     if several:
-        made.defaultFunctionName = _text(metadata, "defaultFunctionName") or sorted(program.functions)[0]
-    _fill_about(made.metadata, metadata)
+        description.defaultFunctionName = _text(metadata, "defaultFunctionName") or sorted(program.functions)[0]
+    _fill_about(description.metadata, metadata)
     version = metadata.get("specificationVersion")
     least = max(_least_version(f.opset) for f in program.functions.values())
-    return Described("mlProgram", version if isinstance(version, int) and version > 0 else least, made, (note,))
+    return Described(
+        "mlProgram", version if isinstance(version, int) and version > 0 else least, description, (note,)
+    )
 
 
 def _least_version(opset: str) -> int:
@@ -169,8 +171,8 @@ def _least_version(opset: str) -> int:
 
 
 def _text(entry: Mapping[str, Any], key: str) -> str:
-    found = entry.get(key, "")
-    return found if isinstance(found, str) else ""
+    text = entry.get(key, "")
+    return text if isinstance(text, str) else ""
 
 
 def _fill_about(about: Any, metadata: Mapping[str, Any]) -> None:
@@ -192,8 +194,8 @@ def _schema(metadata: Mapping[str, Any], function: str) -> dict[str, Mapping[str
 
 
 def _entries(entry: Mapping[str, Any], key: str) -> Iterator[Mapping[str, Any]]:
-    found = entry.get(key)
-    yield from (e for e in found if isinstance(e, dict)) if isinstance(found, list) else ()
+    entries = entry.get(key)
+    yield from (e for e in entries if isinstance(e, dict)) if isinstance(entries, list) else ()
 
 
 def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[str, Any]]) -> None:
@@ -210,40 +212,40 @@ def _fill_features(features: Any, function: Any, schema: Mapping[str, Mapping[st
             feature.type.isOptional = str(entry.get("isOptional")) in ("1", "True")
         feature.shortDescription = _text(entry, "shortDescription")
     block = function.block_specializations[function.opset]
-    made = {v.name: v.type for v in function.inputs} | {
+    kinds = {v.name: v.type for v in function.inputs} | {
         v.name: v.type for op in block.operations for v in op.outputs
     }
     for name in block.outputs:
         feature = features.output.add(name=name)
-        _fill_type(feature.type, schema.get(name, {}), made[name])
+        _fill_type(feature.type, schema.get(name, {}), kinds[name])
         feature.shortDescription = _text(schema.get(name, {}), "shortDescription")
 
 
-def _fill_type(made: Any, entry: Mapping[str, Any], value: Any) -> None:
+def _fill_type(feature_type: Any, entry: Mapping[str, Any], value: Any) -> None:
     """The type of a feature: image or plain value as `metadata.json` says, else an array as in the program."""
     kind = _text(entry, "type")
     if kind in SIMPLE:
-        getattr(made, SIMPLE[kind]).SetInParent()
+        getattr(feature_type, SIMPLE[kind]).SetInParent()
     elif kind == "Dictionary":
         keys = "int64KeyType" if "Int64" in _text(entry, "formattedType") else "stringKeyType"
-        getattr(made.dictionaryType, keys).SetInParent()
-    elif kind == "Image" and _image(made.imageType, entry):
+        getattr(feature_type.dictionaryType, keys).SetInParent()
+    elif kind == "Image" and _image(feature_type.imageType, entry):
         return
     else:
-        _array_of(made.multiArrayType, value)
+        _array_of(feature_type.multiArrayType, value)
         if _text(entry, "dataType") in ARRAYS:
-            made.multiArrayType.dataType = _data_type(ARRAYS[_text(entry, "dataType")])
-        if not made.multiArrayType.shape:
-            made.multiArrayType.shape.extend(_shape(entry))
+            feature_type.multiArrayType.dataType = _data_type(ARRAYS[_text(entry, "dataType")])
+        if not feature_type.multiArrayType.shape:
+            feature_type.multiArrayType.shape.extend(_shape(entry))
 
 
-def _image(made: Any, entry: Mapping[str, Any]) -> bool:
+def _image(image: Any, entry: Mapping[str, Any]) -> bool:
     sides = [str(entry.get(key, "")) for key in ("width", "height")]
     color = COLORS.get(_text(entry, "colorspace"))
     if color is None or not all(s.isdecimal() and 0 < int(s) <= IMAGE_SIZE for s in sides):
         return False
-    made.width, made.height = map(int, sides)
-    made.colorSpace = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace.Value(color)
+    image.width, image.height = map(int, sides)
+    image.colorSpace = proto.FeatureTypes_pb2.ImageFeatureType.ColorSpace.Value(color)
     return True
 
 
@@ -251,22 +253,22 @@ def _data_type(name: str) -> int:
     return int(proto.FeatureTypes_pb2.ArrayFeatureType.ArrayDataType.Value(name))
 
 
-def _array_of(made: Any, value: Any) -> None:
-    made.SetInParent()
+def _array_of(array: Any, value: Any) -> None:
+    array.SetInParent()
     tensor = value.tensorType
-    made.dataType = _data_type(TENSORS.get(NAMES.get(tensor.dataType, ""), "FLOAT32"))
+    array.dataType = _data_type(TENSORS.get(NAMES.get(tensor.dataType, ""), "FLOAT32"))
     if all(d.WhichOneof("dimension") == "constant" for d in tensor.dimensions):
-        made.shape.extend(d.constant.size for d in tensor.dimensions)
+        array.shape.extend(d.constant.size for d in tensor.dimensions)
 
 
 def _shape(entry: Mapping[str, Any]) -> list[int]:
     """The default shape of a feature, which stands as "[1, 4]"."""
     try:
-        found = json.loads(_text(entry, "shape") or "[]")
+        shape = json.loads(_text(entry, "shape") or "[]")
     except ValueError:
         return []
-    fits = isinstance(found, list) and all(type(d) is int and 0 <= d < 2**31 for d in found)
-    return found if fits else []
+    fits = isinstance(shape, list) and all(type(d) is int and 0 <= d < 2**31 for d in shape)
+    return shape if fits else []
 
 
 def _plain(value: Any) -> Any:
@@ -275,8 +277,8 @@ def _plain(value: Any) -> Any:
     which = held.WhichOneof("value")
     if which == "tensor":
         field = held.tensor.WhichOneof("value")
-        found = list(getattr(held.tensor, field).values) if field else []
-        return found if value.type.tensorType.rank else found[0]
+        values = list(getattr(held.tensor, field).values) if field else []
+        return values if value.type.tensorType.rank else values[0]
     if which == "dictionary":
         return {_plain(p.key): _plain(p.value) for p in held.dictionary.values}
     return [_plain(v) for v in getattr(held, which).values]

@@ -51,20 +51,20 @@ def decompile(
     if not is_compiled(folder):
         raise LoadError(f"{folder} is not a compiled model; give an .mlmodelc folder")
     check_target(folder, place, overwrite)
-    found = read_compiled(folder)
-    weights = _weights(found.spec.mlProgram, folder)
+    compiled = read_compiled(folder)
+    weights = _weights(compiled.spec.mlProgram, folder)
 
     def write(package: Path) -> None:
         (package / "Data" / WEIGHTS).mkdir(parents=True)
         for name, file in weights.items():
             copy = package / "Data" / WEIGHTS / name
             copy.parent.mkdir(parents=True, exist_ok=True)
-            with copy.open("wb") as made:
-                file.copy_to(made)
-        found.source.check_place()  # else the weights may be those of another model
-        write_spec(found.spec, package)
+            with copy.open("wb") as weight_file:
+                file.copy_to(weight_file)
+        compiled.source.check_place()  # else the weights may be those of another model
+        write_spec(compiled.spec, package)
 
-    return Decompiled(write_atomically(place, write, overwrite), found.notes)
+    return Decompiled(write_atomically(place, write, overwrite), compiled.notes)
 
 
 def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
@@ -73,7 +73,7 @@ def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
     Raises:
         LoadError: one is missing, lacks a weight that the program reads, or is outside of the folder.
     """
-    found = {}
+    by_path = {}
     for path in weight_files(program):
         name = path.removeprefix(IN_MODEL)
         if name == path or ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute():
@@ -83,9 +83,9 @@ def _weights(program: Any, folder: Path) -> dict[str, WeightFile]:
         file = folder / "weights" / name
         if not file.is_file():
             raise LoadError(f"{folder} lacks its weight file weights/{name}; copy the compiled model again")
-        found[path] = name, WeightFile(file)
+        by_path[path] = name, WeightFile(file)
     for op in operations(program):
         for value in values_of(op):
             if value.WhichOneof("value") == "blobFileValue":
-                found[value.blobFileValue.fileName][1].blob(value.blobFileValue.offset)
-    return dict(found.values())
+                by_path[value.blobFileValue.fileName][1].blob(value.blobFileValue.offset)
+    return dict(by_path.values())

@@ -12,9 +12,9 @@ from anesurgery.mil import Block, Function, Operation, Program, Var
 
 def copied(program: Program) -> Program:
     """A copy that can be edited without touching the original; arrays, types and symbols are shared."""
-    made = copy(program)
-    made.functions = {name: _Copy().function(function) for name, function in program.functions.items()}
-    return made
+    twin = copy(program)
+    twin.functions = {name: _Copy().function(function) for name, function in program.functions.items()}
+    return twin
 
 
 class _Copy:
@@ -27,15 +27,15 @@ class _Copy:
 
     def function(self, old: Function) -> Function:
         """The copy of a function."""
-        given: Any = copy(old)
-        given._input_dict = OrderedDict((name, self.var(v)) for name, v in old.inputs.items())
-        given.placeholder_inputs = {
+        empty: Any = copy(old)
+        empty._input_dict = OrderedDict((name, self.var(v)) for name, v in old.inputs.items())
+        empty.placeholder_inputs = {
             name: self.placeholder(p) for name, p in cast(Any, old).placeholder_inputs.items()
         }
-        made = cast(Function, self.filled(old, given))
+        filled = cast(Function, self.filled(old, empty))
         for var, new in self.vars.items():
             self.wire(var, new)
-        return made
+        return filled
 
     def placeholder(self, old: Any) -> Any:
         """What stands for an input when a program is built."""

@@ -92,15 +92,15 @@ def _describe_functions(description: Any, program: Program) -> dict[str, Any]:
     """An entry for each function of a program; the first is the default."""
     for name in ("input", "output", "state", "functions"):
         description.ClearField(name)
-    made = {name: description.functions.add(name=name) for name in program.functions}
-    description.defaultFunctionName = next(iter(made))
-    return made
+    entries = {name: description.functions.add(name=name) for name in program.functions}
+    description.defaultFunctionName = next(iter(entries))
+    return entries
 
 
 def _states(features: Any, wanted: list[tuple[str, Var]]) -> None:
     """The entries of states, where they are others than before."""
-    known = {f.name: list(f.type.stateType.arrayType.shape) for f in features}
-    if known == {name: list(port(name, var).shape) for name, var in wanted}:
+    stated = {f.name: list(f.type.stateType.arrayType.shape) for f in features}
+    if stated == {name: list(port(name, var).shape) for name, var in wanted}:
         return
     del features[:]
     for name, var in wanted:
@@ -113,30 +113,30 @@ def saved(spec: Any, program: Program) -> dict[str, bytes]:
     """The parts of the description that will be saved with a program; none for a bare program."""
     if spec is None:
         return {}
-    made = proto.Model_pb2.Model()
-    made.description.CopyFrom(spec.description)
-    describe(made, program)
-    return parts(made.description)
+    spec_saved = proto.Model_pb2.Model()
+    spec_saved.description.CopyFrom(spec.description)
+    describe(spec_saved, program)
+    return parts(spec_saved.description)
 
 
 def parts(description: Any, where: str = "") -> dict[str, bytes]:
     """A description in parts: each feature of each function, the default, and the rest, "metadata"."""
     rest = type(description)()
     rest.CopyFrom(description)
-    found: dict[str, bytes] = {}
+    pieces: dict[str, bytes] = {}
     for kind in ("input", "output", "state"):
         for feature in getattr(rest, kind, ()):
-            found[f"{where}{kind} {feature.name}"] = feature.SerializeToString(deterministic=True)
+            pieces[f"{where}{kind} {feature.name}"] = feature.SerializeToString(deterministic=True)
         rest.ClearField(kind)
     for function in getattr(rest, "functions", ()):
-        found |= parts(function, f"{function.name}: ")
+        pieces |= parts(function, f"{function.name}: ")
     if where == "":
         rest.ClearField("functions")
         if rest.defaultFunctionName:
-            found[f"default {rest.defaultFunctionName}"] = b""
+            pieces[f"default {rest.defaultFunctionName}"] = b""
             rest.ClearField("defaultFunctionName")
-    found[f"{where}metadata"] = rest.SerializeToString(deterministic=True)
-    return found
+    pieces[f"{where}metadata"] = rest.SerializeToString(deterministic=True)
+    return pieces
 
 
 def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
@@ -144,15 +144,15 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
     names = {name for name, _ in wanted}
     for feature in [f for f in features if f.name not in names]:
         features.remove(feature)
-    known = {f.name: f for f in features}
+    by_name = {f.name: f for f in features}
     for name, var in wanted:
-        if name in known and known[name].type.WhichOneof("Type") != "multiArrayType":
+        if name in by_name and by_name[name].type.WhichOneof("Type") != "multiArrayType":
             continue
-        if name not in known:
-            known[name] = features.add(name=name)
-            known[name].type.multiArrayType.dataType = _feature_type(var)
-            known[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
-        array = known[name].type.multiArrayType
+        if name not in by_name:
+            by_name[name] = features.add(name=name)
+            by_name[name].type.multiArrayType.dataType = _feature_type(var)
+            by_name[name].type.multiArrayType.shape.extend(d or 1 for d in port(name, var).shape)
+        array = by_name[name].type.multiArrayType
         if dtype_name(var) == "fp16":
             array.dataType = _feature_type(var)
         shape = port(name, var).shape

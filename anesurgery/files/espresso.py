@@ -85,24 +85,24 @@ def _json(file: Path) -> dict[str, Any]:
     if content[:4] in (b"pbze", b"bvx2", b"bvxn"):
         raise LoadError(f"{file} is compressed (LZFSE), which is not read; compile the .mlmodel yourself")
     try:
-        found = json.loads(content)
+        entry = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{file} is not JSON: {error}; copy the compiled model again") from error
-    if not isinstance(found, dict):
-        raise LoadError(f"{file} holds a {type(found).__name__}, not an object; copy the compiled model again")
-    return found
+    if not isinstance(entry, dict):
+        raise LoadError(f"{file} holds a {type(entry).__name__}, not an object; copy the compiled model again")
+    return entry
 
 
 def _shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """Blob -> shape."""
-    found = {}
+    shapes = {}
     for name, sizes in _json(file)["layer_shapes"].items():
         rank = sizes.get("_rank", 4)
         shape = tuple(sizes.get(axis, 1) for axis in AXES)[len(AXES) - rank :]
         if not all(isinstance(size, int) and 0 < size < 1 << 31 for size in shape):
             raise LoadError(f"the shape of the blob {name!r} is {sizes}")
-        found[name] = shape
-    return found
+        shapes[name] = shape
+    return shapes
 
 
 def _blobs(file: Path) -> dict[int, bytes]:
@@ -114,9 +114,9 @@ def _blobs(file: Path) -> dict[int, bytes]:
     at = COUNT.size + count * PAIR.size
     if count > MOST_BLOBS or at > len(content):
         raise LoadError(f"{file.name} announces {count} blobs, which do not fit; copy the compiled model again")
-    found = {}
+    blobs = {}
     for number, size in PAIR.iter_unpack(content[COUNT.size : at]):
-        if number in found or at + size > len(content):
+        if number in blobs or at + size > len(content):
             raise LoadError(f"{file.name}: blob {number} is there twice, or ends beyond the file")
-        found[number], at = content[at : at + size], at + size
-    return found
+        blobs[number], at = content[at : at + size], at + size
+    return blobs

@@ -46,10 +46,10 @@ class Layer:
     def get(self, key: str, default: Any = None) -> Any:
         """A number of the entry; an error where it has none and there is no default."""
         self._read.add(key)
-        found = self._entry.get(key, default)
-        if found is None:
+        value = self._entry.get(key, default)
+        if value is None:
             raise self.error(f"it has no {key!r}")
-        return found
+        return value
 
     def shape(self, blob: str) -> tuple[int, ...]:
         """The shape of a blob, outermost axis first."""
@@ -76,8 +76,8 @@ class Layer:
         if len(self.inputs) not in inputs:
             raise self.error(f"it reads {len(self.inputs)} blobs")
         for key, value in self._entry.items():
-            known = key in QUIET or key in self._read or key.startswith("hint_")
-            if not known and not (key in NEUTRAL and value == NEUTRAL[key]):
+            expected = key in QUIET or key in self._read or key.startswith("hint_")
+            if not expected and not (key in NEUTRAL and value == NEUTRAL[key]):
                 raise self.error(f"it has {key} = {value!r}, and no public file shows what that does")
         if self._entry.get("weights"):
             raise self.error(f"its weights are stored as {', '.join(sorted(self._entry['weights']))}")
@@ -87,16 +87,16 @@ def _make(layer: Layer, kind: str, relu: bool = False, **fields: Any) -> list[An
     """A layer of the specification; with a relu after it where one is fused."""
     out = layer.outputs[0]
     first = f"{out}.before_relu" if relu else out
-    made = [_one(kind, layer.inputs, [first] if relu else layer.outputs, first, **fields)]
-    return [*made, _one("activation", [first], [out], out, ReLU={})] if relu else made
+    layers = [_one(kind, layer.inputs, [first] if relu else layer.outputs, first, **fields)]
+    return [*layers, _one("activation", [first], [out], out, ReLU={})] if relu else layers
 
 
 def _one(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **fields: Any) -> Any:
-    made = proto.NeuralNetwork_pb2.NeuralNetworkLayer(name=name, input=inputs, output=outputs)
-    params = getattr(made, kind)
+    layer = proto.NeuralNetwork_pb2.NeuralNetworkLayer(name=name, input=inputs, output=outputs)
+    params = getattr(layer, kind)
     params.SetInParent()
     params.MergeFrom(type(params)(**fields))
-    return made
+    return layer
 
 
 def _padding(layer: Layer) -> dict[str, Any]:
@@ -180,16 +180,16 @@ def _inner_product(layer: Layer) -> list[Any]:
 
 def _activation(layer: Layer) -> list[Any]:
     mode, alpha, beta = layer.get("mode"), layer.get("alpha", 1), layer.get("beta", 0)
-    known: dict[int, dict[str, Any]] = {
+    forms: dict[int, dict[str, Any]] = {
         0: {"ReLU": {}},
         1: {"tanh": {}},
         3: {"sigmoid": {}},
         6: {"linear": {"alpha": alpha, "beta": beta}},
     }
-    if mode not in known:
+    if mode not in forms:
         raise layer.error(f"it has mode {mode}, which no public file explains")
     layer.check()
-    return _make(layer, "activation", **known[mode])
+    return _make(layer, "activation", **forms[mode])
 
 
 def _elementwise(layer: Layer) -> list[Any]:
@@ -231,13 +231,13 @@ def _instance_norm(layer: Layer) -> list[Any]:
 def _transpose(layer: Layer) -> list[Any]:
     """`axis_w` is the axis of the input, counted from the innermost one, that becomes the last; and so on."""
     rank = len(layer.shape(layer.inputs[0]))
-    found = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
-    axes = [rank - 1 - axis for axis in reversed(found)]
+    places = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
+    axes = [rank - 1 - axis for axis in reversed(places)]
     for name in ("n", "seq"):
         layer.get(f"axis_{name}", 0)
     layer.check()
     if sorted(axes) != list(range(rank)):
-        raise layer.error(f"its axes {found} are not those of a blob of rank {rank}")
+        raise layer.error(f"its axes {places} are not those of a blob of rank {rank}")
     return _make(layer, "transpose", axes=axes)
 
 

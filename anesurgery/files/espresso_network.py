@@ -60,29 +60,29 @@ def _specification(model: Espresso, folder: Path) -> Any:
 def _described(model: Espresso, folder: Path) -> Described:
     """The description in `coremldata.bin`; where that cannot be read, one of the blobs that enter and leave."""
     try:
-        found = read_container(SourceFile(folder / DATA).read())
+        container = read_container(SourceFile(folder / DATA).read())
     except LoadError as error:
         if system_failed(error):
             raise
-        found = str(error)
-    if isinstance(found, Described):
-        return found
-    made = [name for entry in model.layers for name in entry["top"].split(",")]
+        container = str(error)
+    if isinstance(container, Described):
+        return container
+    results = [name for entry in model.layers for name in entry["top"].split(",")]
     read = [name for entry in model.layers for name in entry.get("bottom", "").split(",") if name]
     marked = [e["top"].split(",") for e in model.layers if e.get("attributes", {}).get("is_output")]
-    leaving = [name for names in marked for name in names] or [n for n in made if n not in set(read)]
+    leaving = [name for names in marked for name in names] or [n for n in results if n not in set(read)]
     description = proto.Model_pb2.ModelDescription()
-    for name in dict.fromkeys(n for n in read if n not in set(made)):
+    for name in dict.fromkeys(n for n in read if n not in set(results)):
         description.input.add(name=name).type.multiArrayType.dataType = FLOAT32
     for name in leaving:
         description.output.add(name=name).type.multiArrayType.dataType = FLOAT32
-    description.metadata.userDefined[NOTES] = f"inputs and outputs are those of the layers, for {found}"
+    description.metadata.userDefined[NOTES] = f"inputs and outputs are those of the layers, for {container}"
     return Described("neuralNetwork", EXACT, description)
 
 
 def _describe(description: Any, model: Espresso) -> None:
     """Bring inputs and outputs in line with what the layers read and make."""
-    made = {name for entry in model.layers for name in entry["top"].split(",")}
+    results = {name for entry in model.layers for name in entry["top"].split(",")}
     for feature in description.input:
         kind = feature.type.WhichOneof("Type")
         if feature.name not in model.shapes:
@@ -94,7 +94,7 @@ def _describe(description: Any, model: Espresso) -> None:
             array = proto.FeatureTypes_pb2.ArrayFeatureType(shape=shape)
             array.dataType = FLOAT32
             feature.type.multiArrayType.CopyFrom(array)
-    kept = [f for f in description.output if f.name in made]
+    kept = [f for f in description.output if f.name in results]
     last = model.layers[-1]["top"].split(",")[0] if model.layers else ""
     del description.output[:]
     for feature in kept:

@@ -60,41 +60,41 @@ class Interface:
             ignore: names of inputs, outputs and functions that may differ.
         """
         apart = self.functions.keys() ^ other.functions.keys()
-        found = [
+        words = [
             f"function {name!r} {'is gone' if name in self.functions else 'is new'}"
             for name in sorted(apart - set(ignore))
         ]
         for name in self.functions.keys() & other.functions.keys():
             a, b = self.functions[name], other.functions[name]
-            found += _ports("input", a.inputs, b.inputs, ignore)
-            found += _ports("output", a.outputs, b.outputs, ignore)
+            words += _ports("input", a.inputs, b.inputs, ignore)
+            words += _ports("output", a.outputs, b.outputs, ignore)
         if self.description and other.description:
-            found += _parts(self.description, other.description, ignore)
+            words += _parts(self.description, other.description, ignore)
         if self.specification_version != other.specification_version and VERSION not in ignore:
-            found.append(f"{VERSION} {self.specification_version} became {other.specification_version}")
-        return "; ".join(found)
+            words.append(f"{VERSION} {self.specification_version} became {other.specification_version}")
+        return "; ".join(words)
 
 
 def _parts(a: Mapping[str, bytes], b: Mapping[str, bytes], ignore: Collection[str]) -> list[str]:
     """How two descriptions differ, part by part; the last word of a part is the name of its feature."""
     old, new = ([p for p in parts if not {p.split()[-1], p.split(": ")[0]} & set(ignore)] for parts in (a, b))
-    found = [f"the description of {part} is gone" for part in old if part not in b]
-    found += [f"the description of {part} is new" for part in new if part not in a]
-    found += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]
-    if not found and old != new:
-        found.append(f"the description of {', '.join(old)} became that of {', '.join(new)}")
-    return found
+    words = [f"the description of {part} is gone" for part in old if part not in b]
+    words += [f"the description of {part} is new" for part in new if part not in a]
+    words += [f"the description of {part} changed" for part in old if part in b and a[part] != b[part]]
+    if not words and old != new:
+        words.append(f"the description of {', '.join(old)} became that of {', '.join(new)}")
+    return words
 
 
 def _ports(word: str, a: tuple[Port, ...], b: tuple[Port, ...], ignore: Collection[str]) -> list[str]:
     old = {p.name: p for p in a if p.name not in ignore}
     new = {p.name: p for p in b if p.name not in ignore}
-    found = [f"{word} {p} is gone" for n, p in old.items() if n not in new]
-    found += [f"{word} {p} is new" for n, p in new.items() if n not in old]
-    found += [f"{word} {old[n]} became {new[n]}" for n in old if n in new and old[n] != new[n]]
-    if not found and list(old) != list(new):
-        found.append(f"the order of {word}s {', '.join(old)} became {', '.join(new)}")
-    return found
+    words = [f"{word} {p} is gone" for n, p in old.items() if n not in new]
+    words += [f"{word} {p} is new" for n, p in new.items() if n not in old]
+    words += [f"{word} {old[n]} became {new[n]}" for n in old if n in new and old[n] != new[n]]
+    if not words and list(old) != list(new):
+        words.append(f"the order of {word}s {', '.join(old)} became {', '.join(new)}")
+    return words
 
 
 def signatures(program: Program) -> dict[str, Signature]:

@@ -29,14 +29,14 @@ def join(parts: Sequence[Loaded], outputs: Sequence[str]) -> Program:
         LoadError: they have different opsets, or one reads what none gives.
     """
     held = HeldWeights()
-    made = proto.MIL_pb2.Program(version=1)
-    joined = _Joined(made.functions["main"])
+    whole = proto.MIL_pb2.Program(version=1)
+    joined = _Joined(whole.functions["main"])
     for part in parts:
         name = default_function(part)
         joined.add(to_proto(part.program, part.version, held.store).functions[name])
     joined.finish(outputs)
     version = max(part.version for part in parts)
-    return from_proto(made, version, held.read, "the chain")
+    return from_proto(whole, version, held.read, "the chain")
 
 
 def default_function(part: Loaded) -> str:
@@ -110,12 +110,12 @@ class _Joined:
 
     def _free(self, name: str) -> str:
         """The name, or one like it that is not taken yet."""
-        found, n = name, 1
-        while found in self._taken:
+        free, n = name, 1
+        while free in self._taken:
             n += 1
-            found = f"{name}_{n}"
-        self._taken.add(found)
-        return found
+            free = f"{name}_{n}"
+        self._taken.add(free)
+        return free
 
 
 def _element(value: Any) -> int:
@@ -138,8 +138,8 @@ def _rename(op: Any, names: dict[str, str]) -> None:
         output.name = names[output.name]
     if op.outputs and "name" in op.attributes:
         op.attributes["name"].immediateValue.tensor.strings.values[0] = op.outputs[0].name
-    for given in op.inputs.values():
-        for argument in given.arguments:
+    for operand in op.inputs.values():
+        for argument in operand.arguments:
             if argument.WhichOneof("binding") == "name":
                 argument.name = names[argument.name]
     for nested in op.blocks:

@@ -28,10 +28,10 @@ def program_text(loaded: Loaded, version: str = VERSION) -> str:
         return None if blob is None else blob.place
 
     source = None if loaded.spec is None else loaded.spec.mlProgram
-    made = to_proto(loaded.program, loaded.version, place, source)
+    spec = to_proto(loaded.program, loaded.version, place, source)
     if weights is not None:
-        for op in operations(made):
+        for op in operations(spec):
             for value in values_of(op):
                 if value.WhichOneof("value") == "blobFileValue":
                     value.blobFileValue.fileName = f"@model_path/weights/{weights.path.name}"
-    return write_mil(made, version)
+    return write_mil(spec, version)

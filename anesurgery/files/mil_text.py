@@ -78,15 +78,15 @@ def read_mil(text: str, where: str = "the MIL text") -> MilText:
 
 def opset_of(text: str) -> str:
     """The opset as the protobuf names it: `ios16` is `CoreML6`; others are kept as they are."""
-    found = OPSET.fullmatch(text)
-    return LATEST.get(text, text) if found is None else f"CoreML{found[1]}"
+    opset = OPSET.fullmatch(text)
+    return LATEST.get(text, text) if opset is None else f"CoreML{opset[1]}"
 
 
 def opset_text(opset: str) -> str:
     """The opset as the text names it."""
-    found = PROTO_OPSET.fullmatch(opset)
-    if found is not None:
-        return f"ios{FIRST_OPSET + int(found[1])}"
+    core_ml = PROTO_OPSET.fullmatch(opset)
+    if core_ml is not None:
+        return f"ios{FIRST_OPSET + int(core_ml[1])}"
     return {v: k for k, v in LATEST.items()}.get(opset, opset)
 
 
@@ -107,17 +107,17 @@ class _Reader:
         if version is None:
             scanner.unexpected("the version of the text, as in program(1.0)")
         scanner.expect(")")
-        made = MIL.Program(version=int(version[1].split(".")[0]))
-        self._attributes(made.attributes)
+        whole = MIL.Program(version=int(version[1].split(".")[0]))
+        self._attributes(whole.attributes)
         scanner.expect("{")
         while scanner.here("func"):
-            self._function(made.functions)
+            self._function(whole.functions)
         scanner.expect("}")
         if scanner.text[scanner.at :].strip():
             scanner.unexpected("the end of the program")
-        if not made.functions:
+        if not whole.functions:
             scanner.fail("the program has no function")
-        return MilText(made, version[1])
+        return MilText(whole, version[1])
 
     def _function(self, functions: Any) -> None:
         scanner = self._scanner
@@ -148,14 +148,14 @@ class _Reader:
             read()
         self._scanner.expect(closing)
 
-    def _declare(self, made: Any) -> None:
+    def _declare(self, value: Any) -> None:
         """A type and the name of a value of that type."""
-        made.type.CopyFrom(self._types.read())
+        value.type.CopyFrom(self._types.read())
         at = self._scanner.at
-        made.name = self._scanner.name()
-        if made.name in self._scopes[-1]:
-            self._scanner.fail(f"{made.name!r} is defined twice", at)
-        self._scopes[-1].add(made.name)
+        value.name = self._scanner.name()
+        if value.name in self._scopes[-1]:
+            self._scanner.fail(f"{value.name!r} is defined twice", at)
+        self._scopes[-1].add(value.name)
 
     @contextmanager
     def _scope(self) -> Any:
@@ -203,10 +203,10 @@ class _Reader:
         self._blocks(op.blocks)
         self._attributes(op.attributes)
         scanner.expect(";")
-        for at, made in outputs:
-            if made.name in self._scopes[-1]:
-                scanner.fail(f"{made.name!r} is defined twice", at)
-            self._scopes[-1].add(made.name)
+        for at, output in outputs:
+            if output.name in self._scopes[-1]:
+                scanner.fail(f"{output.name!r} is defined twice", at)
+            self._scopes[-1].add(output.name)
 
     def _argument(self, inputs: Any) -> None:
         scanner = self._scanner
@@ -215,28 +215,28 @@ class _Reader:
         name = scanner.name() if plain is None else plain[1]
         if name in inputs:
             scanner.fail(f"input {name!r} is given twice", at)
-        made = inputs[name].arguments
+        bindings = inputs[name].arguments
         if plain is not None:
             scanner.at = plain.start(2)
-            made.add().name = self._used()
+            bindings.add().name = self._used()
             return
         scanner.expect("=")
         if not scanner.here("("):
-            self._binding(made.add())
+            self._binding(bindings.add())
             return
         scanner.at -= 1
         inputs[name].SetInParent()
-        self._between("(", ")", lambda: self._binding(made.add()))
+        self._between("(", ")", lambda: self._binding(bindings.add()))
 
-    def _binding(self, made: Any) -> None:
+    def _binding(self, binding: Any) -> None:
         """A value by its name, or written out."""
         scanner = self._scanner
         start = scanner.at
         if scanner.take(CALLED) is None:
-            made.name = self._used()
+            binding.name = self._used()
             return
         scanner.at = start
-        made.value.CopyFrom(self._values.read())
+        binding.value.CopyFrom(self._values.read())
 
     def _attributes(self, attributes: Any) -> None:
         if not self._scanner.here("["):

@@ -30,10 +30,10 @@ class Scanner:
 
     def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         """What stands here, if it is of this form; then the position is after it."""
-        found = pattern.match(self.text, self.at)
-        if found is not None:
-            self.at = found.end()
-        return found
+        token = pattern.match(self.text, self.at)
+        if token is not None:
+            self.at = token.end()
+        return token
 
     def here(self, mark: str) -> bool:
         """Do these characters come next? Then the position is after them."""
@@ -55,32 +55,32 @@ class Scanner:
 
     def name(self) -> str:
         """A name; one with other characters than letters, digits, `_`, `@` and `.` stands in quotes."""
-        if (found := self.take(NAME)) is not None:
-            return found[1]
+        if (token := self.take(NAME)) is not None:
+            return token[1]
         if (quoted := self.take(STRING)) is not None:
             return unescape(quoted[1])
         self.unexpected("a name")
 
     def string(self) -> str:
         """A string in quotes, without its escapes."""
-        found = self.take(STRING)
-        if found is None:
+        token = self.take(STRING)
+        if token is None:
             self.unexpected("a string")
-        return unescape(found[1])
+        return unescape(token[1])
 
     def integer(self) -> int:
         """A whole number that is not negative."""
-        found = self.take(INTEGER)
-        if found is None:
+        token = self.take(INTEGER)
+        if token is None:
             self.unexpected("a whole number")
-        return int(found[1])
+        return int(token[1])
 
     def unexpected(self, wanted: str) -> NoReturn:
         """Say that something else was expected here."""
         token = TOKEN.match(self.text, self.at)
-        found = "" if token is None or token[1] is None else token[1]
-        start = len(self.text) if token is None else token.end() - len(found)
-        self.fail(f"expected {wanted}, found {found[:SHOWN]!r}" if found else f"it ends before {wanted}", start)
+        word = "" if token is None or token[1] is None else token[1]
+        start = len(self.text) if token is None else token.end() - len(word)
+        self.fail(f"expected {wanted}, found {word[:SHOWN]!r}" if word else f"it ends before {wanted}", start)
 
     def fail(self, problem: str, at: int | None = None) -> NoReturn:
         """Raise an error that names the line and column and shows the line.
@@ -112,8 +112,8 @@ def unescape(text: str) -> str:
     return ESCAPED.sub(_character, text) if "\\" in text else text
 
 
-def _character(found: re.Match[str]) -> str:
-    code = found[1]
+def _character(escape: re.Match[str]) -> str:
+    code = escape[1]
     if code[0] in "xuU" and len(code) > 1:
         return chr(int(code[1:], 16)) if int(code[1:], 16) < 0x110000 else "\N{REPLACEMENT CHARACTER}"
     if code[0] in "01234567":
@@ -128,5 +128,5 @@ def quote(text: str) -> str:
 
 def name_text(name: str) -> str:
     """A name as it stands in the text."""
-    found = NAME.fullmatch(name)
-    return name if found is not None and found[1] == name else quote(name)
+    plain = NAME.fullmatch(name)
+    return name if plain is not None and plain[1] == name else quote(name)

@@ -43,29 +43,29 @@ class TypeReader:
             LoadError: there is none.
         """
         scanner = self._scanner
-        found = scanner.take(TENSOR) or scanner.take(PLAIN)
-        if found is None:
+        word = scanner.take(TENSOR) or scanner.take(PLAIN)
+        if word is None:
             return self._compound()
-        text = found[0]
+        text = word[0]
         if text not in self._known:
-            element = ELEMENTS.get(found[1])
+            element = ELEMENTS.get(word[1])
             if element is None:
-                scanner.fail(f"there is no element type {found[1]!r}", found.start(1))
-            dims = found[2] if found.re is TENSOR else ""
-            self._known[text] = self._tensor(element, [d.strip() for d in dims.split(",")], found.start())
+                scanner.fail(f"there is no element type {word[1]!r}", word.start(1))
+            dims = word[2] if word.re is TENSOR else ""
+            self._known[text] = self._tensor(element, [d.strip() for d in dims.split(",")], word.start())
         return self._known[text]
 
     def _tensor(self, element: int, dims: list[str], at: int) -> Any:
-        made = MIL.ValueType(tensorType=MIL.TensorType(dataType=element))
+        tensor = MIL.ValueType(tensorType=MIL.TensorType(dataType=element))
         for dim in dims if dims != [""] else []:
             if dim == "?":
-                made.tensorType.dimensions.add().unknown.variadic = False
+                tensor.tensorType.dimensions.add().unknown.variadic = False
             elif dim.isdecimal() and len(dim) <= DIGITS:
-                made.tensorType.dimensions.add().constant.size = int(dim)
+                tensor.tensorType.dimensions.add().constant.size = int(dim)
             else:
                 self._scanner.fail(f"{dim!r} is not a size of a dimension", at)
-        made.tensorType.rank = len(made.tensorType.dimensions)
-        return made
+        tensor.tensorType.rank = len(tensor.tensorType.dimensions)
+        return tensor
 
     def _compound(self) -> Any:
         scanner = self._scanner
@@ -83,9 +83,9 @@ class TypeReader:
         if read is None or not scanner.here("<"):
             scanner.at = start
             scanner.unexpected("a type")
-        made = read()
+        kind = read()
         scanner.expect(">")
-        return made
+        return kind
 
     def _odd_tensor(self) -> Any:
         """A tensor of unknown rank, or with dimensions that have names."""
@@ -94,55 +94,55 @@ class TypeReader:
         if word is None or word[1] not in ELEMENTS:
             scanner.at = scanner.at if word is None else word.start(1)
             scanner.unexpected("an element type")
-        made = MIL.ValueType(tensorType=MIL.TensorType(dataType=ELEMENTS[word[1]], rank=-1))
+        tensor = MIL.ValueType(tensorType=MIL.TensorType(dataType=ELEMENTS[word[1]], rank=-1))
         scanner.expect(",")
         if scanner.here("?"):
-            return made
+            return tensor
         scanner.expect("[")
         while not scanner.here("]"):
-            self._dimension(made.tensorType.dimensions.add())
+            self._dimension(tensor.tensorType.dimensions.add())
             if not scanner.here(","):
                 scanner.expect("]")
                 break
-        dims = made.tensorType.dimensions
-        made.tensorType.rank = -1 if any(d.unknown.variadic for d in dims) else len(dims)
-        return made
+        dims = tensor.tensorType.dimensions
+        tensor.tensorType.rank = -1 if any(d.unknown.variadic for d in dims) else len(dims)
+        return tensor
 
-    def _dimension(self, made: Any) -> None:
+    def _dimension(self, dimension: Any) -> None:
         """A size, `?`, `...` (any number of dimensions), or a symbol (a dynamic size, as `?` is)."""
         scanner = self._scanner
         if scanner.here("..."):
-            made.unknown.variadic = True
+            dimension.unknown.variadic = True
         elif scanner.here("?") or scanner.take(NAME):
-            made.unknown.variadic = False
+            dimension.unknown.variadic = False
         else:
-            made.constant.size = scanner.integer()
+            dimension.constant.size = scanner.integer()
 
     def _list(self) -> Any:
-        made = MIL.ValueType()
-        made.listType.type.CopyFrom(self.read())
+        listed = MIL.ValueType()
+        listed.listType.type.CopyFrom(self.read())
         self._scanner.expect(",")
-        self._dimension(made.listType.length)
-        return made
+        self._dimension(listed.listType.length)
+        return listed
 
     def _dict(self) -> Any:
-        made = MIL.ValueType()
-        made.dictionaryType.keyType.CopyFrom(self.read())
+        dictionary = MIL.ValueType()
+        dictionary.dictionaryType.keyType.CopyFrom(self.read())
         self._scanner.expect(",")
-        made.dictionaryType.valueType.CopyFrom(self.read())
-        return made
+        dictionary.dictionaryType.valueType.CopyFrom(self.read())
+        return dictionary
 
     def _tuple(self) -> Any:
-        made = MIL.ValueType(tupleType=MIL.TupleType())
-        made.tupleType.types.add().CopyFrom(self.read())
+        pair = MIL.ValueType(tupleType=MIL.TupleType())
+        pair.tupleType.types.add().CopyFrom(self.read())
         while self._scanner.here(","):
-            made.tupleType.types.add().CopyFrom(self.read())
-        return made
+            pair.tupleType.types.add().CopyFrom(self.read())
+        return pair
 
     def _state(self) -> Any:
-        made = MIL.ValueType()
-        made.stateType.wrappedType.CopyFrom(self.read())
-        return made
+        state = MIL.ValueType()
+        state.stateType.wrappedType.CopyFrom(self.read())
+        return state
 
 
 def element_name(kind: Any) -> str:

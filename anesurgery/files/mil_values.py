@@ -63,25 +63,25 @@ class ValueReader:
         """
         kind = self._types.read()
         self._scanner.expect("(")
-        made = MIL.Value()
-        self._fill(made, kind)
+        value = MIL.Value()
+        self._fill(value, kind)
         self._scanner.expect(")")
-        return made
+        return value
 
-    def _fill(self, made: Any, kind: Any) -> None:
-        made.type.CopyFrom(kind)
+    def _fill(self, value: Any, kind: Any) -> None:
+        value.type.CopyFrom(kind)
         which = kind.WhichOneof("type")
         if which == "tensorType":
-            self._tensor(made, kind)
+            self._tensor(value, kind)
         elif which == "listType":
-            made.immediateValue.list.SetInParent()
+            value.immediateValue.list.SetInParent()
             element = kind.listType.type
-            self._items("[", "]", lambda at: self._fill(made.immediateValue.list.values.add(), element))
+            self._items("[", "]", lambda at: self._fill(value.immediateValue.list.values.add(), element))
         elif which == "dictionaryType":
-            made.immediateValue.dictionary.SetInParent()
-            self._items("{", "}", lambda at: self._pair(made, kind.dictionaryType))
+            value.immediateValue.dictionary.SetInParent()
+            self._items("{", "}", lambda at: self._pair(value, kind.dictionaryType))
         elif which == "tupleType":
-            self._tuple(made, list(kind.tupleType.types))
+            self._tuple(value, list(kind.tupleType.types))
         else:
             self._scanner.fail("a state has no value")
 
@@ -96,32 +96,32 @@ class ValueReader:
             count += 1
         self._scanner.expect(closing)
 
-    def _pair(self, made: Any, kind: Any) -> None:
-        pair = made.immediateValue.dictionary.values.add()
+    def _pair(self, value: Any, kind: Any) -> None:
+        pair = value.immediateValue.dictionary.values.add()
         self._scanner.expect("{")
         self._fill(pair.key, kind.keyType)
         self._scanner.expect(",")
         self._fill(pair.value, kind.valueType)
         self._scanner.expect("}")
 
-    def _tuple(self, made: Any, kinds: Sequence[Any]) -> None:
-        made.immediateValue.tuple.SetInParent()
+    def _tuple(self, value: Any, kinds: Sequence[Any]) -> None:
+        value.immediateValue.tuple.SetInParent()
 
         def read(at: int) -> None:
             if at >= len(kinds):
                 self._scanner.fail(f"the tuple has {len(kinds)} types, and more values")
-            self._fill(made.immediateValue.tuple.values.add(), kinds[at])
+            self._fill(value.immediateValue.tuple.values.add(), kinds[at])
 
         self._items("(", ")", read)
-        if (count := len(made.immediateValue.tuple.values)) != len(kinds):
+        if (count := len(value.immediateValue.tuple.values)) != len(kinds):
             self._scanner.fail(f"the tuple has {len(kinds)} types, and {count} values")
 
-    def _tensor(self, made: Any, kind: Any) -> None:
+    def _tensor(self, value: Any, kind: Any) -> None:
         scanner = self._scanner
         start = scanner.at
         if (blob := scanner.take(BLOB)) is not None:
-            made.blobFileValue.fileName = unescape(blob[1])
-            made.blobFileValue.offset = int(blob[2])
+            value.blobFileValue.fileName = unescape(blob[1])
+            value.blobFileValue.offset = int(blob[2])
             return
         if scanner.here("BLOBFILE"):
             scanner.fail("BLOBFILE needs a path and an offset", start)
@@ -131,15 +131,15 @@ class ValueReader:
         if shape is not None and len(values) != math.prod(shape):
             words = f"the type says {math.prod(shape)} element(s)"
             scanner.fail(f"{words}, the value has {len(values)}", start)
-        store(made.immediateValue.tensor, name, values)
+        store(value.immediateValue.tensor, name, values)
 
     def _strings(self) -> list[str]:
         scanner = self._scanner
         if (one := scanner.take(STRING)) is not None:
             return [unescape(one[1])]
-        found: list[str] = []
-        self._items("[", "]", lambda at: found.extend(self._strings()))
-        return found
+        strings: list[str] = []
+        self._items("[", "]", lambda at: strings.extend(self._strings()))
+        return strings
 
     def _numbers(self, name: str) -> Any:
         """The elements of a tensor, however they are nested."""

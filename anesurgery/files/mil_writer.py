@@ -87,11 +87,11 @@ class _Writer:
 
     def _argument(self, op: Any, name: str) -> str:
         bindings = op.inputs[name].arguments
-        made = [
+        written = [
             name_text(b.name) if b.WhichOneof("binding") == "name" else self.value(b.value) for b in bindings
         ]
-        alone = len(made) == 1 and not _takes_tuple(op.type, name)
-        return made[0] if alone else f"({', '.join(made)})"
+        alone = len(written) == 1 and not _takes_tuple(op.type, name)
+        return written[0] if alone else f"({', '.join(written)})"
 
     def _attributes(self, attributes: Any) -> str:
         return f"[{', '.join(f'{name_text(n)} = {self.value(attributes[n])}' for n in sorted(attributes))}]"

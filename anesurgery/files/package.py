@@ -149,9 +149,9 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
 
 def part_names(pipeline: Any) -> list[str]:
     """A name for each model of a pipeline: those of the file where it has one for each, else "model 0", ..."""
-    count, given = len(pipeline.models), list(pipeline.names)
-    if len(set(given)) == count and all(given):
-        return given
+    count, names = len(pipeline.models), list(pipeline.names)
+    if len(set(names)) == count and all(names):
+        return names
     return [f"model {i}" for i in range(count)]
 
 

@@ -47,12 +47,12 @@ class LoadedPipeline:
     @property
     def interface(self) -> Interface:
         """What callers of the pipeline see, and what its ML Programs take and give."""
-        found = {
+        seen = {
             MEMBER.format(member, name): signature
             for member, loaded in self.programs.items()
             for name, signature in signatures(loaded.program).items()
         }
-        return Interface(found, parts(self.spec.description), self.spec.specificationVersion)
+        return Interface(seen, parts(self.spec.description), self.spec.specificationVersion)
 
     def copy(self, clone: Any) -> LoadedPipeline:
         """With programs of their own, made by `clone`."""

@@ -46,10 +46,10 @@ _LISTENER: ContextVar[Listener | None] = ContextVar("listener", default=None)
 @contextmanager
 def listening() -> Iterator[Listener]:
     """Listen to the work that is done in the body."""
-    made = Listener()
-    token = _LISTENER.set(made)
+    listener = Listener()
+    token = _LISTENER.set(listener)
     try:
-        yield made
+        yield listener
     finally:
         _LISTENER.reset(token)
 

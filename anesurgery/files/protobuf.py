@@ -66,9 +66,9 @@ def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the pr
                 _check_blocks(function)
                 _check_order(function)
                 context = reader.TranscriptionContext("")
-                made = reader._load_function(context, _bare(function), opset)
-                tidy(made, function)
-                program.add_function(name, made)
+                built = reader._load_function(context, _bare(function), opset)
+                tidy(built, function)
+                program.add_function(name, built)
             except OpError as error:
                 raise LoadError(f"{where}: {error}") from error
             except LoadError:
@@ -114,7 +114,9 @@ def _stored_in(block: Any) -> Iterator[Any]:
     for op in block.operations:
         values = list(op.attributes.values())
         if op.type.startswith("constexpr_"):
-            values += [b.value for given in op.inputs.values() for b in given.arguments if b.HasField("value")]
+            values += [
+                b.value for argument in op.inputs.values() for b in argument.arguments if b.HasField("value")
+            ]
         for value in values:
             if value.WhichOneof("value") == "blobFileValue":
                 yield value.blobFileValue
@@ -203,13 +205,13 @@ def _check_nested(op: Any) -> None:
     """
     if op.type not in ("while_loop", "cond"):
         return
-    given, outputs = len(op.outputs), [len(block.outputs) for block in op.blocks]
+    results, outputs = len(op.outputs), [len(block.outputs) for block in op.blocks]
     if op.type == "cond":
-        fits = outputs == [given, given]
+        fits = outputs == [results, results]
     else:
         carried = len(op.inputs["loop_vars"].arguments) if "loop_vars" in op.inputs else 0
         inputs = [len(block.inputs) for block in op.blocks]
-        fits = given == carried and outputs == [1, carried] and inputs == [carried, carried]
+        fits = results == carried and outputs == [1, carried] and inputs == [carried, carried]
     if not fits:
         name = op.outputs[0].name if op.outputs else ""
         raise OpError(f"the {op.type} {name!r} does not have the blocks that it needs; convert the model again")
@@ -276,9 +278,9 @@ class _Exporter(writer.MILProtoExporter):  # type: ignore[misc]
         value = var.val
         if not (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.size > 1):
             return super().get_milproto_value(var)
-        made = proto.MIL_pb2.Value(type=self.types_to_proto(var.sym_type))  # the host appends one by one
-        made.immediateValue.tensor.bools.values.extend(value.ravel().tolist())
-        return made
+        stated = proto.MIL_pb2.Value(type=self.types_to_proto(var.sym_type))  # the host appends one by one
+        stated.immediateValue.tensor.bools.values.extend(value.ravel().tolist())
+        return stated
 
     def export(self) -> Any:
         functions = {
@@ -322,15 +324,15 @@ def to_proto(program: Program, version: int, store: StoreWeight, source: Any = N
         {} if source is None else {n: _opset_kept(f.opset, program, n) for n, f in source.functions.items()}
     )
     with quiet_host():
-        made = _Exporter(program, version, store, opsets).export()
+        exported = _Exporter(program, version, store, opsets).export()
     if source is not None:
-        made.docString = source.docString
+        exported.docString = source.docString
         for name, attribute in source.attributes.items():
-            made.attributes[name].CopyFrom(attribute)
+            exported.attributes[name].CopyFrom(attribute)
         for name, function in source.functions.items():
             for key, attribute in function.attributes.items():
-                made.functions[name].attributes[key].CopyFrom(attribute)
-    return made
+                exported.functions[name].attributes[key].CopyFrom(attribute)
+    return exported
 
 
 class HeldWeights(list[Array]):

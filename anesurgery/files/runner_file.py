@@ -70,14 +70,14 @@ class Runner:
         Raises:
             LoadError: one is missing, or another one.
         """
-        for name, known in self.hashes.items():
+        for name, built in self.hashes.items():
             try:
-                found = hashed(folder / name)
+                digest = hashed(folder / name)
             except OSError as error:
                 raise LoadError(
                     f"{folder / name} cannot be read: {error.strerror or error}; {AGAIN}"
                 ) from error
-            if found != known:
+            if digest != built:
                 raise LoadError(f"{folder / name} is not the file that {NAME} names: it was changed; {AGAIN}")
 
 
@@ -151,18 +151,18 @@ def _inside(name: str) -> bool:
 
 def hashed(file: Path) -> str:
     """The SHA-256 of a file's bytes."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with file.open("rb") as stream:
         while piece := stream.read(PIECE):
-            found.update(piece)
-    return found.hexdigest()
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def hashes(folder: Path, names: Mapping[str, Any] | list[str]) -> dict[str, str]:
     """The hash of each file, and of all files within each folder, by their paths."""
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for name in names:
         place = folder / name
         files = sorted(p for p in place.rglob("*") if p.is_file()) if place.is_dir() else [place]
-        found |= {file.relative_to(folder).as_posix(): hashed(file) for file in files}
-    return found
+        digests |= {file.relative_to(folder).as_posix(): hashed(file) for file in files}
+    return digests

@@ -113,8 +113,8 @@ def _make(folder: Path, parent: int, name: str, target: str | None) -> Scratch |
         if not _lock(handle) or not leads_to(parent, name, handle):
             close(handle)
             return None
-        made = Scratch(folder, name, parent, handle, target)
-        _write_note(made, JOURNAL, os.fstat(handle), target)
+        fresh = Scratch(folder, name, parent, handle, target)
+        _write_note(fresh, JOURNAL, os.fstat(handle), target)
         os.mkdir(NEW, 0o700, dir_fd=handle)
     except FileNotFoundError:  # a save that cleans up after the dead was faster
         if handle is not None:
@@ -126,7 +126,7 @@ def _make(folder: Path, parent: int, name: str, target: str | None) -> Scratch |
         if handle is not None:
             close(handle)
         raise
-    return made
+    return fresh
 
 
 def _lock(handle: int) -> bool:
@@ -202,11 +202,11 @@ def take(folder: Path, parent: int, name: str) -> Scratch | None:
             close(handle)
             return None
         target = _check_journal(name, handle)
-        found = Scratch(folder, name, os.dup(parent), handle, target)
+        scratch = Scratch(folder, name, os.dup(parent), handle, target)
     except BaseException:
         close(handle)
         raise
-    return found
+    return scratch
 
 
 def _check_owner(state: os.stat_result) -> None:

@@ -37,17 +37,17 @@ class Shard:
         return Shard((number - 1) * self.count + self.number, self.count * count)
 
 
-def share(given: Shard | str | tuple[int, int] | None) -> Shard:
+def share(asked: Shard | str | tuple[int, int] | None) -> Shard:
     """A share, given as "3/8" or (3, 8); all of the work when absent.
 
     Raises:
         SurgeryError: it is something else.
     """
-    if given is None or isinstance(given, Shard):
-        return given or Shard()
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", given)
-        if found is None:
-            raise SurgeryError(f"shard {given!r}: write it as 3/8, the third of eight")
-        return Shard(int(found[1]), int(found[2]))
-    return Shard(*given)
+    if asked is None or isinstance(asked, Shard):
+        return asked or Shard()
+    if isinstance(asked, str):
+        parts = re.fullmatch(r"\s*(\d+)\s*/\s*(\d+)\s*", asked)
+        if parts is None:
+            raise SurgeryError(f"shard {asked!r}: write it as 3/8, the third of eight")
+        return Shard(int(parts[1]), int(parts[2]))
+    return Shard(*asked)

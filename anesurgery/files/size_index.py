@@ -190,9 +190,11 @@ def chosen(
             _check_seen(values, padding)
             return Call(row, _filled(row, values, padding), length)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
-    given = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
+    shapes_in_words = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
     why = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
-    raise InterpretError(f"no size takes the inputs given ({given}): {offered}{why}; make that size too")
+    raise InterpretError(
+        f"no size takes the inputs given ({shapes_in_words}): {offered}{why}; make that size too"
+    )
 
 
 def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Padding) -> int | None:
@@ -211,12 +213,12 @@ def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Paddi
 
 def _filled(row: SizeRow, values: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
     """The values, those shorter than a size filled up."""
-    found = dict(values)
+    filled = dict(values)
     for key, axis in padding.inputs.items():
         array = np.asarray(values[key])
         more = [(0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)]
-        found[key] = np.pad(array, more, constant_values=np.asarray(padding.fill.get(key, 0), array.dtype))
-    return found
+        filled[key] = np.pad(array, more, constant_values=np.asarray(padding.fill.get(key, 0), array.dtype))
+    return filled
 
 
 def _check_seen(values: Mapping[str, Any], padding: Padding) -> None:

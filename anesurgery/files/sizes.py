@@ -16,9 +16,9 @@ def read_size(size: float | str | None) -> int:
     Raises:
         SurgeryError: it is neither, or not above 0.
     """
-    found = SIZE.fullmatch(str(size))
-    unit = found[2].upper() if found else None
+    parts = SIZE.fullmatch(str(size))
+    unit = parts[2].upper() if parts else None
     unit = unit + "B" if unit in ("K", "M", "G") else "" if unit == "B" else unit
-    if found is None or unit not in UNITS or float(found[1]) <= 0:
+    if parts is None or unit not in UNITS or float(parts[1]) <= 0:
         raise SurgeryError(f"max_bytes={size!r} is not a size; give bytes, or as '950 MB'")
-    return int(float(found[1]) * UNITS[unit])
+    return int(float(parts[1]) * UNITS[unit])

@@ -62,8 +62,8 @@ class SourceFile:
     @property
     def identity(self) -> tuple[int, ...]:
         """Equal for two who have opened one file, unless somebody wrote to it in between."""
-        found = self._found
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        status = self._found
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     def check(self) -> None:
         """See that nobody wrote to the file.

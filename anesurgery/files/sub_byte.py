@@ -21,13 +21,13 @@ def pack(values: Array, bits: int) -> Array:
 
 def unpack(packed: Array, bits: int, signed: bool, shape: tuple[int, ...]) -> Array:
     """The elements of some bytes."""
-    made = np.empty(int(np.prod(shape, dtype=np.int64)), np.uint8)
-    for start in range(0, made.size, AT_ONCE):
-        count = min(AT_ONCE, made.size - start)
+    elements = np.empty(int(np.prod(shape, dtype=np.int64)), np.uint8)
+    for start in range(0, elements.size, AT_ONCE):
+        count = min(AT_ONCE, elements.size - start)
         piece = packed[start * bits // 8 : -(-(start + count) * bits // 8)]
         planes = np.unpackbits(piece, count=count * bits, bitorder="little").reshape(count, bits)
-        made[start : start + count] = np.packbits(planes, axis=1, bitorder="little")[:, 0]
+        elements[start : start + count] = np.packbits(planes, axis=1, bitorder="little")[:, 0]
     if not signed:
-        return made.reshape(shape)
+        return elements.reshape(shape)
     sign = np.uint8(1 << (bits - 1))
-    return ((made ^ sign) - sign).view(np.int8).reshape(shape)
+    return ((elements ^ sign) - sign).view(np.int8).reshape(shape)

@@ -45,9 +45,9 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
     _skip_used_symbols()
     validate, dimension, infer = InputSpec.validate_inputs, helper.get_proto_dim, HostOperation._auto_val
 
-    def check(self: Any, *given: Any) -> None:
+    def check(self: Any, *arguments: Any) -> None:
         try:
-            validate(self, *given)
+            validate(self, *arguments)
         except ValueError as error:
             if "must have the same data type" not in str(error):
                 raise
@@ -110,12 +110,12 @@ def _operations() -> Callable[[Any, Any], None]:
 
 def _names() -> Callable[[str], Any]:
     """Gives the dimension of a name in a list's shape; other programs may use the same names."""
-    known: dict[str, Any] = {}
+    dimensions: dict[str, Any] = {}
 
     def symbol(name: str) -> Any:
-        if name not in known:
-            known[name] = symbols.get_new_symbol()
-        return known[name]
+        if name not in dimensions:
+            dimensions[name] = symbols.get_new_symbol()
+        return dimensions[name]
 
     return symbol
 
@@ -128,9 +128,9 @@ def _skip_used_symbols() -> None:
 
 def cannot_read(spec: Any, reason: str) -> str:
     """Why an op cannot be read, in words."""
-    known = SSAOpRegistry.core_ops
-    if spec.type not in known:
-        near = difflib.get_close_matches(spec.type, known, n=3, cutoff=0.5)
+    op_types = SSAOpRegistry.core_ops
+    if spec.type not in op_types:
+        near = difflib.get_close_matches(spec.type, op_types, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "upgrade coremltools"
         return f"op {_op_name(spec)} is of the unknown type {spec.type!r}; {hint}"
     return f"op {_op_name(spec)} ({spec.type}) cannot be read: {reason}; convert the model again"
@@ -138,8 +138,8 @@ def cannot_read(spec: Any, reason: str) -> str:
 
 def _op_name(spec: Any) -> str:
     """The name of an op in a protobuf: its attribute, else its first output."""
-    given = spec.attributes["name"].immediateValue.tensor.strings.values if "name" in spec.attributes else ()
-    return repr(str(given[0] if given else spec.outputs[0].name if spec.outputs else "without a name"))
+    named = spec.attributes["name"].immediateValue.tensor.strings.values if "name" in spec.attributes else ()
+    return repr(str(named[0] if named else spec.outputs[0].name if spec.outputs else "without a name"))
 
 
 def said(error: Exception) -> str:

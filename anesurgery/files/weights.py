@@ -129,12 +129,12 @@ class WeightFile:
     def _metadata(self, offset: int) -> bytes:
         """The metadata at an offset, from the file: the map of one that was cut short cannot be read."""
         try:
-            found = os.pread(self.source.handle, METADATA.size, offset)
+            metadata = os.pread(self.source.handle, METADATA.size, offset)
         except OSError as error:
             raise LoadError(f"{self.path} cannot be read: {error.strerror}; copy the package again") from error
-        if len(found) < METADATA.size:
+        if len(metadata) < METADATA.size:
             raise LoadError(f"{self.path} was cut short after it was opened; load it again")
-        return found
+        return metadata
 
     def _short(self, wanted: int) -> str:
         return (
@@ -157,11 +157,11 @@ class WeightFile:
         size = -(-count * bits // 8)
         self._fits(blob, size, shape, name, PACKED.get(name, blob.code), 8 * size - count * bits)
         raw = np.asarray(self._map[blob.data : blob.data + blob.size])
-        made = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
-        made = made.view(types.nptype_from_builtin(element))  # which tells coremltools the type
-        made.flags.writeable = False
-        self._unpacked[made.ctypes.data] = (blob, weakref.ref(made))
-        return made
+        array = sub_byte.unpack(raw, bits, not element.is_unsigned(), shape)
+        array = array.view(types.nptype_from_builtin(element))  # which tells coremltools the type
+        array.flags.writeable = False
+        self._unpacked[array.ctypes.data] = (blob, weakref.ref(array))
+        return array
 
     def _fits(
         self, blob: Blob, wanted: int, shape: tuple[int, ...], dtype: Any, code: int, padding: int | None
@@ -186,8 +186,8 @@ class WeightFile:
         """The blob that an array is an unchanged view of, if it is one."""
         if not array.flags.c_contiguous:
             return None
-        blob, made = self._unpacked.get(array.ctypes.data, (None, lambda: None))
-        if made() is not None and (array is made() or array.base is made()):
+        blob, alive = self._unpacked.get(array.ctypes.data, (None, lambda: None))
+        if alive() is not None and (array is alive() or array.base is alive()):
             return blob
         blob = self._blobs.get(array.ctypes.data)
         return blob if blob is not None and blob.size == array.nbytes else None

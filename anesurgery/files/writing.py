@@ -50,12 +50,12 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
     try:
         with held_back(), _working(target.parent, target.name) as scratch:
             kept = scratch.path / OLD / target.name
-            made = scratch.place / NEW / target.name
+            fresh = scratch.place / NEW / target.name
             with allowed():
-                write(made)
+                write(fresh)
             if overwrite and os.path.lexists(target):
-                _sync(made)  # the old one goes for good
-            _place(made, scratch.beside / target.name, scratch, overwrite)
+                _sync(fresh)  # the old one goes for good
+            _place(fresh, scratch.beside / target.name, scratch, overwrite)
     except FileExistsError as error:
         raise LoadError(_exists(target)) from error
     except OSError as error:
@@ -171,17 +171,17 @@ def _clean(scratch: Scratch) -> None:
         scratches.remove(scratch)
 
 
-def _place(made: Path, target: Path, scratch: Scratch, overwrite: bool) -> None:
+def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None:
     """Move what was made to its place; what was there, if anything, is then in the scratch folder."""
     for _ in range(ATTEMPTS):
         there = overwrite and os.path.lexists(target)
         try:
             if not there:
-                _move(made, target, scratch)
-            elif not _rename(made, target, exchange=True):
-                _replace(made, target, scratch)
+                _move(fresh, target, scratch)
+            elif not _rename(fresh, target, exchange=True):
+                _replace(fresh, target, scratch)
         except (FileExistsError, FileNotFoundError) as error:
-            again = not there if isinstance(error, FileExistsError) else os.path.lexists(made)
+            again = not there if isinstance(error, FileExistsError) else os.path.lexists(fresh)
             if not (overwrite and again):
                 raise
         else:
@@ -189,29 +189,29 @@ def _place(made: Path, target: Path, scratch: Scratch, overwrite: bool) -> None:
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
-def _replace(made: Path, target: Path, scratch: Scratch) -> None:
+def _replace(fresh: Path, target: Path, scratch: Scratch) -> None:
     """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
     with locked(handles.open_folder(target.parent), scratch.folder):
         scratches.note_moved(scratch)
         target.rename(scratch.place / OLD / target.name)
-        made.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
+        fresh.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
 
 
-def _move(made: Path, target: Path, scratch: Scratch) -> None:
+def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
     """Move to a place that must be empty.
 
     Raises:
         FileExistsError: it is not.
     """
-    if _rename(made, target, exchange=False):
+    if _rename(fresh, target, exchange=False):
         return
     with locked(handles.open_folder(target.parent), scratch.folder):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-        made.rename(target)
+        fresh.rename(target)
 
 
-def _rename(made: Path, target: Path, *, exchange: bool) -> bool:
+def _rename(fresh: Path, target: Path, *, exchange: bool) -> bool:
     """Exchange two places, or move to one that must be empty; False where the system cannot."""
     if sys.platform not in RENAMES:
         return False
@@ -219,7 +219,7 @@ def _rename(made: Path, target: Path, *, exchange: bool) -> bool:
     call = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if call is None:
         return False
-    if call(here, os.fsencode(made), here, os.fsencode(target), swap if exchange else exclusive) == 0:
+    if call(here, os.fsencode(fresh), here, os.fsencode(target), swap if exchange else exclusive) == 0:
         return True
     code = ctypes.get_errno()
     if code in UNSUPPORTED:
@@ -227,9 +227,9 @@ def _rename(made: Path, target: Path, *, exchange: bool) -> bool:
     raise OSError(code, os.strerror(code))
 
 
-def _sync(made: Path) -> None:
+def _sync(fresh: Path) -> None:
     """Let the disk have a file, or all files of a folder, before what they replace is removed."""
-    for path in [made, *made.rglob("*")] if made.is_dir() else [made]:
+    for path in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
         if path.is_symlink():
             continue
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

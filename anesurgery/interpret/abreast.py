@@ -68,13 +68,13 @@ class Abreast:
         with torch.inference_mode():
             for k, step in enumerate(self.exact.plan.steps):
                 with self._widened(step):
-                    made = _take(self.exact, k, exact)
+                    results = _take(self.exact, k, exact)
                     own = {a: _take(e, k, _apart(right)) for a, e in self.others.items()}
                     after = {
                         a: _take(e, k, env) for (a, e), env in zip(self.others.items(), grown, strict=True)
                     }
-                _follow(step, made, exact, right)
-                yield Shown(step.op, made, own, after)
+                _follow(step, results, exact, right)
+                yield Shown(step.op, results, own, after)
             self._outputs = {"fp32": self.exact.outputs(exact, bound.values())}
             for (a, executable), env in zip(self.others.items(), grown, strict=True):
                 self._outputs[a] = executable.outputs(env, bound.values())
@@ -126,9 +126,9 @@ def _apart(env: Env) -> Env:
     return {var: copied(value) for var, value in env.items()}
 
 
-def _follow(step: Step, made: Sequence[Any], exact: Env, right: Env) -> None:
+def _follow(step: Step, results: Sequence[Any], exact: Env, right: Env) -> None:
     """Bring the right operands to where the exact run is."""
-    for var, value in zip(step.op.outputs, made, strict=True):
+    for var, value in zip(step.op.outputs, results, strict=True):
         if var in exact:
             right[var] = stored(var, value)
     for var in [v for v in right if v not in exact]:

@@ -53,8 +53,8 @@ class Attention:
 
 def attentions(program: Program | Block) -> Iterator[Attention]:
     """Every whole attention of a program or block, in file order."""
-    found = (recognise(op) for op in walk_ops(program))
-    return (a for a in found if a is not None and a.is_whole)
+    recognised = (recognise(op) for op in walk_ops(program))
+    return (a for a in recognised if a is not None and a.is_whole)
 
 
 def recognise(op: Operation) -> Attention | None:

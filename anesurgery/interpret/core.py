@@ -188,11 +188,11 @@ class Plan:
             return kept
         if name == "weight" and getattr(self.arithmetic, "reads_stored", False):
             return stored
-        made = stored.float()
+        wide = stored.float()
         if self.runs > 1 and self.ready_bytes <= self.room:
-            self.kept[var] = made
+            self.kept[var] = wide
             dtypes.forget(var.val)
-        return made
+        return wide
 
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
@@ -208,11 +208,11 @@ class Plan:
             arguments[name] = self._ready(step, name, arguments[name])
         if listener is not None:
             listener.before(step.op, arguments)
-        made = self._compute(step, arguments, env, listener)
+        results = self._compute(step, arguments, env, listener)
         if step.stored and (self.runs == 1 or self.ready_bytes > self.room):  # else kept from the second run on
             for name in step.stored:
                 dtypes.forget(step.op.inputs[name].val)
-        for (var, dtype, rounding), value in zip(step.outs, made, strict=True):
+        for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
             ready = rounding is None and getattr(value, "dtype", None) is dtype
             env[var] = value if ready else dtypes.finish(value, dtype, rounding)
         if listener is not None:
@@ -225,12 +225,12 @@ class Plan:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
             if listener is None and step.op in self.in_place:
-                made = state.update(step.op, env, arguments, spent=step.op.x in step.dead)
+                result = state.update(step.op, env, arguments, spent=step.op.x in step.dead)
             else:
-                made = step.function(**arguments)
+                result = step.function(**arguments)
         except Exception as error:
-            known = isinstance(error, InterpretError)
-            if isinstance(error, SurgeryError) and (step.op.blocks or not known):
+            foreseen = isinstance(error, InterpretError)
+            if isinstance(error, SurgeryError) and (step.op.blocks or not foreseen):
                 raise  # an op of a nested block has said it all
             at = next(i for i, s in enumerate(self.steps) if s.op is step.op)
             around = "".join(
@@ -238,11 +238,11 @@ class Plan:
                 for s in self.steps[max(at - 2, 0) : at + 3]
             )
             got = ", ".join(f"{k}={inputs.describe(v)}" for k, v in arguments.items())
-            what = str(error) if known else f"{type(error).__name__}: {error}"
-            raise (type(error) if known else InterpretError)(
+            what = str(error) if foreseen else f"{type(error).__name__}: {error}"
+            raise (type(error) if foreseen else InterpretError)(
                 f"op {step.op.name} failed: {what}{around}\n  on {got}"
             ) from error
-        return made if isinstance(made, (tuple, list)) and len(step.outs) > 1 else (made,)
+        return result if isinstance(result, (tuple, list)) and len(step.outs) > 1 else (result,)
 
     def arguments(self, step: Step, env: Env) -> dict[str, Any]:
         """What a step reads, by parameter; constants as they are stored."""
@@ -316,11 +316,11 @@ def _last_uses(ops: list[Operation], reads: list[list[Var]], keep: set[Var]) -> 
     for i, op in enumerate(ops):
         last |= dict.fromkeys(op.outputs, i)
         last |= {v: i for v in reads[i] if v in last}
-    found: dict[int, list[Var]] = {}
+    uses: dict[int, list[Var]] = {}
     for var, i in last.items():
         if var not in keep:
-            found.setdefault(i, []).append(var)
-    return found
+            uses.setdefault(i, []).append(var)
+    return uses
 
 
 class Executable:
@@ -385,8 +385,8 @@ class Executable:
         value = self.plan.value(env, output)
         if not isinstance(value, torch.Tensor):
             return value
-        given = {_place(b.value if isinstance(b, state.Box) else b) for b in bound}
-        return value.clone() if _place(value) in self.stored | given else value
+        memory = {_place(b.value if isinstance(b, state.Box) else b) for b in bound}
+        return value.clone() if _place(value) in self.stored | memory else value
 
     def make_state(self) -> state.States:
         """States of this function, all zero."""

@@ -59,13 +59,13 @@ class Rows:
         """The shape of one row."""
         return tuple(d for a, d in enumerate(self.shape) if a != self.axis)
 
-    def table(self, given: Any) -> Array:
+    def table(self, values: Any) -> Array:
         """A table with its rows on the first axis, from one that has them there, or has the axes of the input.
 
         Raises:
             InterpretError: its rows have another size.
         """
-        array = np.asarray(given)
+        array = np.asarray(values)
         others = tuple(d for a, d in enumerate(array.shape) if a != self.axis)
         if array.ndim == len(self.shape) and others == self.others:
             return np.moveaxis(array, self.axis, 0).reshape(array.shape[self.axis], *self.others)
@@ -118,15 +118,15 @@ class Call:
     def from_position(self, position: int) -> dict[str, Any]:
         """The inputs that follow from the number of tokens before."""
         value = np.array([position], np.int32)
-        made = {} if self.maker is None else self.maker({POSITION: value})
-        return made | ({POSITION: value} if POSITION in self.predictor.ports[0] else {})
+        inputs = {} if self.maker is None else self.maker({POSITION: value})
+        return inputs | ({POSITION: value} if POSITION in self.predictor.ports[0] else {})
 
     @property
     def positions(self) -> list[Var]:
         """The inputs of its programs with the number of tokens before."""
         predictors = [self.predictor, *([] if self.maker is None else [self.maker])]
         inputs = [e.function.inputs for p in predictors for e in p.executables]
-        return [given[POSITION] for given in inputs if POSITION in given]
+        return [values[POSITION] for values in inputs if POSITION in values]
 
     def reads(self, position: int) -> bool:
         """Can it give the logits of the last token, where so many have been read with those of this call?"""
@@ -142,13 +142,15 @@ class Call:
         """The same, where a table says how many tokens there are."""
         return replace(self, words=vocabulary) if self.words == sys.maxsize else self
 
-    def logits(self, made: Mapping[str, Any]) -> Array:
+    def logits(self, outputs: Mapping[str, Any]) -> Array:
         """The logits that a call gave, one row for each token; of tokens that it did not give, -inf."""
-        found = np.asarray(made[self.output])
+        best = np.asarray(outputs[self.output])
         if not self.words:
-            return found.reshape(-1, found.shape[-1])
-        tokens = found.reshape(-1, found.shape[-1] if self.values else 1)
-        values = np.asarray(made[self.values]).reshape(tokens.shape) if self.values else np.zeros(tokens.shape)
+            return best.reshape(-1, best.shape[-1])
+        tokens = best.reshape(-1, best.shape[-1] if self.values else 1)
+        values = (
+            np.asarray(outputs[self.values]).reshape(tokens.shape) if self.values else np.zeros(tokens.shape)
+        )
         rows = np.full((len(tokens), self.words), -np.inf, np.float32)
         np.put_along_axis(rows, tokens, values.astype(np.float32), -1)
         return rows
@@ -173,13 +175,13 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
         InterpretError: this is not the interface of a decoder.
     """
     names = list(whole.parts[0].program.functions)
-    made = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
-    makers = {n: made.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
-    calls = (call_of(predictor, output, makers.get(n)) for n, predictor in made.items())
-    found = sorted(calls, key=lambda call: call.length)
-    if not all(call.cached for call in found) and len(found) > 1:
+    predictors = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
+    makers = {n: predictors.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
+    calls = (call_of(predictor, output, makers.get(n)) for n, predictor in predictors.items())
+    decoding = sorted(calls, key=lambda call: call.length)
+    if not all(call.cached for call in decoding) and len(decoding) > 1:
         raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
-    return found
+    return decoding
 
 
 def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = None) -> Call:
@@ -188,11 +190,11 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
     Raises:
         InterpretError: this is not the interface of a decoder.
     """
-    given, outputs = predictor.ports
-    inputs = {n: v for n, v in given.items() if not types.is_state(v.sym_type)}
+    entries, outputs = predictor.ports
+    inputs = {n: v for n, v in entries.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
-    made = () if maker is None else maker.outputs
-    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back and n not in made}
+    computed = () if maker is None else maker.outputs
+    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back and n not in computed}
     name = token_input(free)
     if name is None:
         names = ", ".join(free) or "none"
@@ -206,9 +208,9 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         raise InterpretError("a decoder has tokens of a static shape and logits as an output")
     axis = min(1, len(shape) - 1)
     embedded = tokens.name.endswith(EMBEDDED) and len(shape) > 1
-    picked, known = np_dtype(best).kind == "i", index_range(tokens) or 0
+    picked, vocabulary = np_dtype(best).kind == "i", index_range(tokens) or 0
     pickers = [n for n, v in free.items() if v is not tokens and _picks(v, shape[axis])]
-    known = known or (0 if picked or embedded else int(best.shape[-1]))
+    vocabulary = vocabulary or (0 if picked or embedded else int(best.shape[-1]))
     return Call(
         predictor,
         tokens.name,
@@ -219,8 +221,8 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         back,
         POSITION in inputs or maker is not None,
         best.name,
-        known or sys.maxsize,
-        (known or sys.maxsize) if picked else 0,
+        vocabulary or sys.maxsize,
+        (vocabulary or sys.maxsize) if picked else 0,
         TOP_VALUES if best.name == TOP_TOKENS else "",
         Rows(tokens.name, shape, axis, np_dtype(tokens)) if embedded else None,
         tuple(_rows(v, shape[axis]) for n, v in free.items() if v is not tokens and n not in pickers),
@@ -264,7 +266,7 @@ def token_input(inputs: Mapping[str, Var]) -> str | None:
     whole = [n for n, v in inputs.items() if np_dtype(v).kind in "iu"]
     embedded = [n for n in inputs if n.endswith(EMBEDDED)]
     choices = (list(inputs), whole, [] if whole else embedded)
-    return next((found[0] for found in choices if len(found) == 1), None)
+    return next((names[0] for names in choices if len(names) == 1), None)
 
 
 def _rows(var: Var, length: int) -> Rows:
@@ -284,26 +286,26 @@ def _rows(var: Var, length: int) -> Rows:
     return Rows(var.name, shape, usual if usual in axes else axes[0], np_dtype(var))
 
 
-def tables_of(model: Any, call: Call, given: Tables) -> dict[str, Array]:
+def tables_of(model: Any, call: Call, tables: Tables) -> dict[str, Array]:
     """The tables of the inputs that need one, as the caller gives them or as they lie beside the package.
 
     Raises:
         InterpretError: one is missing, has rows of another size, or is of no such input.
     """
-    if not isinstance(given, Mapping):
-        raise InterpretError(f"tables={given!r:.60}; give arrays by the names of inputs")
-    if unknown := sorted(map(str, given.keys() - {rows.name for rows in call.looked_up})):
-        known = ", ".join(rows.name for rows in call.looked_up) or "none"
-        raise InterpretError(f"tables: {unknown[0]!r} is no input that needs a table; those are: {known}")
+    if not isinstance(tables, Mapping):
+        raise InterpretError(f"tables={tables!r:.60}; give arrays by the names of inputs")
+    if unknown := sorted(map(str, tables.keys() - {rows.name for rows in call.looked_up})):
+        needed = ", ".join(rows.name for rows in call.looked_up) or "none"
+        raise InterpretError(f"tables: {unknown[0]!r} is no input that needs a table; those are: {needed}")
     places = [Path(model)] if isinstance(model, (str, os.PathLike)) else []
-    found = {}
+    tables_read = {}
     for rows in call.looked_up:
         beside = [arrays.beside(place, rows.name) for place in places]
         stored = next((path for path in beside if path.is_file()), None)
-        if rows.name in given:
-            found[rows.name] = rows.table(given[rows.name])
+        if rows.name in tables:
+            tables_read[rows.name] = rows.table(tables[rows.name])
         elif stored is not None:
-            found[rows.name] = rows.table(arrays.read_one(stored))
+            tables_read[rows.name] = rows.table(arrays.read_one(stored))
         else:
             where = f"; there is no {beside[0].name}" if beside else ""
             raise InterpretError(
@@ -311,4 +313,4 @@ def tables_of(model: Any, call: Call, given: Tables) -> dict[str, Array]:
                 f"{'token' if rows is call.embedded else 'position'}: give it as "
                 f"tables={{{rows.name!r}: ...}}{where}"
             )
-    return found
+    return tables_read

@@ -112,8 +112,8 @@ class Decoder:
         rows = min((len(self._tables[r.name]) for r in self._calls[0].rows), default=sys.maxsize)
         if not self._calls[0].cached:
             return min(self._calls[0].length, rows)
-        found = [e.function.inputs for call in self._calls for e in call.predictor.executables]
-        if not any(n.startswith("cache_") for inputs in found for n in inputs):
+        taken = [e.function.inputs for call in self._calls for e in call.predictor.executables]
+        if not any(n.startswith("cache_") for inputs in taken for n in inputs):
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
@@ -153,9 +153,9 @@ class Decoder:
             InterpretError: they are no tokens, or do not fit into the context.
         """
         call = self._calls[0]
-        given = self._whole(tokens).astype(call.dtype)
-        given = given.reshape([-1 if a == call.axis else d for a, d in enumerate(call.shape)])
-        count = given.shape[call.axis]
+        ids = self._whole(tokens).astype(call.dtype)
+        ids = ids.reshape([-1 if a == call.axis else d for a, d in enumerate(call.shape)])
+        count = ids.shape[call.axis]
         if not count:
             raise InterpretError("no tokens; give one at least")
         if self.position + count > self.context and self.drop is None:
@@ -164,20 +164,20 @@ class Decoder:
                 "give a shorter prompt, make the model with a longer one, or let it forget the oldest (drop=)"
             )
         if not whole:
-            given = self._forget(given)
+            ids = self._forget(ids)
         rows: list[Array] = []
-        for part in self._parts(given):
+        for part in self._parts(ids):
             if whole:
                 self._forget(part, self.position)
             rows += self._feed_part(part, whole)
-        found = rows if whole else rows[-1:]
-        return np.stack(found)
+        logits = rows if whole else rows[-1:]
+        return np.stack(logits)
 
-    def _parts(self, given: Array) -> list[Array]:
+    def _parts(self, ids: Array) -> list[Array]:
         """Tokens in parts that the longest function reads at once."""
         axis, most = self._calls[0].axis, self._calls[-1].length
-        starts = range(0, given.shape[axis], most)
-        return [given.take(range(at, min(at + most, given.shape[axis])), axis=axis) for at in starts]
+        starts = range(0, ids.shape[axis], most)
+        return [ids.take(range(at, min(at + most, ids.shape[axis])), axis=axis) for at in starts]
 
     def _forget(self, new: Array, most: int = sys.maxsize) -> Array:
         """Drop the oldest tokens, `most` at most, so that the new ones fit; what is left of the new ones.
@@ -229,20 +229,20 @@ class Decoder:
             InterpretError: some are not, are negative, or are not in the vocabulary.
         """
         try:
-            given = np.asarray(tokens)
+            ids = np.asarray(tokens)
         except ValueError:
-            given = np.asarray(None)
-        whole = given.dtype.kind in "iu" or (given.dtype.kind == "f" and bool((given == np.floor(given)).all()))
-        if given.size != max(given.shape, default=1):
-            raise InterpretError(f"tokens are one row, and not an array of shape {given.shape}")
-        if given.size and not whole:
+            ids = np.asarray(None)
+        whole = ids.dtype.kind in "iu" or (ids.dtype.kind == "f" and bool((ids == np.floor(ids)).all()))
+        if ids.size != max(ids.shape, default=1):
+            raise InterpretError(f"tokens are one row, and not an array of shape {ids.shape}")
+        if ids.size and not whole:
             raise InterpretError(f"tokens are whole numbers, and not {tokens!r:.60}")
         words = self.vocabulary
-        wrong = given[(given < 0) | (given >= words)] if given.size else given
+        wrong = ids[(ids < 0) | (ids >= words)] if ids.size else ids
         if wrong.size:
             most = f"to {words - 1}" if words < sys.maxsize else "on"
             raise InterpretError(f"{wrong.flat[0]} is no token of the model; tokens are from 0 {most}")
-        return given
+        return ids
 
     def _feed_part(self, part: Array, whole: bool) -> list[Array]:
         """Tokens that fit into the longest function; the logits of each (`whole`), or of the last at least."""
@@ -301,16 +301,16 @@ class Decoder:
             values |= call.from_position(start)
             for name in call.back:
                 values.setdefault(name, self._empty(call, name))
-        made = call.predictor(values, state=self._state)
-        self._held = {name: made[back] for name, back in call.back.items()}
-        return call.logits(made)
+        outputs = call.predictor(values, state=self._state)
+        self._held = {name: outputs[back] for name, back in call.back.items()}
+        return call.logits(outputs)
 
     @staticmethod
     def _picked(call: Call, place: int) -> Array:
         var = call.predictor.ports[0][call.picker]
-        made = np.zeros(static_shape(var) or (), np_dtype(var))
-        made[..., place] = 1
-        return made
+        mask = np.zeros(static_shape(var) or (), np_dtype(var))
+        mask[..., place] = 1
+        return mask
 
     @staticmethod
     def _empty(call: Call, name: str) -> Array:
@@ -324,10 +324,10 @@ def _stops(stop: Any, decoder: Decoder) -> frozenset[int]:
     Raises:
         InterpretError: one is no token of the model.
     """
-    given = () if stop is None else (stop,) if is_whole(stop) else stop
-    if isinstance(given, (str, bytes)) or not isinstance(given, (Collection, np.ndarray)):
+    listed = () if stop is None else (stop,) if is_whole(stop) else stop
+    if isinstance(listed, (str, bytes)) or not isinstance(listed, (Collection, np.ndarray)):
         raise InterpretError(f"stop={stop!r:.60}; it must be a token, or several as [2, 7]")
-    tokens = list(given)
+    tokens = list(listed)
     if wrong := [t for t in tokens if not is_whole(t)]:
         raise InterpretError(f"stop={stop!r:.60}: {wrong[0]!r:.40} is no token; tokens are whole numbers")
     return frozenset(decoder._whole(tokens).tolist())
@@ -451,11 +451,11 @@ def _decoder(model: Any, **options: Any) -> Decoder:
     Raises:
         InterpretError: a `Decoder` is given, and options that it has already.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    chosen = {name: value for name, value in options.items() if value is not None}
     if not isinstance(model, Decoder):
-        return Decoder(model, **given)
-    if given:
-        raise InterpretError(f"{', '.join(given)}: a Decoder has its own; give it where the Decoder is made")
+        return Decoder(model, **chosen)
+    if chosen:
+        raise InterpretError(f"{', '.join(chosen)}: a Decoder has its own; give it where the Decoder is made")
     return model
 
 

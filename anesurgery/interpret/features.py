@@ -45,22 +45,22 @@ def bind(features: Iterable[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def check_names(wanted: Iterable[str], given: Any) -> None:
+def check_names(wanted: Iterable[str], inputs: Any) -> None:
     """Refuse what gives no inputs by name, and an input that a model does not have.
 
     Raises:
         InterpretError: it is not a dictionary, or a key is not a name.
         UnknownName: with the names that come near.
     """
-    known = list(wanted)
-    if not isinstance(given, Mapping):
-        takes = f"; the model takes {', '.join(known)}" if known else ""
-        raise InterpretError(f"inputs are a dictionary of arrays by name, not a {type(given).__name__}{takes}")
-    if strange := [key for key in given if not isinstance(key, str)]:
+    names = list(wanted)
+    if not isinstance(inputs, Mapping):
+        takes = f"; the model takes {', '.join(names)}" if names else ""
+        raise InterpretError(f"inputs are a dictionary of arrays by name, not a {type(inputs).__name__}{takes}")
+    if strange := [key for key in inputs if not isinstance(key, str)]:
         raise InterpretError(f"the names of inputs are strings, not {strange[0]!r}")
-    for name in given:
-        if name not in known:
-            raise UnknownName("input", name, known)
+    for name in inputs:
+        if name not in names:
+            raise UnknownName("input", name, names)
 
 
 def as_array(name: str, value: Any) -> Array:
@@ -122,15 +122,15 @@ def _default(name: str, kind: Any) -> Array:
 
 def default_shapes(features: Iterable[Any]) -> dict[str, tuple[int, ...]]:
     """The default shape of each input, flexible or not; of an image, the shape of its array."""
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for feature in features:
         array, image = feature.type.multiArrayType, feature.type.imageType
         if feature.type.WhichOneof("Type") == "imageType":
             channels = 3 if PIXELS[_COLORS.Name(image.colorSpace)][0] == "RGB" else 1
-            found[feature.name] = (1, channels, image.height, image.width)
+            shapes[feature.name] = (1, channels, image.height, image.width)
         else:
-            found[feature.name] = tuple(array.shape)
-    return found
+            shapes[feature.name] = tuple(array.shape)
+    return shapes
 
 
 def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bool:
@@ -239,12 +239,14 @@ _READ: dict[str, Callable[[str, Any, Any], Any]] = {
 }
 
 
-def present(features: Iterable[Any], made: Mapping[str, Any]) -> dict[str, Any]:
+def present(features: Iterable[Any], outputs: Mapping[str, Any]) -> dict[str, Any]:
     """The outputs of a model as a caller of Core ML gets them: images as PIL images (no alpha)."""
-    found = {f.name: f.type for f in features if f.name in made}
+    kinds = {f.name: f.type for f in features if f.name in outputs}
     return {
-        name: _picture(kind.imageType, made[name]) if kind.WhichOneof("Type") == "imageType" else made[name]
-        for name, kind in found.items()
+        name: _picture(kind.imageType, outputs[name])
+        if kind.WhichOneof("Type") == "imageType"
+        else outputs[name]
+        for name, kind in kinds.items()
     }
 
 

@@ -85,8 +85,8 @@ def _first(plan: Plan, weight: Var) -> int:
     return len(plan.steps)
 
 
-def _reads(given: Mapping[str, Any], weight: Var) -> bool:
-    return any(weight is v or (isinstance(v, (list, tuple)) and weight in v) for v in given.values())
+def _reads(arguments: Mapping[str, Any], weight: Var) -> bool:
+    return any(weight is v or (isinstance(v, (list, tuple)) and weight in v) for v in arguments.values())
 
 
 @contextmanager

@@ -63,8 +63,8 @@ def attend(
     elif groups > 1:
         if mask is not None and mask.ndim > 2 and mask.shape[-3] == heads:
             mask = mask.reshape(*mask.shape[:-3], -1, groups, mask.shape[-1])
-        made = attend(query.reshape(batch, -1, groups, width), key, value, mask, scale, turned=True)
-        return made.reshape(batch, heads, 1, -1)
+        attended = attend(query.reshape(batch, -1, groups, width), key, value, mask, scale, turned=True)
+        return attended.reshape(batch, heads, 1, -1)
     if mask is not None:  # torch's fused kernel wants four axes
         mask = mask.reshape((1,) * (RANK - mask.ndim) + mask.shape)
     if mask is None or _shows(mask):
@@ -84,10 +84,10 @@ def _shows(mask: Tensor) -> bool:
 def find(ops: Sequence[Operation], keep: set[Var]) -> list[Fusible]:
     """The attentions among the ops of a block, none of whose inner values are in `keep`."""
     present = set(ops)
-    found = (_around(op) for op in ops if op.op_type == "softmax")
+    candidates = (_around(op) for op in ops if op.op_type == "softmax")
     return [
         a
-        for a in found
+        for a in candidates
         if a is not None and present.issuperset(a.ops) and all(_inner(op.outputs[0], keep) for op in a.ops[:-1])
     ]
 
@@ -99,16 +99,16 @@ def _inner(var: Var, keep: set[Var]) -> bool:
 
 def _around(softmax: Operation) -> Fusible | None:
     """The attention that a softmax is part of, where torch computes the same sum."""
-    found = recognise(softmax)
-    first = found.product if found is not None else None
-    if found is None or first is None or first.op_type != "matmul" or _flag(first, "transpose_x"):
+    attention = recognise(softmax)
+    first = attention.product if attention is not None else None
+    if attention is None or first is None or first.op_type != "matmul" or _flag(first, "transpose_x"):
         return None
-    last = found.sums[0] if found.sums and found.sums[0].op_type == "matmul" else None
+    last = attention.sums[0] if attention.sums and attention.sums[0].op_type == "matmul" else None
     if last is None or last.x is not softmax.outputs[0] or _flag(last, "transpose_y"):
         return None
     if _flag(last, "transpose_x") or constant(softmax.axis) not in (-1, RANK - 1):
         return None
-    if not _fits(first, last, softmax) or (between := _scale_and_mask(first, found.between)) is None:
+    if not _fits(first, last, softmax) or (between := _scale_and_mask(first, attention.between)) is None:
         return None
     scale, mask = between
     turned = _flag(first, "transpose_y")
@@ -118,25 +118,25 @@ def _around(softmax: Operation) -> Fusible | None:
         sources = [b[0] for b in before if b is not None]
         repeats = [op for b in before if b is not None for op in b[1]]
     reads = [("query", first.x), *zip(("key", "value"), sources, strict=True), *mask]
-    ops = [*repeats, first, *found.between, softmax, last]
+    ops = [*repeats, first, *attention.between, softmax, last]
     return Fusible(ops, reads, {"scale": scale, "turned": turned})
 
 
 def _before_repeat(var: Var) -> tuple[Var, list[Operation]] | None:
     """The heads that are repeated, each for its group, and the ops that do so and serve nothing else."""
-    ops, made = list[Operation](), var
+    ops, heads = list[Operation](), var
     for op_type in ("reshape", "tile", "expand_dims"):
-        op = producer(made, op_type)
-        if op is None or is_output(made) or len(made.child_ops) != 1:
+        op = producer(heads, op_type)
+        if op is None or is_output(heads) or len(heads.child_ops) != 1:
             return None
         ops.insert(0, op)
-        made = op.x
+        heads = op.x
     wide = ops[1].outputs[0].shape
-    if made.rank != RANK or tuple(wide) != (*made.shape[:2], wide[2], *made.shape[2:]):
+    if heads.rank != RANK or tuple(wide) != (*heads.shape[:2], wide[2], *heads.shape[2:]):
         return None
-    repeated = tuple(ops[0].outputs[0].shape) == (*made.shape[:2], 1, *made.shape[2:])
-    merged = (made.shape[0], made.shape[1] * wide[2], *made.shape[2:])
-    return (made, ops) if repeated and tuple(var.shape) == merged else None
+    repeated = tuple(ops[0].outputs[0].shape) == (*heads.shape[:2], 1, *heads.shape[2:])
+    merged = (heads.shape[0], heads.shape[1] * wide[2], *heads.shape[2:])
+    return (heads, ops) if repeated and tuple(var.shape) == merged else None
 
 
 def _scale_and_mask(
@@ -145,10 +145,10 @@ def _scale_and_mask(
     """What stands between product and softmax: one number and at most one mask; None where it is more."""
     scores, scale, rest = first.outputs[0], 1.0, list(between)
     if rest and rest[0].op_type == "mul":
-        found = constant(_other(rest[0], scores))
-        if found is None or np.size(found) != 1:
+        factor = constant(_other(rest[0], scores))
+        if factor is None or np.size(factor) != 1:
             return None
-        scores, scale = rest.pop(0).outputs[0], float(np.reshape(found, ()))
+        scores, scale = rest.pop(0).outputs[0], float(np.reshape(factor, ()))
     if not rest:
         return scale, []
     (op, *more) = rest

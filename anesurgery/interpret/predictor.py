@@ -89,11 +89,11 @@ class Predictor:
         if self._whole is None:
             return self._run(0, values, state, listener)
         features.check_names([f.name for f in self._whole.input], values)
-        known = dict(values)
+        features_so_far = dict(values)
         for i, description in enumerate(self._descriptions):
-            given = {f.name: known[f.name] for f in description.input if f.name in known}
-            known |= self._run(i, given, state, listener)
-        return {f.name: known[f.name] for f in self._whole.output}
+            inputs = {f.name: features_so_far[f.name] for f in description.input if f.name in features_so_far}
+            features_so_far |= self._run(i, inputs, state, listener)
+        return {f.name: features_so_far[f.name] for f in self._whole.output}
 
     @property
     def inputs(self) -> list[Any]:
@@ -111,22 +111,22 @@ class Predictor:
     @property
     def ports(self) -> tuple[dict[str, Var], dict[str, Var]]:
         """The inputs and the outputs of the function by name: states too, what passes between chunks not."""
-        given, made = dict[str, Var](), dict[str, Var]()
+        entries, exits = dict[str, Var](), dict[str, Var]()
         for executable in reversed(self.executables):
-            given |= executable.function.inputs
-            made |= {v.name: v for v in executable.function.outputs}
+            entries |= executable.function.inputs
+            exits |= {v.name: v for v in executable.function.outputs}
         if self._whole is not None:
             taken = {f.name for f in self._whole.input}
-            given = {n: v for n, v in given.items() if n in taken or types.is_state(v.sym_type)}
-        return given, {name: made[name] for name in self.outputs}
+            entries = {n: v for n, v in entries.items() if n in taken or types.is_state(v.sym_type)}
+        return entries, {name: exits[name] for name in self.outputs}
 
     def sample(self, seed: int = 0) -> dict[str, Any]:
         """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
         shapes, pictures = features.default_shapes(self.inputs), features.images(self.inputs)
-        made: dict[str, Any] = {}
+        drawn: dict[str, Any] = {}
         for executable in reversed(self.executables):
-            made |= sample_function(executable.function, seed=seed, shapes=shapes, images=pictures)
-        return {name: made[name] for name in shapes or made if name in made}
+            drawn |= sample_function(executable.function, seed=seed, shapes=shapes, images=pictures)
+        return {name: drawn[name] for name in shapes or drawn if name in drawn}
 
     def _run(
         self, part: int, values: Mapping[str, Any], state: Any, listener: Listener | None
@@ -137,15 +137,15 @@ class Predictor:
             state = {name: box for name, box in state.items() if name in executable.function.inputs}
         if description is None:
             return executable(values, state=state, listener=listener)
-        made = executable(features.bind(description.input, values), state=state, listener=listener)
-        return features.present(description.output, made)
+        outputs = executable(features.bind(description.input, values), state=state, listener=listener)
+        return features.present(description.output, outputs)
 
     def make_state(self) -> state.States:
         """States of the model, all zero; of all models of a chain."""
-        made: state.States = {}
+        states: state.States = {}
         for executable in self.executables:
-            made |= executable.make_state()
-        return made
+            states |= executable.make_state()
+        return states
 
 
 def _rows_read(function: Function) -> dict[str, int]:
@@ -153,8 +153,8 @@ def _rows_read(function: Function) -> dict[str, int]:
     whole = {
         n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type) and np_dtype(v).kind in "iuf"
     }
-    found = {name: rows_read(var) for name, var in whole.items()}
-    return {name: rows for name, rows in found.items() if rows is not None}
+    tables = {name: rows_read(var) for name, var in whole.items()}
+    return {name: rows for name, rows in tables.items() if rows is not None}
 
 
 def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
@@ -165,10 +165,10 @@ def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
     """
     for name in rows.keys() & (values.keys() if isinstance(values, Mapping) else ()):
         try:
-            given = np.asarray(values[name])
+            ids = np.asarray(values[name])
         except (ValueError, RuntimeError):
             continue  # no array: binding says so
-        whole = np.trunc(given) if given.dtype.kind in "iuf" else np.zeros(0)
+        whole = np.trunc(ids) if ids.dtype.kind in "iuf" else np.zeros(0)
         outside = whole[(whole >= rows[name]) | (whole < -rows[name])]
         if outside.size:
             raise InterpretError(
@@ -207,11 +207,11 @@ def _function_name(loaded: Loaded, name: str | None) -> str | None:
 
 def _described(description: Any, function: str | None) -> Any:
     """The part of a description that is about a function; all of it where there is one only."""
-    known = {f.name: f for f in description.functions}
+    functions = {f.name: f for f in description.functions}
     name = function or description.defaultFunctionName
-    if known and name not in known:
-        raise UnknownName("function", name, known)
-    return known.get(name, description)
+    if functions and name not in functions:
+        raise UnknownName("function", name, functions)
+    return functions.get(name, description)
 
 
 def _description(loaded: Loaded, function: Function) -> Any:
@@ -267,8 +267,8 @@ def _run_sized(
         raise InterpretError(
             "outputs= names inner values, which are not cropped; give inputs of one of the sizes"
         )
-    found = run(folder / call.row.package, call.values, function=call.row.function, outputs=outputs, **how)
-    return {name: call.cropped(name, value, padding) for name, value in found.items()}
+    results = run(folder / call.row.package, call.values, function=call.row.function, outputs=outputs, **how)
+    return {name: call.cropped(name, value, padding) for name, value in results.items()}
 
 
 @door("values", "state", "precision")
@@ -313,6 +313,6 @@ def run(
         return predictor(values, state=state, listener=listener)
     names = list(outputs)
     probe = Probe(predictor.executables, names, precision, listener)
-    made = predictor(values, state=state, listener=probe)
-    known = probe.found | made
-    return {name: known[name] for name in names}
+    results = predictor(values, state=state, listener=probe)
+    by_name = probe.found | results
+    return {name: by_name[name] for name in names}

@@ -18,14 +18,14 @@ class Probe(Listener):
     def __init__(
         self, executables: Sequence[Executable], names: Sequence[str], arithmetic: str, then: Any
     ) -> None:
-        known = {v.name: (v, e) for e in executables for v in _values(e.function)}
+        readable = {v.name: (v, e) for e in executables for v in _values(e.function)}
         for name in names:
-            if name not in known:
-                raise UnknownName("value", name, known)
-        self._wanted = {known[name][0] for name in names}
+            if name not in readable:
+                raise UnknownName("value", name, readable)
+        self._wanted = {readable[name][0] for name in names}
         self._arithmetic, self._then = arithmetic, then
         self.found: dict[str, Any] = {}
-        for var, executable in (known[name] for name in names):
+        for var, executable in (readable[name] for name in names):
             if is_stored(var):  # no op runs that makes it
                 value = widen(executable.plan.value({}, var))
                 self.found[var.name] = to_numpy(value, var, arithmetic)

@@ -85,7 +85,7 @@ def sample_function(
 ) -> dict[str, Array]:
     """Inputs for a function: see `sample_inputs`."""
     rng = generator(seed)
-    made = {}
+    drawn = {}
     for name, var in function.inputs.items():
         if types.is_state(var.sym_type):
             continue
@@ -93,8 +93,8 @@ def sample_function(
         wanted = (shapes or {}).get(name, declared)
         shape = wanted if len(wanted) == len(declared) else declared
         pixels = name in images and np_dtype(var).kind == "f"
-        made[name] = rng.integers(0, 256, shape).astype(np_dtype(var)) if pixels else _draw(var, shape, rng)
-    return made
+        drawn[name] = rng.integers(0, 256, shape).astype(np_dtype(var)) if pixels else _draw(var, shape, rng)
+    return drawn
 
 
 def _draw(var: Var, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
@@ -171,6 +171,6 @@ def _guards(op: Operation) -> bool:
 
 def _added(op: Operation) -> int:
     """The most that a constant adds to an index; a guard that adds all rows is not met by one in range."""
-    given = [constant(v) for v in (op.x, op.y)] if op.op_type == "add" else []
-    most = [float(np.max(v)) for v in given if v is not None and np.size(v)]
+    addends = [constant(v) for v in (op.x, op.y)] if op.op_type == "add" else []
+    most = [float(np.max(v)) for v in addends if v is not None and np.size(v)]
     return max((math.ceil(n) if math.isfinite(n) else FARTHEST for n in most), default=0)

@@ -40,12 +40,12 @@ PLACED = ("slice_update", "slice_by_size", "slice_by_index")
 
 def make(function: Function) -> States:
     """The states of a function, all zero."""
-    made = {}
+    states = {}
     for name, var in function.inputs.items():
         if types.is_state(var.sym_type):
             wrapped = var.sym_type.wrapped_type()
-            made[name] = Box(torch.zeros([int(d) for d in wrapped.get_shape()]))
-    return made
+            states[name] = Box(torch.zeros([int(d) for d in wrapped.get_shape()]))
+    return states
 
 
 def bind(function: Function, states: States | None) -> dict[Var, Box]:
@@ -59,10 +59,10 @@ def bind(function: Function, states: States | None) -> dict[Var, Box]:
     wanted = _shapes(fresh)
     if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
         raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
-    given = _shapes(states)
-    if given != wanted:
+    shapes = _shapes(states)
+    if shapes != wanted:
         raise InterpretError(
-            f"the state is of another model: {given}, expected {wanted}; make it with make_state()"
+            f"the state is of another model: {shapes}, expected {wanted}; make it with make_state()"
         )
     return {function.inputs[name]: box for name, box in states.items()}
 
@@ -124,7 +124,7 @@ HOLDERS = ("read_state", "coreml_update_state")
 
 def updates(ops: Sequence[Operation]) -> set[Operation]:
     """The slice_updates of a state's value that become its next value, with no look at the state between."""
-    found: set[Operation] = set()
+    in_place: set[Operation] = set()
     waiting: dict[Var, Operation] = {}
     for op in ops:
         if op.blocks:
@@ -132,12 +132,12 @@ def updates(ops: Sequence[Operation]) -> set[Operation]:
         elif op.op_type in HOLDERS:
             update = waiting.pop(_state_of(op), None)
             if update is not None and op.inputs.get("value") is update.outputs[0]:
-                found.add(update)
+                in_place.add(update)
         elif op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in HOLDERS:
             stride = op.inputs.get("stride")
             if stride is None or (stride.val is not None and min(ints(stride.val)) > 0):
                 waiting[_state_of(op.x.op)] = op
-    return found
+    return in_place
 
 
 def _state_of(op: Operation) -> Var:

@@ -41,8 +41,8 @@ class Affine:
     @property
     def largest(self) -> float:
         """The largest magnitude among weights and bias; infinite if a number is undefined."""
-        found = [np.abs(v).max(initial=0.0) for v in (self.weights, self.bias) if v is not None]
-        return float(np.nan_to_num(np.max(found), nan=np.inf, posinf=np.inf))
+        magnitudes = [np.abs(v).max(initial=0.0) for v in (self.weights, self.bias) if v is not None]
+        return float(np.nan_to_num(np.max(magnitudes), nan=np.inf, posinf=np.inf))
 
     def times(self, factor: Array) -> Affine:
         """With what the layer gives multiplied by a factor for each output channel, or one for all."""

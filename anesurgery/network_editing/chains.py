@@ -18,12 +18,12 @@ def chain_to(network: Network, node: Node, link: Callable[[Node], T | None]) -> 
         node: the last layer of the chain.
         link: what a layer of one input and one output does, None if it cannot be part of the chain.
     """
-    found: list[tuple[Node, T]] = []
+    links: list[tuple[Node, T]] = []
     at: Node | None = node
     while at is not None and (what := _link(at, link)) is not None:
-        found.append((at, what))
+        links.append((at, what))
         at = sole_maker(network, at)
-    return found[::-1]
+    return links[::-1]
 
 
 def sole_maker(network: Network, node: Node) -> Node | None:
@@ -32,8 +32,8 @@ def sole_maker(network: Network, node: Node) -> Node | None:
     None too if a blob that the former reads is overwritten later, so that it cannot be read in its place.
     """
     blob = node.inputs[0]
-    found = network.maker(blob) if network.only_reader(blob, node) else None
-    return found if found is not None and all(map(network.plain, found.inputs)) else None
+    maker = network.maker(blob) if network.only_reader(blob, node) else None
+    return maker if maker is not None and all(map(network.plain, maker.inputs)) else None
 
 
 def _link(node: Node, link: Callable[[Node], T | None]) -> T | None:

@@ -75,11 +75,11 @@ class Site:
         Raises:
             Refused: a size is dynamic.
         """
-        found = self.shape(blob)
-        if None in found:
-            words = "x".join("?" if d is None else str(d) for d in found)
+        shape = self.shape(blob)
+        if None in shape:
+            words = "x".join("?" if d is None else str(d) for d in shape)
             raise Refused(f"the shape of {blob!r} is {words}: a size is dynamic")
-        return tuple(d for d in found if d is not None)
+        return tuple(d for d in shape if d is not None)
 
     def constant(self, blob: str) -> Array | None:
         """The value of a blob that is the same at every run; else None."""
@@ -103,9 +103,9 @@ class Site:
         last = set(outputs or ()) & set(self.outputs)
         name = self.node.message.name if last and not self._named() else ""
         name = name or self.network.fresh(f"{self.outputs[0]}_{kind}")
-        made = [name] if outputs is None else outputs
-        self.new.append(Node(make_layer(kind, inputs, made, name, **fields)))
-        return str(made[0])
+        blobs = [name] if outputs is None else outputs
+        self.new.append(Node(make_layer(kind, inputs, blobs, name, **fields)))
+        return str(blobs[0])
 
     def linear(self, x: str, alpha: float, beta: float, outputs: Sequence[str] | None = None) -> str:
         """Put alpha x + beta there; the blob that it makes."""
@@ -151,9 +151,9 @@ class Site:
 
 def _barred(site: Site) -> Refusal | None:
     """Why the new layers may not stand in the network, whatever they compute."""
-    network, made = site.network, {blob for node in site.new for blob in node.outputs}
+    network, new = site.network, {blob for node in site.new for blob in node.outputs}
     read = {*site.inputs, *site.renamed.values(), *(b for node in site.new for b in node.inputs)}
-    changing = sorted(blob for blob in read - made if not network.plain(blob))
+    changing = sorted(blob for blob in read - new if not network.plain(blob))
     if changing:
         return Refusal(f"it reads {changing[0]!r}, which is overwritten, or made in a loop or branch")
     newer = [node.kind for node in site.new if node.newer]
@@ -247,10 +247,10 @@ class _LayerPlace(Place):
         exact = [n in blobs.ctx.exact for n in old]
         try:
             with quiet_host():
-                ops, made = blobs.add([node.message for node in site.new])
+                ops, results = blobs.add([node.message for node in site.new])
         except LoadError as error:
             raise self.error(f"the new layers do not fit: {error}") from error
-        new = made | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
+        new = results | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
         if lost := [n for n in site.outputs if n not in new and site.network.is_read(n)]:
             raise self.error(f"nothing makes {lost[0]!r} any more, which is read")
         pairs = [(var, new[n]) for n, var in old.items() if n in new]

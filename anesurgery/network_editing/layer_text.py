@@ -24,9 +24,9 @@ def network_text(network: Network) -> str:
     args = ", ".join(_typed(network, name) for name in network.inputs)
     lines = [f"network({args}) {{"]
     for node in network.nodes:
-        made = ", ".join(_typed(network, name) for name in node.outputs)
+        outputs = ", ".join(_typed(network, name) for name in node.outputs)
         words = [*(f"%{name}" for name in node.inputs), *_fields(node.params)]
-        lines.append(f"  {made} = {node.kind}({', '.join(words)})")
+        lines.append(f"  {outputs} = {node.kind}({', '.join(words)})")
     results = ", ".join(f"%{f.name}" for f in network.spec.description.output)
     return "\n".join([*lines, f"  return {results}", "}"])
 

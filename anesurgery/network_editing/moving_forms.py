@@ -64,11 +64,11 @@ def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
     refused: list[Refusal] = []
     for least, most, form in FORMS:
         if least <= after <= most:
-            found = form(move, limits)
-            if found:
-                return found
-            if isinstance(found, Refusal):
-                refused.append(found)
+            layers = form(move, limits)
+            if layers:
+                return layers
+            if isinstance(layers, Refusal):
+                refused.append(layers)
     return refused[0] if refused else Refusal(_unlike(move))
 
 
@@ -140,8 +140,8 @@ def _permuted(move: Movement, limits: Limits) -> Found:
     all_places = places(move.source)
     for order in itertools.permutations(range(4)):
         axes = [PERMUTED[a] for a in order]
-        found = np.transpose(all_places, [axes[0], 1, *axes[1:]])
-        if found.shape == move.shape and (found == move.places).all():
+        permuted = np.transpose(all_places, [axes[0], 1, *axes[1:]])
+        if permuted.shape == move.shape and (permuted == move.places).all():
             return [("permute", {"axis": list(order)})]
     return None
 
@@ -153,9 +153,9 @@ def _picks(source: Array, result: Array) -> list[int] | None:
     """Which channels of (N, C, H, W) make another array of as many pixels, if whole ones do."""
     where = {int(place): i for i, place in enumerate(source[0, :, 0, 0])}
     picks = [where.get(int(place)) for place in result[0, :, 0, 0]]
-    known = [p for p in picks if p is not None]
-    same = len(known) == len(picks) and np.array_equal(source[:, known], result)
-    return known if same else None
+    channels = [p for p in picks if p is not None]
+    same = len(channels) == len(picks) and np.array_equal(source[:, channels], result)
+    return channels if same else None
 
 
 def _images(x: Array) -> Array:
@@ -205,8 +205,8 @@ def _reorganized(move: Movement, limits: Limits) -> Found:
     if picks is None:
         return None
     if block not in limits.blocks:
-        known = ", ".join(map(str, limits.blocks))
-        return Refusal(f"it moves blocks of {block}x{block} pixels; `blocks` lists {known}")
+        listed = ", ".join(map(str, limits.blocks))
+        return Refusal(f"it moves blocks of {block}x{block} pixels; `blocks` lists {listed}")
     order = np.argsort(picks).tolist() if wider else picks
     if order == list(range(len(order))):
         return [_blocks("DEPTH_TO_SPACE" if wider else "SPACE_TO_DEPTH", block)]

@@ -67,24 +67,27 @@ class NeuralNetwork(Subject):
             LoadError: it cannot be read, is damaged, or is updatable.
             SurgeryError: it holds no neural network.
         """
-        found = cls._given(model)
-        if found.spec.WhichOneof("Type") in PIPELINES and any(
-            member.WhichOneof("Type") == PROGRAM for _, member in members(found.spec)
+        opened = cls._given(model)
+        if opened.spec.WhichOneof("Type") in PIPELINES and any(
+            member.WhichOneof("Type") == PROGRAM for _, member in members(opened.spec)
         ):
             raise SurgeryError(
-                f"{found.source or 'the model'} is a pipeline with ML Programs, whose weights an {cls.suffix} "
+                f"{opened.source or 'the model'} is a pipeline with ML Programs, whose weights an {cls.suffix} "
                 "cannot hold; passes over ops edit them (`auto`), and its networks stay as they are"
             )
-        networks, what = networks_of(found.spec), "the model" if found.file is None else str(found.file.path)
+        networks, what = (
+            networks_of(opened.spec),
+            "the model" if opened.file is None else str(opened.file.path),
+        )
         for i, spec in enumerate(networks):
-            _check(spec, what if spec is found.spec else f"{what}: network {i} of the pipeline")
+            _check(spec, what if spec is opened.spec else f"{what}: network {i} of the pipeline")
         if not networks:
-            kind = found.spec.WhichOneof("Type")
-            place = found.source or "the model"
+            kind = opened.spec.WhichOneof("Type")
+            place = opened.source or "the model"
             raise SurgeryError(
                 f"the passes are for neural networks (.mlmodel), but {place} is a {kind}, which has no layers"
             )
-        return found
+        return opened
 
     @classmethod
     def _given(cls, model: Any) -> Self:
@@ -180,7 +183,7 @@ class NeuralNetwork(Subject):
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each network; a target of several generations asks for no inspection."""
         one = len(Target.parse(target, None).families) == 1
-        return total_of([found.time for found in self.inspect(target)]) if one else None
+        return total_of([inspection.time for inspection in self.inspect(target)]) if one else None
 
     def notes(self, before: Self) -> list[str]:
         """What a raised version asks of the system, and which layers no pass looks at."""

@@ -130,8 +130,8 @@ def _halved(loaded: Loaded, observed: dict[str, tuple[float, float]], words: str
 
 def _psnr(before: Loaded, after: Loaded) -> float:
     """In fp16, of the worst output; minus infinity where anything is undefined, or nothing was compared."""
-    found = compare(before, after, precision="fp16", gate=-math.inf)
-    return found.psnr if found.ok else -math.inf
+    compared = compare(before, after, precision="fp16", gate=-math.inf)
+    return compared.psnr if compared.ok else -math.inf
 
 
 def _keep_notes(model: Any, notes: Sequence[str]) -> Any:

@@ -59,10 +59,10 @@ def height_and_width(site: Site, blob: str) -> list[int]:
     Raises:
         Refused: one is dynamic.
     """
-    found = [d for d in site.shape(blob)[-2:] if d is not None]
-    if len(found) != 2:
+    extent = [d for d in site.shape(blob)[-2:] if d is not None]
+    if len(extent) != 2:
         raise Refused(f"height or width of {blob!r} is dynamic")
-    return found
+    return extent
 
 
 def _begins(site: Site, sizes: Sequence[int], kernel: Sequence[int], strides: Sequence[int]) -> list[int]:

@@ -64,11 +64,11 @@ class Blobs:
     @cached_property
     def ops(self) -> dict[str, list[Operation]]:
         """The ops of each layer, by the name of its first output."""
-        every, found, start = list(self.function.operations), dict[str, list[Operation]](), 0
+        every, by_output, start = list(self.function.operations), dict[str, list[Operation]](), 0
         for name, end in self.ends:
-            found.setdefault(name, []).extend(every[start:end])
+            by_output.setdefault(name, []).extend(every[start:end])
             start = end
-        return found
+        return by_output
 
     def _try(self, layer: Any) -> None:
         unknown = next((b for b in layer.input if b in self.missing), None)
@@ -115,15 +115,15 @@ class Blobs:
         Raises:
             LoadError: they cannot be built.
         """
-        made = [name for layer in layers for name in layer.output]
-        old = {name: self.ctx.env.pop(name) for name in made if name in self.ctx.env}
+        results = [name for layer in layers for name in layer.output]
+        old = {name: self.ctx.env.pop(name) for name in results if name in self.ctx.env}
         count = len(self.function.operations)
         try:
             with self.function:
                 self.ctx.build(SimpleNamespace(layers=layers))
-            new = {name: self.ctx.env[name] for name in made}
+            new = {name: self.ctx.env[name] for name in results}
         finally:
             self.ctx.env |= old
-        for name in made:
+        for name in results:
             self.missing.pop(name, None)
         return list(self.function.operations)[count:], new

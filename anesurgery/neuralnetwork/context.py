@@ -110,10 +110,10 @@ class Context:
         Raises:
             LoadError: one is dynamic.
         """
-        found = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
-        if any(is_symbolic(d) for d in found):
+        sizes = [x.shape[a] for a in (range(x.rank) if axes is None else axes)]
+        if any(is_symbolic(d) for d in sizes):
             raise self.limit("needs a static shape; give the input one fixed shape")
-        return tuple(int(d) for d in found)
+        return tuple(int(d) for d in sizes)
 
     def needs_rank(self, x: Var, least: int) -> None:
         """Refuse a value of fewer axes."""
@@ -169,17 +169,17 @@ class Context:
 
     def _build(self, layer: Any, network: Any) -> None:
         kind = layer.WhichOneof("layer")
-        known = self._known(kind)
+        row = self._known(kind)
         inputs = [self._input(name, network) for name in layer.input]
-        if len(inputs) < known.least or (known.most is not None and len(inputs) > known.most):
-            raise self.error(f"has {len(inputs)} inputs, takes {known.inputs}; {spec.DAMAGED}")
+        if len(inputs) < row.least or (row.most is not None and len(inputs) > row.most):
+            raise self.error(f"has {len(inputs)} inputs, takes {row.inputs}; {spec.DAMAGED}")
         if strange := spec.unknown_choice(getattr(layer, kind)):
             raise self.limit(f"has {strange}, which this coremltools does not know; upgrade coremltools")
         short = [self.is_short(name) for name in layer.input]
-        if known.axes == "all":
+        if row.axes == "all":
             inputs = [self.five(x) if cut else x for x, cut in zip(inputs, short, strict=True)]
         try:
-            made = known.build(self, getattr(layer, kind), inputs)
+            built = row.build(self, getattr(layer, kind), inputs)
         except SurgeryError:
             raise
         except Exception as error:  # of coremltools' ops, of a caller's function: any kind
@@ -189,11 +189,11 @@ class Context:
             raise (self.limit if unsure else self.error)(
                 f"does not fit its inputs of shape {shapes}: {why}; change the layer in the source model"
             ) from error
-        values = [made] if isinstance(made, Var) else list(made or ())
+        values = [built] if isinstance(built, Var) else list(built or ())
         if len(values) != len(layer.output):
             raise self.error(f"has {len(layer.output)} outputs, makes {len(values)}; {spec.DAMAGED}")
-        lent = short[:1] if known.axes == "first" else short
-        five = known.axes != "all" and (any(lent) or not lent)
+        lent = short[:1] if row.axes == "first" else short
+        five = row.axes != "all" and (any(lent) or not lent)
         for name, value in zip(layer.output, values, strict=True):
             blob = self.blob(value)
             self.define(name, blob, again=kind == "copy")
@@ -220,5 +220,5 @@ class Context:
                 f"reads the blob {name!r}, which only a later layer makes ({makers[0]!r}): a cycle, or a wrong "
                 "order; sort the layers in the order in which they run"
             )
-        known = UnknownName("blob", name, self.env)
-        raise self.error(f"reads the blob {name!r}, which nothing makes; {known}")
+        near = UnknownName("blob", name, self.env)
+        raise self.error(f"reads the blob {name!r}, which nothing makes; {near}")

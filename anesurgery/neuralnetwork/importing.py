@@ -59,10 +59,10 @@ def import_network(
     if kind not in NETWORKS:
         raise _no_network(spec, what, kind)
     try:
-        program, made, notes = _import(spec, custom, keep_names)
+        program, described, notes = _import(spec, custom, keep_names)
     except LoadError as error:
         raise type(error)(f"{what}: {error}") from error
-    return Loaded(program, made, source, None, compute_units, notes)
+    return Loaded(program, described, source, None, compute_units, notes)
 
 
 def _no_network(spec: Any, what: str, kind: str) -> LoadError:
@@ -93,13 +93,13 @@ def _import(spec: Any, custom: Custom | None, keep_names: bool) -> tuple[Program
     with np.errstate(all="ignore"):  # constants are computed, and a damaged layer may divide by zero
         function = _function(ctx, network, spec.description, names)
     program.add_function("main", function)
-    made = proto.Model_pb2.Model(specificationVersion=OPSET.value)
-    made.description.CopyFrom(spec.description)
+    program_spec = proto.Model_pb2.Model(specificationVersion=OPSET.value)
+    program_spec.description.CopyFrom(spec.description)
     if ctx.legacy:
-        ctx.notes += ports.mapping_note(made.description, names, function)
-    ports.describe(made.description, names, ctx.notes)
-    made.mlProgram.SetInParent()
-    return program, made, tuple(ctx.notes)
+        ctx.notes += ports.mapping_note(program_spec.description, names, function)
+    ports.describe(program_spec.description, names, ctx.notes)
+    program_spec.mlProgram.SetInParent()
+    return program, program_spec, tuple(ctx.notes)
 
 
 def _check_through(description: Any) -> None:
@@ -128,7 +128,7 @@ def _function(ctx: Context, network: Any, description: Any, names: dict[str, str
 def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
     """The value of each output, made by an op of its own; a classification must come last of all ops."""
     decided = _classes(network, description)
-    found: dict[str, Var] = {}
+    outputs: dict[str, Var] = {}
     for feature in description.output:
         if feature.name in decided:
             continue
@@ -137,9 +137,9 @@ def _outputs(ctx: Context, network: Any, description: Any) -> dict[str, Var]:
                 f"output {feature.name!r} is a blob that no layer makes; name one that a layer makes"
             )
         var = ports.give(ctx, feature, ctx.env[feature.name])
-        made = producer(var) is not None and producer(var, "const", "placeholder") is None
-        found[feature.name] = var if made and var not in found.values() else mb.identity(x=var)
-    return found | _decided(ctx, network, decided)
+        own = producer(var) is not None and producer(var, "const", "placeholder") is None
+        outputs[feature.name] = var if own and var not in outputs.values() else mb.identity(x=var)
+    return outputs | _decided(ctx, network, decided)
 
 
 def _classes(network: Any, description: Any) -> list[str]:
@@ -161,6 +161,6 @@ def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
             "name one that a layer makes"
         )
     scores = ports.vector(ctx, ctx.env[blob], len(labels), blob)
-    known = [n if isinstance(n, str) else np.int64(n) for n in labels]
-    made = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(known)))
-    return {name: var for name, var in zip(names, made, strict=True) if name}
+    classes = [n if isinstance(n, str) else np.int64(n) for n in labels]
+    decision = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(classes)))
+    return {name: var for name, var in zip(names, decision, strict=True) if name}

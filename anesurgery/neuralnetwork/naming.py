@@ -19,8 +19,8 @@ def identifier(name: str) -> str:
 
 def identifiers(names: Iterable[str]) -> list[str]:
     """Names as MIL takes them, each once."""
-    names, given = list(names), _Names([n for n in names if identifier(n) == n])
-    return [n if identifier(n) == n else given.fresh(n) for n in names]
+    names, taken = list(names), _Names([n for n in names if identifier(n) == n])
+    return [n if identifier(n) == n else taken.fresh(n) for n in names]
 
 
 class _Names:

@@ -43,16 +43,16 @@ def upgrade_pipeline(
     names: dict[str, str] = {}
     for i, part in enumerate(parts):
         what = f"model {i} of the pipeline"
-        made = _part(part, what, source, weights, build)
-        built.append(made)
-        if isinstance(made, Loaded):
-            notes += [f"{what}: {words}" for words in made.notes]
-            names |= _renamed(part, made.spec, what, names)
+        member = _part(part, what, source, weights, build)
+        built.append(member)
+        if isinstance(member, Loaded):
+            notes += [f"{what}: {words}" for words in member.notes]
+            names |= _renamed(part, member.spec, what, names)
     # Only now is anything written, into temporary packages that live until the process ends.
-    models = [to_mlmodel(made) if isinstance(made, Loaded) else made for made in built]
+    models = [to_mlmodel(member) if isinstance(member, Loaded) else member for member in built]
     with quiet_host():
-        made = ct.utils.make_pipeline(*models, compute_units=units or ct.ComputeUnit.ALL)
-    return _as_it_was(made, spec, names), notes
+        member = ct.utils.make_pipeline(*models, compute_units=units or ct.ComputeUnit.ALL)
+    return _as_it_was(member, spec, names), notes
 
 
 def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Any:
@@ -70,27 +70,27 @@ def _part(part: Any, what: str, source: Path | None, weights: Path | None, build
         return ct.models.MLModel(part, skip_model_load=True)
 
 
-def _renamed(before: Any, after: Any, what: str, known: dict[str, str]) -> dict[str, str]:
+def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> dict[str, str]:
     """Names of inputs and outputs that changed; all parts must call a value the same."""
-    found: dict[str, str] = {}
+    changed: dict[str, str] = {}
     for field in ("input", "output"):
         olds, news = (getattr(s.description, field) for s in (before, after))
         for old, new in zip(olds, news, strict=True):
-            if known.get(old.name, new.name) != new.name:
+            if before_it.get(old.name, new.name) != new.name:
                 raise LoadError(
-                    f"{what} reads {old.name!r}, which an upgraded model must call {known[old.name]!r}; "
+                    f"{what} reads {old.name!r}, which an upgraded model must call {before_it[old.name]!r}; "
                     "rename it in the source model to letters, digits and underscores"
                 )
             if old.name != new.name:
-                found[old.name] = new.name
-    return found
+                changed[old.name] = new.name
+    return changed
 
 
-def _as_it_was(made: Any, spec: Any, names: dict[str, str]) -> Any:
+def _as_it_was(rebuilt: Any, spec: Any, names: dict[str, str]) -> Any:
     """The pipeline with the type and the description that it had."""
     whole = proto.Model_pb2.Model()
     whole.CopyFrom(spec)
-    built = made.get_spec()
+    built = rebuilt.get_spec()
     whole.specificationVersion = max(spec.specificationVersion, built.specificationVersion)
     pipeline = PIPELINES[spec.WhichOneof("Type")](whole)
     del pipeline.models[:]
@@ -98,5 +98,5 @@ def _as_it_was(made: Any, spec: Any, names: dict[str, str]) -> Any:
     describe(whole.description, names, [])
     with quiet_host():
         return ct.models.MLModel(
-            whole, weights_dir=made.weights_dir, compute_units=made.compute_unit, skip_model_load=True
+            whole, weights_dir=rebuilt.weights_dir, compute_units=rebuilt.compute_unit, skip_model_load=True
         )

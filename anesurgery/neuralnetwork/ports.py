@@ -87,8 +87,8 @@ def _image_shape(feature: Any) -> tuple[Any, ...]:
         ranges = (image.imageSizeRange.heightRange, image.imageSizeRange.widthRange)
         sizes = [_size(r.lowerBound, r.upperBound) for r in ranges]
     elif flexible == "enumeratedSizes":
-        known = [(s.height, s.width) for s in image.enumeratedSizes.sizes]
-        sizes = [_size(min(axis), max(axis)) for axis in zip(*known, strict=True)]
+        listed = [(s.height, s.width) for s in image.enumeratedSizes.sizes]
+        sizes = [_size(min(axis), max(axis)) for axis in zip(*listed, strict=True)]
     return (1, CHANNELS[_space(feature)], *sizes)
 
 
@@ -97,10 +97,10 @@ def _array_shape(array: Any) -> tuple[Any, ...]:
     if flexible == "shapeRange" and array.shapeRange.sizeRanges:
         return tuple(_size(r.lowerBound, r.upperBound) for r in array.shapeRange.sizeRanges)
     if flexible == "enumeratedShapes" and array.enumeratedShapes.shapes:
-        known = [tuple(s.shape) for s in array.enumeratedShapes.shapes]
-        if len({len(shape) for shape in known}) > 1:
+        listed = [tuple(s.shape) for s in array.enumeratedShapes.shapes]
+        if len({len(shape) for shape in listed}) > 1:
             raise NotExpressible("shapes of different ranks are listed for one input; keep those of one rank")
-        return tuple(_size(min(axis), max(axis)) for axis in zip(*known, strict=True))
+        return tuple(_size(min(axis), max(axis)) for axis in zip(*listed, strict=True))
     return tuple(array.shape)
 
 
@@ -187,15 +187,15 @@ def give(ctx: Context, feature: Any, var: Var) -> Var:
         ctx.notes.append(
             f"output {feature.name!r} has the shape {_text(shape)}; the model stated {_text(stated)}"
         )
-    made = _into(ctx, var, shape)
+    shaped = _into(ctx, var, shape)
     kind = array_type(feature)
-    return mb.cast(x=made, dtype=kind.lower().replace("float", "fp")) if kind in ARRAYS else made
+    return mb.cast(x=shaped, dtype=kind.lower().replace("float", "fp")) if kind in ARRAYS else shaped
 
 
 def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
     """The shape of an output; axes of 1 are no difference to what is stated."""
-    known = static_shape(var)
-    if stated and known is not None and _core(known) == _core(stated):
+    own = static_shape(var)
+    if stated and own is not None and _core(own) == _core(stated):
         return stated
     if not ctx.legacy:
         return tuple(var.shape) or (1,)
@@ -229,8 +229,8 @@ def vector(ctx: Context, var: Var, count: int, name: str) -> Var:
     Raises:
         LoadError: they are of another count.
     """
-    known = static_shape(var)
-    if known is None or math.prod(known) != count:
+    own = static_shape(var)
+    if own is None or math.prod(own) != count:
         raise LoadError(
             f"the classifier has {count} labels, but its blob {name!r} has the shape {_text(var.shape)}; "
             f"{DAMAGED}"

@@ -28,11 +28,11 @@ def with_sequence(spec: Any, length: int, what: str) -> Any:
         raise LoadError(
             f"{what}: its arrays have the shapes that are stated; sequence= is for the rank 5 mapping"
         )
-    made = proto.Model_pb2.Model()
-    made.CopyFrom(spec)
+    longer = proto.Model_pb2.Model()
+    longer.CopyFrom(spec)
     arrays = [
         f.type.multiArrayType
-        for f in made.description.input
+        for f in longer.description.input
         if f.type.WhichOneof("Type") == "multiArrayType" and not f.type.isOptional
     ]
     for array in arrays:
@@ -41,4 +41,4 @@ def with_sequence(spec: Any, length: int, what: str) -> Any:
         array.ClearField("ShapeFlexibility")
     if not arrays:
         raise LoadError(f"{what}: no input is a sequence; leave sequence= out")
-    return made
+    return longer

@@ -37,7 +37,7 @@ def networks_of(spec: Any) -> list[Any]:
         return [spec]
     if kind not in PIPELINES:
         return []
-    return [found for part in PIPELINES[kind](spec).models for found in networks_of(part)]
+    return [network for part in PIPELINES[kind](spec).models for network in networks_of(part)]
 
 
 def nested_networks(layer: Any) -> list[Any]:
@@ -78,22 +78,22 @@ def weights(params: Any, shape: Sequence[int], what: str, axis: int = 0) -> Arra
     """
     count = math.prod(shape)
     if params.floatValue:
-        found = np.array(params.floatValue, np.float32)
+        numbers = np.array(params.floatValue, np.float32)
     elif params.float16Value:
-        found = _of_bytes(params.float16Value, "<f2", what).astype(np.float32)
+        numbers = _of_bytes(params.float16Value, "<f2", what).astype(np.float32)
     elif params.int8RawValue:
-        found = _of_bytes(params.int8RawValue, np.int8, what).astype(np.float32)
-        found *= np.float32(_factor(params.quantization, what))
+        numbers = _of_bytes(params.int8RawValue, np.int8, what).astype(np.float32)
+        numbers *= np.float32(_factor(params.quantization, what))
     elif params.rawValue:
         codes = _codes(params, count, what)
         return _dequantize(params.quantization, codes.reshape(shape), what, axis)
     elif count == 0:
-        found = np.zeros(0, np.float32)
+        numbers = np.zeros(0, np.float32)
     else:
         raise LoadError(f"{what} has no numbers, expected {_words(shape)}; {DAMAGED}")
-    if found.size != count:
-        raise LoadError(f"{what} has {found.size} numbers, expected {_words(shape)}; {DAMAGED}")
-    return found.reshape(shape)
+    if numbers.size != count:
+        raise LoadError(f"{what} has {numbers.size} numbers, expected {_words(shape)}; {DAMAGED}")
+    return numbers.reshape(shape)
 
 
 def unknown_choice(params: Any) -> str:
@@ -108,8 +108,8 @@ def unknown_choice(params: Any) -> str:
                     return f"{field.name} = {choice}"
         elif field.message_type is not None and field.message_type.name not in _LARGE:
             for inner in [value] if hasattr(value, "ListFields") else value:
-                if hasattr(inner, "ListFields") and (found := unknown_choice(inner)):
-                    return found
+                if hasattr(inner, "ListFields") and (newer := unknown_choice(inner)):
+                    return newer
     return ""
 
 
@@ -167,14 +167,14 @@ def _dequantize(quantization: Any, codes: Array, what: str, axis: int) -> Array:
 
 def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> Array:
     """Numbers for all channels, or one for each, in a shape that the weights can be multiplied with."""
-    found = np.array(values, np.float32)
-    if found.size == 1:
-        return found.reshape([1] * codes.ndim)
+    numbers = np.array(values, np.float32)
+    if numbers.size == 1:
+        return numbers.reshape([1] * codes.ndim)
     shape = [1] * codes.ndim
     shape[axis] = -1
-    if found.size != codes.shape[axis]:
-        raise LoadError(f"{what} has {found.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}")
-    return found.reshape(shape)
+    if numbers.size != codes.shape[axis]:
+        raise LoadError(f"{what} has {numbers.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}")
+    return numbers.reshape(shape)
 
 
 __all__ = [

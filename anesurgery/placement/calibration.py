@@ -82,22 +82,22 @@ def _added(row: Row, before: Fitted, after: Fitted) -> Added:
 
 def _estimate(row: Row, fitted: Fitted) -> float | None:
     """Milliseconds; None where the table has nothing of the generation."""
-    known = str(row.family) in fitted.table["factor"]
-    return row.ms / math.exp(fitting.judged(row, fitted.table).error) if known else None
+    fitted_there = str(row.family) in fitted.table["factor"]
+    return row.ms / math.exp(fitting.judged(row, fitted.table).error) if fitted_there else None
 
 
 def _numbers(before: Fitted, after: Fitted) -> dict[str, tuple[float | None, float]]:
-    found: dict[str, tuple[float | None, float]] = {}
+    rows: dict[str, tuple[float | None, float]] = {}
     for name, factor in after.table["factor"].items():
-        found[f"factor of H{name}"] = (before.table["factor"].get(name), factor)
+        rows[f"factor of H{name}"] = (before.table["factor"].get(name), factor)
     for name, fixed in after.table["fixed_us"].items():
-        found[f"fixed cost of H{name}, us"] = (before.table["fixed_us"].get(name), fixed)
-    found["reach of the band, deviations"] = (before.table["reach"], after.table["reach"])
+        rows[f"fixed cost of H{name}, us"] = (before.table["fixed_us"].get(name), fixed)
+    rows["reach of the band, deviations"] = (before.table["reach"], after.table["reach"])
     for kind, left in after.left.items():
         old = _errors(before.left[kind])
         for at, (words, value) in enumerate(_errors(left)):
-            found[f"each {kind} left out: {words}"] = (old[at][1], value)
-    return found
+            rows[f"each {kind} left out: {words}"] = (old[at][1], value)
+    return rows
 
 
 def _errors(left: Sequence[LeftOut]) -> list[tuple[str, float]]:

@@ -98,7 +98,7 @@ class Certificate(Drawn):
             | {"own": _plain(r.own), "grown": _plain(r.grown), "histogram": r.histogram and vars(r.histogram)}
             for r in self.rows
         ]
-        outputs = {a: [_plain(vars(o)) for o in found] for a, found in self.outputs.items()}
+        outputs = {a: [_plain(vars(o)) for o in compared] for a, compared in self.outputs.items()}
         return {
             "verdict": self.verdict,
             "why": self.why,
@@ -150,21 +150,21 @@ def certify(
     loaded = load(model)
     engine = _engine(target)
     first = Predictor(loaded, function=function)
-    given = (
+    samples = (
         [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     )
-    if not given:
+    if not samples:
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
     trial = _Trial(loaded, function, ("fp16", engine), gate)
-    given = [bound(loaded, v, function) for v in given]
-    one = len(given) == 1 and not search
-    worst = _Tried(given[0]) if one else min(map(trial.judged, given), key=_Tried.badness)
-    walk = _Walk(trial, loaded.program, function, given, worst)
+    samples = [bound(loaded, v, function) for v in samples]
+    one = len(samples) == 1 and not search
+    worst = _Tried(samples[0]) if one else min(map(trial.judged, samples), key=_Tried.badness)
+    walk = _Walk(trial, loaded.program, function, samples, worst)
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
     rows, outputs = trial.rows(worst.values, _findings(loaded, function, target))
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    return Certificate(rows, outputs, verdict, why, len(given), walk.tried, gate, worst.values)
+    return Certificate(rows, outputs, verdict, why, len(samples), walk.tried, gate, worst.values)
 
 
 def _engine(target: str | None) -> str:
@@ -175,8 +175,8 @@ def _engine(target: str | None) -> str:
 
 def _findings(loaded: Loaded, function: str | None, target: str | None) -> dict[str, tuple[Any, ...]]:
     """The numeric findings of `inspect`, by op."""
-    found = inspect_program(loaded, Target.parse(target), function=function)
-    return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in found.ops}
+    inspection = inspect_program(loaded, Target.parse(target), function=function)
+    return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in inspection.ops}
 
 
 @dataclass(frozen=True)
@@ -210,10 +210,10 @@ class _Walk:
     """The search for worse inputs, from the worst of those that were given."""
 
     def __init__(
-        self, trial: _Trial, program: Program, function: str | None, given: Sequence[Values], first: _Tried
+        self, trial: _Trial, program: Program, function: str | None, samples: Sequence[Values], first: _Tried
     ) -> None:
         self._trial, self._program, self._function = trial, program, function
-        self._ranges, self._worst, self._nearest = ranges_of(given), first, first
+        self._ranges, self._worst, self._nearest = ranges_of(samples), first, first
         self.tried = 0
 
     def worst_of(self, rounds: int, rng: np.random.Generator) -> _Tried:
@@ -229,11 +229,11 @@ class _Walk:
                 continue
             left.append(way)
             self.tried += 1
-            found = self._trial.judged(values)
-            if found.badness() < self._worst.badness():
-                self._worst = replace(found, described=f"by {way.name}; {described(values, self._ranges)}")
-            if found.distance(self._trial.gate) < self._nearest.distance(self._trial.gate):
-                self._nearest = found
+            tried = self._trial.judged(values)
+            if tried.badness() < self._worst.badness():
+                self._worst = replace(tried, described=f"by {way.name}; {described(values, self._ranges)}")
+            if tried.distance(self._trial.gate) < self._nearest.distance(self._trial.gate):
+                self._nearest = tried
         return self._worst
 
 
@@ -253,22 +253,22 @@ class _Trial:
         peaks = Peaks()
         exact = self._all.exact(values, listener=peaks)
         outputs = {a: _compared(exact, other(values)) for a, other in self._all.others.items()}
-        psnr = min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+        psnr = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
         return _Tried(values, self.misses(outputs), psnr, peaks.headroom)
 
     def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
         """The outputs that are too far, or of which another class or token is the best, in words."""
-        found = []
+        words = []
         for arithmetic, compared in outputs.items():
             for o in compared:
                 if _near(o) < self.gate:
                     far = "is not finite" if _near(o) == -math.inf else f"reaches {o.psnr:.1f} dB"
-                    found.append(f"{o.name} {far} in {arithmetic}")
+                    words.append(f"{o.name} {far} in {arithmetic}")
                 elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
-                    found.append(
+                    words.append(
                         f"{o.name} has another best entry in {arithmetic}, of {1 - o.top_k:.1%} of rows"
                     )
-        return found
+        return words
 
     def rows(
         self, values: Values, findings: Mapping[str, tuple[Any, ...]]
@@ -284,9 +284,9 @@ class _Trial:
         return tuple(rows), {a: _compared(exact, self._all.outputs[a]) for a in self._all.others}
 
 
-def _compared(exact: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
+def _compared(exact: Mapping[str, Any], rounded: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
     names = [n for n, v in exact.items() if np.asarray(v).dtype.kind == "f"]
-    return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(found[n])) for n in names)
+    return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(rounded[n])) for n in names)
 
 
 def _verdict(
@@ -308,7 +308,7 @@ def _verdict(
     if near:
         row = max(near, key=lambda r: r.largest)
         return "at risk", f"{row.op_type} {row.name} reaches {row.largest:.3g}; fp16 ends at {LARGEST:.0f}"
-    least = min((_near(o) for found in outputs.values() for o in found), default=math.inf)
+    least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
     if least == math.inf:
         return "holds", "every output is identical"
     return "holds", f"every output reaches {least:.1f} dB, and at least {gate:g} dB were asked for"

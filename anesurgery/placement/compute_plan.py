@@ -111,18 +111,18 @@ def _compiled(model: Any) -> str:
     return str(ct.models.utils.compile_model(model))
 
 
-def read(made: Any, function: str | None = None) -> dict[str, str]:
+def read(compiled: Any, function: str | None = None) -> dict[str, str]:
     """The units in an `MLComputePlan`, by name of op or layer, nested blocks included."""
-    return dict(_read(made, made.model_structure, function, ""))
+    return dict(_read(compiled, compiled.model_structure, function, ""))
 
 
-def _read(made: Any, structure: Any, function: str | None, place: str) -> Iterator[tuple[str, str]]:
+def _read(compiled: Any, structure: Any, function: str | None, place: str) -> Iterator[tuple[str, str]]:
     if structure.pipeline is not None:
         for index, (_, part) in enumerate(structure.pipeline.sub_models):
-            yield from _read(made, part, None, f"{place}{index}/")
+            yield from _read(compiled, part, None, f"{place}{index}/")
     elif structure.neuralnetwork is not None:
         for layer in structure.neuralnetwork.layers:
-            usage = made.get_compute_device_usage_for_neuralnetwork_layer(layer)
+            usage = compiled.get_compute_device_usage_for_neuralnetwork_layer(layer)
             if unit := _unit(usage):
                 yield place + layer.name, unit
     elif structure.program is not None:
@@ -131,7 +131,7 @@ def _read(made: Any, structure: Any, function: str | None, place: str) -> Iterat
         for operation in _operations(functions[name].block):
             if operation.operator_name.rpartition(".")[2] == "const" or not operation.outputs:
                 continue
-            if unit := _unit(made.get_compute_device_usage_for_mlprogram_operation(operation)):
+            if unit := _unit(compiled.get_compute_device_usage_for_mlprogram_operation(operation)):
                 yield place + operation.outputs[0].name, unit
 
 
@@ -154,23 +154,23 @@ class Answer:
     cost: float | None
 
 
-def answers(made: Any, function: str | None = None) -> list[Answer]:
+def answers(compiled: Any, function: str | None = None) -> list[Answer]:
     """What an `MLComputePlan` says about each op of an ML Program, constants left out.
 
     Raises:
         SurgeryError: it is the plan of another kind of model.
     """
-    program = made.model_structure.program
+    program = compiled.model_structure.program
     if program is None:
         raise SurgeryError("only plans of ML Programs are recorded; convert the model to one")
     name = function or ("main" if "main" in program.functions else next(iter(program.functions)))
-    found = [op for op in _operations(program.functions[name].block) if op.outputs]
-    return [_answer(made, op) for op in found if op.operator_name.rpartition(".")[2] != "const"]
+    operations = [op for op in _operations(program.functions[name].block) if op.outputs]
+    return [_answer(compiled, op) for op in operations if op.operator_name.rpartition(".")[2] != "const"]
 
 
-def _answer(made: Any, operation: Any) -> Answer:
-    usage = made.get_compute_device_usage_for_mlprogram_operation(operation)
-    cost = made.get_estimated_cost_for_mlprogram_operation(operation)
+def _answer(compiled: Any, operation: Any) -> Answer:
+    usage = compiled.get_compute_device_usage_for_mlprogram_operation(operation)
+    cost = compiled.get_estimated_cost_for_mlprogram_operation(operation)
     able = () if usage is None else [DEVICES.get(type(d).__name__) for d in usage.supported_compute_devices]
     return Answer(
         operation.outputs[0].name,
@@ -197,26 +197,26 @@ def _unit(usage: Any) -> str | None:
     return None if usage is None else DEVICES.get(type(usage.preferred_compute_device).__name__)
 
 
-def beside(inspection: Inspection, made: Plan) -> Inspection:
+def beside(inspection: Inspection, recorded: Plan) -> Inspection:
     """The inspection with what Core ML said in each row, and a note on how far both agree.
 
     Args:
         inspection: a prediction.
-        made: from `plan` or `replay`; an empty one gives a note and nothing else.
+        recorded: from `plan` or `replay`; an empty one gives a note and nothing else.
     """
-    if not made.units:
-        said = NO_ANSWER if made.host else NOT_HERE
+    if not recorded.units:
+        said = NO_ANSWER if recorded.host else NOT_HERE
         return replace(inspection, notes=(*inspection.notes, said))
-    told = _fill(inspection, made.units, "")
+    told = _fill(inspection, recorded.units, "")
     rows = list(_rows(told))
     asked = [r for r in rows if r.measured is not None]
     agree = sum(r.measured == r.preferred for r in asked)
-    by = f" ({made.host})" if made.host else ""
+    by = f" ({recorded.host})" if recorded.host else ""
     words = [f"measured{by}: the plan agrees on {agree} of {len(asked)} ops"]
     if len(asked) < len(rows):
         words.append(f"the plan says nothing about {len(rows) - len(asked)} ops")
-    if made.compute_units not in ("", inspection.target.compute_units):
-        words.append(f"the plan was made for {made.compute_units}")
+    if recorded.compute_units not in ("", inspection.target.compute_units):
+        words.append(f"the plan was made for {recorded.compute_units}")
     return replace(told, notes=(*told.notes, *words))
 
 
@@ -235,8 +235,8 @@ def _found(units: dict[str, str], place: str, name: str) -> str | None:
 
 
 def _spellings(name: str) -> list[str]:
-    known = [name, f"{name}_0"]
-    return [s for k in known for s in (k, re.sub(r"\W", "_", k, flags=re.ASCII))]
+    written = [name, f"{name}_0"]
+    return [s for k in written for s in (k, re.sub(r"\W", "_", k, flags=re.ASCII))]
 
 
 def _rows(inspection: Inspection) -> Iterator[OpRow]:
@@ -245,9 +245,9 @@ def _rows(inspection: Inspection) -> Iterator[OpRow]:
         yield from _rows(part)
 
 
-def record(made: Plan) -> str:
+def record(recorded: Plan) -> str:
     """A plan as JSON, to be shown on another machine."""
-    return json.dumps(vars(made), indent=1)
+    return json.dumps(vars(recorded), indent=1)
 
 
 def replay(text: str) -> Plan:
@@ -257,12 +257,12 @@ def replay(text: str) -> Plan:
         SurgeryError: it is no such JSON, or names a unit that does not exist.
     """
     try:
-        found = json.loads(text)
-        made = Plan(dict(found["units"]), str(found["host"]), str(found["compute_units"]))
+        content = json.loads(text)
+        replayed = Plan(dict(content["units"]), str(content["host"]), str(content["compute_units"]))
     except (ValueError, KeyError, TypeError) as error:
         raise SurgeryError(f"no recorded plan: {error!r}; write one with record(plan(...))") from error
-    wrong = sorted({str(u) for u in made.units.values()} - {str(u) for u in UNITS if u})
-    if wrong or made.compute_units not in ("", *COMPUTE_UNITS):
-        what = f"unit {wrong[0]!r}" if wrong else f"compute units {made.compute_units!r}"
+    wrong = sorted({str(u) for u in replayed.units.values()} - {str(u) for u in UNITS if u})
+    if wrong or replayed.compute_units not in ("", *COMPUTE_UNITS):
+        what = f"unit {wrong[0]!r}" if wrong else f"compute units {replayed.compute_units!r}"
         raise SurgeryError(f"no recorded plan: {what} does not exist; record it again")
-    return made
+    return replayed

@@ -72,7 +72,7 @@ def read_corrections(path: str | os.PathLike[str]) -> Corrections:
 
 
 def _correction(plain: Any) -> Correction:
-    made = Correction(float(plain["factor"]), float(plain["off"]), int(plain["cases"]))
-    if not (made.factor > 0 and made.off >= 1):
-        raise ValueError(f"factor {made.factor} and off {made.off} are out of range")
-    return made
+    correction = Correction(float(plain["factor"]), float(plain["off"]), int(plain["cases"]))
+    if not (correction.factor > 0 and correction.off >= 1):
+        raise ValueError(f"factor {correction.factor} and off {correction.off} are out of range")
+    return correction

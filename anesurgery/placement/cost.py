@@ -142,34 +142,37 @@ def estimate(op: Operation, work: Work, target: Target) -> Estimate | None:
     formula = FORMULAS.get(op.op_type)
     if formula is None and op.op_type not in MEMORY_CLASS:
         return None
-    found = formula(op, work) if formula is not None else _memory(work.moved)
-    if found is None:
+    times = formula(op, work) if formula is not None else _memory(work.moved)
+    if times is None:
         return None
     if op.op_type == "linear" and not target.on_measured_chip:
-        found = _of_other_classes(found, work.flop)
+        times = _of_other_classes(times, work.flop)
     if op.op_type == "linear" and min(target.families) <= UP_TO and _rows(op) < FEW_ROWS:
         moved = _memory(work.moved + work.constant)
-        found = replace(found, or_else=(*found.or_else, (moved.ane or 0.0, moved.cpu or 0.0)))
+        times = replace(times, or_else=(*times.or_else, (moved.ane or 0.0, moved.cpu or 0.0)))
     if target.extrapolated and not (op.op_type in SEEN_ELSEWHERE and SAME_MEMORY.issuperset(target.chips)):
-        found = _wider(found, ELSEWHERE)
+        times = _wider(times, ELSEWHERE)
     if target.rates is not None:
-        found = _corrected(found, target.rates.rates.get(op.op_type, {}))
-    return replace(found, gpu=_gpu(op, work))
+        times = _corrected(times, target.rates.rates.get(op.op_type, {}))
+    return replace(times, gpu=_gpu(op, work))
 
 
-def _corrected(found: Estimate, learned: Mapping[str, Correction]) -> Estimate:
+def _corrected(formula_says: Estimate, learned: Mapping[str, Correction]) -> Estimate:
     """What plans of the user's own device say takes the place of what is not known of it."""
-    times, off = dict(zip(UNITS, (found.ane, found.cpu), strict=True)), dict(zip(UNITS, found.off, strict=True))
+    times, off = (
+        dict(zip(UNITS, (formula_says.ane, formula_says.cpu), strict=True)),
+        dict(zip(UNITS, formula_says.off, strict=True)),
+    )
     for unit, correction in learned.items():
         if unit in times and (formula := times[unit]) is not None:
             times[unit], off[unit] = formula * correction.factor, correction.off
-    left = () if learned else found.or_else
-    return replace(found, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=left)
+    left = () if learned else formula_says.or_else
+    return replace(formula_says, ane=times["ane"], cpu=times["cpu"], off=(off["ane"], off["cpu"]), or_else=left)
 
 
-def _wider(found: Estimate, factors: tuple[float, float]) -> Estimate:
-    (ane, cpu), (more_ane, more_cpu) = found.off, factors
-    return replace(found, off=(ane * more_ane, cpu * more_cpu))
+def _wider(estimated: Estimate, factors: tuple[float, float]) -> Estimate:
+    (ane, cpu), (more_ane, more_cpu) = estimated.off, factors
+    return replace(estimated, off=(ane * more_ane, cpu * more_cpu))
 
 
 def _gpu(op: Operation, work: Work) -> float | None:
@@ -210,7 +213,7 @@ def _stepped(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
     return Estimate(flop / ane, flop / cpu, off=(off_ane, off_cpu), or_else=others)
 
 
-def _of_other_classes(found: Estimate, flop: float) -> Estimate:
+def _of_other_classes(estimated: Estimate, flop: float) -> Estimate:
     """Off an M4 nobody knows where the classes of linear end: it may be of each neighbour of its own.
 
     The classes differ 9 to 18 times on the ANE, so a product of that many times the operations of a cut is
@@ -219,7 +222,7 @@ def _of_other_classes(found: Estimate, flop: float) -> Estimate:
     own = next(i for i, row in enumerate(LINEAR_RATES) if flop >= row.cut)
     near = [r for i, r in enumerate(LINEAR_RATES) if abs(i - own) == 1 and _is_near(i, own, flop)]
     others = tuple((flop / _middle(r.ane)[0], flop / _middle(r.cpu)[0]) for r in near)
-    return replace(found, or_else=(*found.or_else, *(o for o in others if o not in found.or_else)))
+    return replace(estimated, or_else=(*estimated.or_else, *(o for o in others if o not in estimated.or_else)))
 
 
 def _is_near(other: int, own: int, flop: float) -> bool:
@@ -245,10 +248,10 @@ def _conv(op: Operation, work: Work) -> Estimate:
 
 
 def _linear(op: Operation, work: Work) -> Estimate:
-    found = _stepped(LINEAR_RATES, work.flop, work.flop)
+    stepped = _stepped(LINEAR_RATES, work.flop, work.flop)
     if work.flop <= LARGEST_LINEAR:
-        return found
-    return replace(found, or_else=(*found.or_else, (found.ane or 0.0, work.flop / CPU_SUMS)))
+        return stepped
+    return replace(stepped, or_else=(*stepped.or_else, (stepped.ane or 0.0, work.flop / CPU_SUMS)))
 
 
 def _rows(op: Operation) -> int:
@@ -258,8 +261,8 @@ def _rows(op: Operation) -> int:
 def _matmul(op: Operation, work: Work) -> Estimate:
     moved = work.moved + work.constant
     plain = _memory(moved)
-    found = Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
-    return found if len(runtime(op)) > 1 else _wider(found, STORED_FACTOR)
+    estimated = Estimate(plain.ane, work.flop / CPU_SUMS if work.flop >= 32 * moved else plain.cpu)
+    return estimated if len(runtime(op)) > 1 else _wider(estimated, STORED_FACTOR)
 
 
 def _attention(op: Operation, work: Work) -> Estimate:
@@ -269,8 +272,8 @@ def _attention(op: Operation, work: Work) -> Estimate:
     the memory class alone does not give.
     """
     plain = _memory(work.moved)
-    known = work.flop <= SEEN_ATTENTION * work.moved
-    return plain if known else replace(plain, or_else=((work.moved / MEMORY, work.flop / CPU_SUMS),))
+    measured = work.flop <= SEEN_ATTENTION * work.moved
+    return plain if measured else replace(plain, or_else=((work.moved / MEMORY, work.flop / CPU_SUMS),))
 
 
 def _einsum(op: Operation, work: Work) -> Estimate | None:

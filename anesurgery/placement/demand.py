@@ -150,22 +150,22 @@ def rows_of(op: Operation) -> int:
 
 def form_of(op: Operation) -> tuple[str, int]:
     """How the weights of a product are stored, and in how many bytes; (`PLAIN`, 0) if not compressed."""
-    made = makers(op)
-    if not made:
+    decoders = makers(op)
+    if not decoders:
         return PLAIN, 0
-    return _form(op, made), _stored(made[0])
+    return _form(op, decoders), _stored(decoders[0])
 
 
-def _form(op: Operation, made: Sequence[Operation]) -> str:
-    kind = made[0].op_type
+def _form(op: Operation, decoders: Sequence[Operation]) -> str:
+    kind = decoders[0].op_type
     if kind == "constexpr_cast":
         return PLAIN
-    if len(made) > 1:
+    if len(decoders) > 1:
         return JOINT
     if kind in ("constexpr_lut_to_dense", "constexpr_sparse_to_dense"):
         return PALETTE if kind == "constexpr_lut_to_dense" else SPARSE
     quantized = producer(op.x, "dequantize") is not None
-    data = made[0].inputs.get("quantized_data") or made[0].inputs.get("data")
+    data = decoders[0].inputs.get("quantized_data") or decoders[0].inputs.get("data")
     wide = data is None or kind_of(data).itemsize >= 1
     return (W8A8 if quantized else INT8) if wide else INT4
 
@@ -191,8 +191,8 @@ def longest_chain(ops: Sequence[Operation]) -> set[Operation]:
         own = (1 if nearest is None else nearest[0] + 1, op)
         best.update(dict.fromkeys(op.outputs, own))
         last = own if last is None or own[0] > last[0] else last
-    found, step = set[Operation](), None if last is None else last[1]
+    chain, step = set[Operation](), None if last is None else last[1]
     while step is not None:
-        found.add(step)
+        chain.add(step)
         step = before[step]
-    return found
+    return chain

@@ -71,9 +71,9 @@ class Time:
         by_op, off = {key: part * scale for key, part in by_op.items()}, {**other.off, **self.off}
         apart = abs(math.log(self.ms / other.ms)) / 2
         widened = {key: math.hypot(value, apart) for key, value in off.items()}
-        found = Time.of(by_op, off, 0.0, **self.rest)
+        spanned = Time.of(by_op, off, 0.0, **self.rest)
         low, high = min(self.low, other.low), max(self.high, other.high)
-        return replace(found, low=low, high=high, off=widened)
+        return replace(spanned, low=low, high=high, off=widened)
 
     def __str__(self) -> str:
         return f"{self.ms:.3g} ms ({self.low:.3g} to {self.high:.3g})"
@@ -95,14 +95,14 @@ def total(times: Iterable[Time]) -> Time:
         off |= time.off
         for key, part in time.by_op.items():
             by_op[key] += part
-    found = Time.of(by_op, off, 0.0, **every[0].rest)
-    return replace(found, low=sum(t.low for t in every), high=sum(t.high for t in every))
+    summed = Time.of(by_op, off, 0.0, **every[0].rest)
+    return replace(summed, low=sum(t.low for t in every), high=sum(t.high for t in every))
 
 
 def total_of(times: Sequence[Time | None]) -> Time | None:
     """The total where each is known, and there is one at all."""
-    known = [time for time in times if time is not None]
-    return total(known) if known and len(known) == len(times) else None
+    stated = [time for time in times if time is not None]
+    return total(stated) if stated and len(stated) == len(times) else None
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,9 @@ def of_folder(
     return sizes[size]
 
 
-def with_functions(found: Inspection, functions: Mapping[str, Inspection]) -> Inspection:
+def with_functions(inspection: Inspection, functions: Mapping[str, Inspection]) -> Inspection:
     """An inspection that tells of each function in a note."""
     if not functions:
-        return found
+        return inspection
     told = [f"{name}: {one.summary}" for name, one in functions.items()]
-    return replace(found, functions=dict(functions), notes=(*told, *found.notes))
+    return replace(inspection, functions=dict(functions), notes=(*told, *inspection.notes))

@@ -124,9 +124,9 @@ class Expected:
         """
         cost, worst = _over(self.cost, before.cost), _over(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
-        if (known := self.times(before)) is None:
+        if (pair := self.times(before)) is None:
             return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
-        times = change(*known)
+        times = change(*pair)
         told = times.high < 1 / ALIKE or times.low > ALIKE
         best, both = times.ratio if told else max(times.ratio, cost), max(times.ratio, cost)
         return Ratio(best, max(min(times.high, both / CLEARLY), at_worst), told, cost)

@@ -183,11 +183,11 @@ def _between(bounds: Sequence[float]) -> tuple[float, float]:
 
 def _by_family(pairs: Sequence[Mapping[str, Any]], families: Sequence[int]) -> dict[int, float]:
     """Microseconds by generation, with those between and beyond the measured ones taken from the nearest."""
-    known: dict[int, list[float]] = {}
+    logs: dict[int, list[float]] = {}
     for pair in pairs:
-        known.setdefault(family_of(pair["chip"]), []).append(math.log(_each(pair)))
-    at = sorted(known)
-    return {f: round(float(np.exp(np.interp(f, at, [fmean(known[k]) for k in at]))), 1) for f in families}
+        logs.setdefault(family_of(pair["chip"]), []).append(math.log(_each(pair)))
+    at = sorted(logs)
+    return {f: round(float(np.exp(np.interp(f, at, [fmean(logs[k]) for k in at]))), 1) for f in families}
 
 
 def _switches(pairs: Sequence[Mapping[str, Any]], families: Sequence[int]) -> tuple[dict[str, float], float]:
@@ -202,33 +202,33 @@ def _switches(pairs: Sequence[Mapping[str, Any]], families: Sequence[int]) -> tu
 
 def _bandwidths(rows: Iterable[Row], pairs: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """GB/s by chip, of the product of a row, and as published."""
-    found: dict[str, list[float]] = {}
+    speeds: dict[str, list[float]] = {}
     for row in rows:
         if not row.whole:
-            found.setdefault(row.chip, []).append(sum(op.weight for op in row.load.ops) / row.ms / 1e6)
+            speeds.setdefault(row.chip, []).append(sum(op.weight for op in row.load.ops) / row.ms / 1e6)
     for pair in pairs:
         if pair["what"] == "bandwidth":
-            found.setdefault(pair["chip"], []).append(pair["value"])
-    return {chip: round(_middle(rates)[0], 2) for chip, rates in found.items()}
+            speeds.setdefault(pair["chip"], []).append(pair["value"])
+    return {chip: round(_middle(rates)[0], 2) for chip, rates in speeds.items()}
 
 
 def _form(name: str, pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """What a form of weights costs, of the pairs about it."""
     mine = [p for p in pairs if p["what"] == name]
     computing, reading = ([p for p in mine if p["of"] == of] for of in ("compute", "reading"))
-    found: dict[str, Any] = {"families": _span(mine), "computing_families": _span(computing)}
+    costs: dict[str, Any] = {"families": _span(mine), "computing_families": _span(computing)}
     left: list[float] = []
     if computing:
         slope, mean = _line(computing, name in GROWS)
-        found |= {"computing": round(math.exp(mean), 3), "grows": round(slope, 3)}
+        costs |= {"computing": round(math.exp(mean), 3), "grows": round(slope, 3)}
         left += [math.log(form_ratio(p)) - mean - slope * math.log(p["rows"] / FEW) for p in computing]
     if reading:
         streamed = [math.log(form_ratio(p) / p["stored"]) for p in reading if not p.get("folds")]
-        found["reading"] = round(math.exp(fmean(streamed)), 3)
+        costs["reading"] = round(math.exp(fmean(streamed)), 3)
         left += [value - fmean(streamed) for value in streamed]
         folded = {str(family_of(p["chip"])): form_ratio(p) / p["stored"] for p in reading if p.get("folds")}
-        found |= {"reading_on": folded} if folded else {}
-    return {**found, "off": round(float(np.std(left)), 3), "pairs": len(mine)}
+        costs |= {"reading_on": folded} if folded else {}
+    return {**costs, "off": round(float(np.std(left)), 3), "pairs": len(mine)}
 
 
 def form_ratio(pair: Mapping[str, Any]) -> float:
@@ -405,15 +405,15 @@ def left_out(
     There is none where no row of its generation is left. The product that gives rates of reading stays, unless
     its chip is what is left out.
     """
-    found = []
+    judged_rows = []
     for value in dict.fromkeys(by(row) for row in rows):
         mine = [row for row in rows if by(row) == value]
         rest = [row for row in rows if by(row) != value]
         if not any(not row.whole for row in rest):
             continue
         table = fit(rest, pairs, op_off)
-        found += [judged(row, table) for row in mine if str(row.family) in table["factor"]]
-    return found
+        judged_rows += [judged(row, table) for row in mine if str(row.family) in table["factor"]]
+    return judged_rows
 
 
 KINDS: dict[str, Callable[[Row], str]] = {
@@ -424,16 +424,16 @@ KINDS: dict[str, Callable[[Row], str]] = {
 """What is left out."""
 
 
-def reach_of(found: Iterable[LeftOut]) -> float:
+def reach_of(rows: Iterable[LeftOut]) -> float:
     """Deviations within which 80 % of left-out rows lie."""
-    return float(np.quantile([abs(one.z) for one in found], COVERAGE, method="higher"))
+    return float(np.quantile([abs(one.z) for one in rows], COVERAGE, method="higher"))
 
 
-def coverage(found: Sequence[LeftOut], by: Callable[[Row], str]) -> float:
+def coverage(rows: Sequence[LeftOut], by: Callable[[Row], str]) -> float:
     """The share of left-out rows in a band whose reach was found without rows of their kind."""
     inside = []
-    for one in found:
-        others = [other for other in found if by(other.row) != by(one.row)]
+    for one in rows:
+        others = [other for other in rows if by(other.row) != by(one.row)]
         inside.append(abs(one.z) <= reach_of(others))
     return fmean(inside)
 
@@ -441,8 +441,8 @@ def coverage(found: Sequence[LeftOut], by: Callable[[Row], str]) -> float:
 def likeliest(found_by_off: Mapping[float, Sequence[LeftOut]]) -> float:
     """The deviation of op types with which left-out rows are the most likely."""
 
-    def likelihood(found: Sequence[LeftOut]) -> float:
-        return -sum(math.log(one.off) + math.log1p(one.z**2 / 3) * 2 for one in found)  # Student's, 3 degrees
+    def likelihood(rows: Sequence[LeftOut]) -> float:
+        return -sum(math.log(one.off) + math.log1p(one.z**2 / 3) * 2 for one in rows)  # Student's, 3 degrees
 
     return max(found_by_off, key=lambda off: likelihood(found_by_off[off]))
 
@@ -462,7 +462,7 @@ def fit_all(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]] | None = Non
     plain = {name: left_out(rows, pairs, by) for name, by in KINDS.items()}
     off = likeliest({op: [_restated(one, at, op) for one in plain["model"]] for op in OP_OFF})
     table = {**at, "off": {**at["off"], "op": off}}
-    left = {name: [_restated(one, table, off) for one in found] for name, found in plain.items()}
+    left = {name: [_restated(one, table, off) for one in judgements] for name, judgements in plain.items()}
     table["reach"] = round(reach_of([*left["model"], *left["chip"]]), 3)
     mine = {name: [row for row in rows if str(row.family) == name] for name in table["factor"]}
     table["measurements"] = {name: len(own) for name, own in mine.items()}

@@ -96,11 +96,11 @@ def _described(description: Any) -> Iterator[Told]:
 
 
 def _converted(function: Function) -> Iterator[Told]:
-    for given in getattr(function, "input_types", None) or ():
-        shape = given.shape
+    for declared in getattr(function, "input_types", None) or ():
+        shape = declared.shape
         listed = [_ints(s.shape) for s in getattr(shape, "shapes", ())]
         default = getattr(shape, "default", None)
-        yield str(given.name), _ints(default or ()), listed
+        yield str(declared.name), _ints(default or ()), listed
 
 
 def _ints(lengths: Any) -> tuple[int, ...]:
@@ -128,10 +128,10 @@ def at(program: Program, name: str, shapes: Shapes) -> Function | None:
         for axis, length in enumerate(shapes.get(port.name, ())):
             port.type.tensorType.dimensions[axis].constant.size = length
     try:
-        made = protobuf.from_proto(spec, version, held.read)
+        program_there = protobuf.from_proto(spec, version, held.read)
     except LoadError:
         return None
-    function = made.functions[name]
+    function = program_there.functions[name]
     return function if all(static_shape(v) is not None for v in function.inputs.values()) else None
 
 

@@ -93,8 +93,8 @@ class OpRow:
         """Plain data."""
         own = {**vars(self), "findings": [f.to_json() for f in self.findings]}
         e = self.estimate
-        known = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}  # a guess is no number
-        return {**own, "estimate": known}
+        times = None if e is None else {k: v for k, v in vars(e).items() if k != "gpu"}  # a guess is no number
+        return {**own, "estimate": times}
 
 
 @dataclass(frozen=True)
@@ -379,14 +379,14 @@ def _elsewhere(rows: Sequence[OpRow]) -> str:
 
 def _help(rows: Sequence[OpRow]) -> str:
     """The passes for what keeps ops away, those for most time first."""
-    found: dict[str, float] = {}
+    saved: dict[str, float] = {}
     for row in rows:
         for finding in _blocking(row):
             if finding.remedy:
-                found[finding.remedy] = found.get(finding.remedy, 0.0) + (row.ms or 0.0)
-    if not found:
+                saved[finding.remedy] = saved.get(finding.remedy, 0.0) + (row.ms or 0.0)
+    if not saved:
         return ""
-    named = sorted(found, key=lambda name: (-found[name], name))
+    named = sorted(saved, key=lambda name: (-saved[name], name))
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     return f"may help: {', '.join(named[:NAMED])}{more}"
 

@@ -92,13 +92,13 @@ def inspect(
             words = "inputs= and measured= are for one of them: inspect a package in it, with function="
             raise SurgeryError(f"{folder} holds several sizes; {words}")
         return each_function.of_folder(folder, aim, inspect_program, function)
-    found = inspect_other(model, aim, inspect_program)
-    if found is None:
+    inspection = inspect_other(model, aim, inspect_program)
+    if inspection is None:
         loaded = load_graph(model)
-        found = inspect_program(loaded, aim, inputs=inputs, function=function)
+        inspection = inspect_program(loaded, aim, inputs=inputs, function=function)
         each = {} if function else each_function.of_functions(loaded, aim, inspect_program)
-        found = each_function.with_functions(found, each)
-    return _beside(found, model, aim, function) if measured else found
+        inspection = each_function.with_functions(inspection, each)
+    return _beside(inspection, model, aim, function) if measured else inspection
 
 
 def inspect_program(
@@ -196,8 +196,8 @@ def _row(
     )
 
 
-def _beside(found: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
-    return compute_plan.beside(found, compute_plan.plan(model, target, function))
+def _beside(inspection: Inspection, model: Any, target: Target, function: str | None) -> Inspection:
+    return compute_plan.beside(inspection, compute_plan.plan(model, target, function))
 
 
 def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:

@@ -127,16 +127,16 @@ def learn(plans: Mapping[str, Mapping[str, Any]]) -> Learned:
     cases: list[Case] = []
     skipped: list[str] = []
     for name, plain in plans.items():
-        found = _cases(plain["ops"])
-        if not found:
+        own = _cases(plain["ops"])
+        if not own:
             skipped.append(f"{name}: no op whose rate is known gives its shares a unit of time")
-        cases += found
+        cases += own
     rates, rare = _fit(cases)
-    known = {n: [op for op in p["ops"] if op["unit"] and op["expected"]] for n, p in plans.items()}
+    answered = {n: [op for op in p["ops"] if op["unit"] and op["expected"]] for n, p in plans.items()}
     hosts = tuple(sorted({str(plain["host"]) for plain in plans.values()}))
     return Learned(
-        {name: sum(op["unit"] == op["expected"] for op in ops) for name, ops in known.items()},
-        {name: len(ops) for name, ops in known.items()},
+        {name: sum(op["unit"] == op["expected"] for op in ops) for name, ops in answered.items()},
+        {name: len(ops) for name, ops in answered.items()},
         {name: _legal(plain["ops"]) for name, plain in plans.items()},
         Corrections(hosts, rates),
         (*skipped, *rare),
@@ -164,10 +164,10 @@ def _fit(cases: Iterable[Case]) -> tuple[dict[str, dict[str, Correction]], list[
     for op, unit, ratio in cases:
         ratios.setdefault((op, unit), []).append(ratio)
     rates: dict[str, dict[str, Correction]] = {}
-    for (op, unit), found in sorted(ratios.items()):
-        if len(found) >= LEAST:
-            rates.setdefault(op, {})[unit] = Correction(median(found), max(left_out(found)), len(found))
-    names = sorted(key for key, found in ratios.items() if len(found) < LEAST)
+    for (op, unit), factors in sorted(ratios.items()):
+        if len(factors) >= LEAST:
+            rates.setdefault(op, {})[unit] = Correction(median(factors), max(left_out(factors)), len(factors))
+    names = sorted(key for key, factors in ratios.items() if len(factors) < LEAST)
     rare = [f"{op} on the {unit.upper()}: one case" for op, unit in names]
     return rates, rare
 

@@ -57,8 +57,8 @@ class Legality:
                 return False, rule.finding(value, op.outputs[0].name)
             if value and doubt is None:
                 doubt = rule.finding(value, op.outputs[0].name)
-        known = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
-        return (True if known and doubt is None and not _untried(op) else None), doubt
+        listed = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
+        return (True if listed and doubt is None and not _untried(op) else None), doubt
 
 
 def splits_attention(op: Operation) -> bool:

@@ -38,13 +38,13 @@ def of_version(version: int, target: Target) -> tuple[Finding, ...]:
     """
     if target.platform is None or target.os is None:
         return ()
-    known = releases(target.platform)
-    if target.os > max(known):  # the newest that coremltools knows loads there
+    version_of = releases(target.platform)
+    if target.os > max(version_of):  # the newest that coremltools knows loads there
         return ()
-    newest = max(value for release, value in known.items() if release <= target.os)
+    newest = max(value for release, value in version_of.items() if release <= target.os)
     if version <= newest:
         return ()
-    first = min((release for release, value in known.items() if value >= version), default=None)
+    first = min((release for release, value in version_of.items() if value >= version), default=None)
     needs = "a newer release" if first is None else f"{target.platform} {first}"
     return (
         TOO_NEW.finding(

@@ -37,8 +37,8 @@ def features_of(loaded: Loaded, function: str | None, host: str) -> dict[str, An
 
 def chip_of(host: str) -> str | None:
     """The chip as it is sold, of a host in words: "Apple M4 Pro, macOS 15.3"."""
-    found = CHIP.search(host)
-    return None if found is None or found[1] not in CHIPS else found[1] + (found[2] or "")
+    chip = CHIP.search(host)
+    return None if chip is None or chip[1] not in CHIPS else chip[1] + (chip[2] or "")
 
 
 def read_row(path: str | os.PathLike[str]) -> Row:

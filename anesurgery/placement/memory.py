@@ -68,8 +68,8 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
     )
     if not target.uses_ane:
         return memory, ()
-    found = [*_of_weights(function, memory, target, chip), *_of_values(values, largest, target)]
-    return memory, tuple(found)
+    findings = [*_of_weights(function, memory, target, chip), *_of_values(values, largest, target)]
+    return memory, tuple(findings)
 
 
 def _app(target: Target) -> int | None:

@@ -126,8 +126,8 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
     spec = spec_of(model)
     if spec.WhichOneof("Type") == PROGRAM:
         return None
-    found = _part(spec, target, _label(model), _Programs(model, inspect_program))
-    return replace(found, findings=(*of_version(spec.specificationVersion, target), *found.findings))
+    inspection = _part(spec, target, _label(model), _Programs(model, inspect_program))
+    return replace(inspection, findings=(*of_version(spec.specificationVersion, target), *inspection.findings))
 
 
 def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Inspection:
@@ -135,10 +135,10 @@ def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Ins
     parts = {}
     for number, chunk in enumerate(chain.chunks, 1):
         words = f"chunk {number} of {label}"
-        found = (
+        inspection = (
             inspect_network(chunk.spec, target, words) if is_network(chunk) else inspect_program(chunk, target)
         )
-        parts[f"chunk_{number}"] = replace(found, model=words)
+        parts[f"chunk_{number}"] = replace(inspection, model=words)
     note = f"a chain of {len(parts)} models, which run one after the other"
     time, why = _time(parts)
     return Inspection(label, target, (), notes=(note, *why), parts=parts, time=time)

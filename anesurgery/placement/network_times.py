@@ -37,11 +37,11 @@ def time_of_network(blobs: Blobs | None, layers: Sequence[tuple[OpRow, str]], ta
     owned = [(at, op) for at, (_, name) in enumerate(layers) for op in _ops(blobs, name)]
     rows = [layers[at][0] for at, _ in owned]
     judged = [_judged(op, row, target) for row, (_, op) in zip(rows, owned, strict=True)]
-    found = timed(load_of(judged, [row.preferred for row in rows]), target)
+    spent = timed(load_of(judged, [row.preferred for row in rows]), target)
     each = [0.0] * len(layers)
-    for (at, _), ms in zip(owned, found.each, strict=bool(found.each)):
+    for (at, _), ms in zip(owned, spent.each, strict=bool(spent.each)):
         each[at] += ms
-    return replace(found, each=tuple(each) if found.each else ())
+    return replace(spent, each=tuple(each) if spent.each else ())
 
 
 def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:

@@ -72,7 +72,9 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         LoadError: the network is damaged.
     """
     network = getattr(spec, spec.WhichOneof("Type"))
-    layers = [found for found in starmap(_Layer, walk_layers(network)) if found.kind != "loadConstant"]
+    layers = [
+        described for described in starmap(_Layer, walk_layers(network)) if described.kind != "loadConstant"
+    ]
     blobs = _blobs(spec)
     shapes = _shapes(spec, layers, blobs)
     rows = [_row(index, layer, target, shapes) for index, layer in enumerate(layers)]
@@ -143,29 +145,29 @@ def _flop(blobs: Blobs | None, layer: _Layer) -> int:
 
 def _shapes(spec: Any, layers: Sequence[_Layer], blobs: Blobs | None) -> dict[str, tuple[int, ...]]:
     """Shapes by name of value: inferred, of the interface, and what converters wrote into the layers."""
-    known = {} if blobs is None else _inferred(blobs, layers)
+    shapes = {} if blobs is None else _inferred(blobs, layers)
     for layer in layers:
         named = [*zip(layer.spec.input, layer.spec.inputTensor, strict=False)]
         named += [*zip(layer.spec.output, layer.spec.outputTensor, strict=False)]
         for name, tensor in named:
-            if len(tensor.dimValue) == tensor.rank > 0 and name not in known:
-                known[name] = tuple(int(d) for d in tensor.dimValue)
+            if len(tensor.dimValue) == tensor.rank > 0 and name not in shapes:
+                shapes[name] = tuple(int(d) for d in tensor.dimValue)
     for feature in [*spec.description.input, *spec.description.output]:
         if shape := feature_shape(feature):
-            known[feature.name] = shape
-    return known
+            shapes[feature.name] = shape
+    return shapes
 
 
 def _inferred(blobs: Blobs, layers: Sequence[_Layer]) -> dict[str, tuple[int, ...]]:
     """The shapes that are known from the layers, (channel, height, width) where arrays have rank 5."""
-    found: dict[str, tuple[int, ...]] = {}
+    inferred: dict[str, tuple[int, ...]] = {}
     for name in {n for layer in layers for n in [*layer.spec.input, *layer.spec.output]}:
         shape = blobs.shape(name)
         if shape is not None and None not in shape:
             sizes = tuple(int(d or 0) for d in shape)
             old = blobs.ctx.legacy and len(sizes) == 5 and sizes[:2] == (1, 1)
-            found[name] = sizes[2:] if old else sizes
-    return found
+            inferred[name] = sizes[2:] if old else sizes
+    return inferred
 
 
 def feature_shape(feature: Any) -> tuple[int, ...]:
@@ -191,14 +193,14 @@ def _segments(
         if place == 0 or rows[i].preferred != units[-1]:
             units.append(rows[i].preferred)
         numbers[i] = len(units) - 1
-    made = {name: numbers[i] for i, layer in enumerate(layers) for name in layer.spec.output}
+    maker = {name: numbers[i] for i, layer in enumerate(layers) for name in layer.spec.output}
     read: dict[str, set[int]] = {}
     for i, layer in enumerate(layers):
         for name in layer.spec.input:
             read.setdefault(name, set()).add(numbers[i])
     return numbers, [
         _segment(
-            n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n], made, read, shapes, results
+            n, unit, [rows[i].name for i in range(len(rows)) if numbers[i] == n], maker, read, shapes, results
         )
         for n, unit in enumerate(units)
     ]
@@ -208,18 +210,18 @@ def _segment(
     number: int,
     unit: str | None,
     ops: list[str],
-    made: dict[str, int],
+    maker: dict[str, int],
     read: dict[str, set[int]],
     shapes: dict[str, tuple[int, ...]],
     results: set[str],
 ) -> Segment:
-    own = {name for name, n in made.items() if n == number}
+    own = {name for name, n in maker.items() if n == number}
     inputs = [
         name
         for name, by in read.items()
-        if number in by and name not in own and (name in made or name in shapes)
+        if number in by and name not in own and (name in maker or name in shapes)
     ]
-    outputs = [n for n in made if n in own and (n in results or read.get(n, set()) - {number})]
+    outputs = [n for n in maker if n in own and (n in results or read.get(n, set()) - {number})]
     readers = {n for name in outputs for n in read.get(name, set())} - {number}
     return Segment(
         number,

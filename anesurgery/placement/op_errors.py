@@ -76,12 +76,12 @@ def op_error(shown: Shown) -> OpError | None:
     exact = [shown.exact[k] for k in floats]
     sizes = [_largest(v) for v in exact]
 
-    def errors(made: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
+    def errors(results: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
         return {
             a: min(
                 decibels(value, outputs[k], size) for k, value, size in zip(floats, exact, sizes, strict=True)
             )
-            for a, outputs in made.items()
+            for a, outputs in results.items()
         }
 
     op, first = shown.op, floats[0]
@@ -101,24 +101,24 @@ def _largest(value: torch.Tensor) -> float:
     return float(torch.linalg.vector_norm(value, math.inf)) if value.numel() else 0.0
 
 
-def decibels(wanted: torch.Tensor, found: torch.Tensor, largest: float) -> float:
-    """PSNR over what is finite in `wanted`; minus infinite where `found` is not finite there.
+def decibels(wanted: torch.Tensor, rounded: torch.Tensor, largest: float) -> float:
+    """PSNR over what is finite in `wanted`; minus infinite where `rounded` is not finite there.
 
     Args:
         wanted: exact.
-        found: of any shape; minus infinite where it is another one.
+        rounded: of any shape; minus infinite where it is another one.
         largest: magnitude in `wanted`.
     """
-    if wanted.shape != found.shape:
+    if wanted.shape != rounded.shape:
         return -math.inf
     if not wanted.numel() or not wanted.is_floating_point():
         return math.inf
-    found = found.float()
+    rounded = rounded.float()
     if not math.isfinite(largest):
         meant = torch.isfinite(wanted)
-        wanted, found = wanted[meant], found[meant]
+        wanted, rounded = wanted[meant], rounded[meant]
         largest = _largest(wanted)
-    noise = float(torch.linalg.vector_norm(wanted - found))
+    noise = float(torch.linalg.vector_norm(wanted - rounded))
     if not math.isfinite(noise):
         return -math.inf
     return psnr(largest, noise / math.sqrt(max(wanted.numel(), 1)))

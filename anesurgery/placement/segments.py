@@ -24,9 +24,9 @@ def segments_of(
     for j, n in zip(judged, numbers, strict=True):
         members.setdefault(n, []).append(j)
     unit = dict(zip(numbers, units, strict=True))
-    given = set(function.outputs)
-    made = [_segment(n, ops, unit[n], home, given) for n, ops in members.items()]
-    return tuple(made), numbers
+    results = set(function.outputs)
+    segments = [_segment(n, ops, unit[n], home, results) for n, ops in members.items()]
+    return tuple(segments), numbers
 
 
 def with_times(
@@ -42,11 +42,11 @@ def with_times(
 
 
 def _segment(
-    number: int, members: Sequence[Judged], unit: str | None, home: dict[Var, int], given: set[Var]
+    number: int, members: Sequence[Judged], unit: str | None, home: dict[Var, int], results: set[Var]
 ) -> Segment:
     read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
     readers = {v: _readers(v, home) - {number} for j in members for v in j.op.outputs}
-    outside = [v for v, others in readers.items() if others or v in given]
+    outside = [v for v, others in readers.items() if others or v in results]
     return Segment(
         number,
         unit,

@@ -44,38 +44,38 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     """Judge a function as it is, or at its default shape."""
     function, rules = function_of(loaded.program, name), tuple(rules)
     judged = judge(function, target, rules)
-    found = flexible(function, description_of(loaded.spec, name))
-    if found is None:
+    shapes = flexible(function, description_of(loaded.spec, name))
+    if shapes is None:
         return Shaped(function, judged)
-    fixed = _at(loaded, name, found.default, target, rules)
-    if fixed is None and found.default and _all_one(function, found.default):
-        return Shaped(function, judged, found, _notes(found))
+    fixed = _at(loaded, name, shapes.default, target, rules)
+    if fixed is None and shapes.default and _all_one(function, shapes.default):
+        return Shaped(function, judged, shapes, _notes(shapes))
     if fixed is None:
         dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
         words = ", ".join(f"%{n}" for n in dynamic)
-        return Shaped(function, list(map(_unknown, judged)), found, (NO_DEFAULT.format(words),))
+        return Shaped(function, list(map(_unknown, judged)), shapes, (NO_DEFAULT.format(words),))
     both = [_both(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
-    return Shaped(fixed.function, both, found, _notes(found))
+    return Shaped(fixed.function, both, shapes, _notes(shapes))
 
 
-def _notes(found: Flexible) -> tuple[str, ...]:
+def _notes(shapes: Flexible) -> tuple[str, ...]:
     """At which shape the ops are told, and what is not."""
-    rest = SOME.format(MOST, len(found.listed)) if len(found.listed) > MOST else ""
-    rest = rest if found.listed else IN_RANGE
-    return tuple(filter(None, (AT_DEFAULT.format(in_words(found.default)), rest)))
+    rest = SOME.format(MOST, len(shapes.listed)) if len(shapes.listed) > MOST else ""
+    rest = rest if shapes.listed else IN_RANGE
+    return tuple(filter(None, (AT_DEFAULT.format(in_words(shapes.default)), rest)))
 
 
 def at_each(
     loaded: Loaded,
     name: str | None,
-    found: Flexible | None,
+    declared: Flexible | None,
     target: Target,
     rules: Iterable[Rule],
     doubts: Sequence[Finding] = (),
 ) -> tuple[AtShape, ...]:
     """The units at each enumerated shape, `MOST` at most; doubts about the whole count at each."""
     rules, told = tuple(rules), []
-    for shapes in [] if found is None else found.listed[:MOST]:
+    for shapes in [] if declared is None else declared.listed[:MOST]:
         fixed = _at(loaded, name, shapes, target, rules)
         units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target, doubts)[0]
         told.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
@@ -90,8 +90,8 @@ def _at(
         return None
     function = function_of(loaded.program, name)
     key = next(n for n, f in loaded.program.functions.items() if f is function)
-    made = at(loaded.program, key, shapes)
-    return None if made is None else Shaped(made, judge(made, target, rules))
+    fixed = at(loaded.program, key, shapes)
+    return None if fixed is None else Shaped(fixed, judge(fixed, target, rules))
 
 
 def _all_one(function: Function, shapes: Shapes) -> bool:

@@ -101,14 +101,16 @@ class Standing:
     refused: str = ""
 
     @classmethod
-    def of_layers(cls, found: Inspection) -> Standing:
+    def of_layers(cls, inspection: Inspection) -> Standing:
         """From the inspection of a network, or of a pipeline of some."""
-        return cls.of(cls.computing(found))
+        return cls.of(cls.computing(inspection))
 
     @staticmethod
-    def computing(found: Inspection) -> list[Inspection]:
+    def computing(inspection: Inspection) -> list[Inspection]:
         """The parts of a report on layers without the constants, which compute nothing."""
-        return [replace(p, ops=tuple(r for r in p.ops if r.op_type not in CONSTANTS)) for p in _parts(found)]
+        return [
+            replace(p, ops=tuple(r for r in p.ops if r.op_type not in CONSTANTS)) for p in _parts(inspection)
+        ]
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
@@ -283,10 +285,10 @@ class Standing:
         """What is less than before, by more than its bound, in words; "" for nothing."""
         return ", ".join(self._from(before, what) for what in BOUNDS if before.outgrows(self, what))
 
-    def dearer(self, given: Standing) -> str:
+    def dearer(self, before: Standing) -> str:
         """How it takes longer, or costs more, than the model as given, in words; "" where it does not."""
-        pairs = [("cost", given.estimate, self.estimate)]
-        if (times := self.expected.times(given.expected)) is not None:
+        pairs = [("cost", before.estimate, self.estimate)]
+        if (times := self.expected.times(before.expected)) is not None:
             pairs.append(("time", 1e3 * times[0].ms, 1e3 * times[1].ms))
         for what, old, new in pairs:
             if new > old * (1 + SAME):
@@ -365,15 +367,15 @@ class Standing:
         return f"{where}, {self.switches} {times}, expected {lasts}"
 
 
-def _parts(found: Inspection) -> list[Inspection]:
+def _parts(inspection: Inspection) -> list[Inspection]:
     """A report, and those of the parts of a pipeline."""
-    return [found, *(one for part in found.parts.values() for one in _parts(part))]
+    return [inspection, *(one for part in inspection.parts.values() for one in _parts(part))]
 
 
 def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
     """The standing of a program, and the inspection of each of its functions."""
-    found = placed(program, target, advice=True)
-    return Standing.of(found), found
+    inspections = placed(program, target, advice=True)
+    return Standing.of(inspections), inspections
 
 
 def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> list[Inspection]:

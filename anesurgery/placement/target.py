@@ -191,8 +191,8 @@ class Target:
     @property
     def marketed(self) -> tuple[str, ...]:
         """The chips by the names under which they are sold, as far as the label says: "M1 Max"."""
-        found = _MARKETED.search(self.label)
-        return tuple(f"{n} {found[1].title()}" for n in self.chips) if found else self.chips
+        variant = _MARKETED.search(self.label)
+        return tuple(f"{n} {variant[1].title()}" for n in self.chips) if variant else self.chips
 
     @property
     def on_measured_chip(self) -> bool:
@@ -230,10 +230,10 @@ class Target:
         Raises:
             KeyError: nothing is known of it on any of them.
         """
-        known = [(v, n) for n in self.chips if (v := getattr(CHIPS[n], limit)) is not None]
-        if not known:
+        limits = [(v, n) for n in self.chips if (v := getattr(CHIPS[n], limit)) is not None]
+        if not limits:
             raise KeyError(limit)
-        return min(known, key=lambda pair: pair[0])
+        return min(limits, key=lambda pair: pair[0])
 
 
 def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:
@@ -246,11 +246,11 @@ def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:
 def _chips(text: str) -> tuple[str, ...]:
     plain = _MARKETED.sub("", text).strip()
     named: dict[str, tuple[str, ...]] = {**GROUPS, **{n: (n,) for n in CHIPS}}
-    found = {k.lower(): v for k, v in named.items()}.get(plain.lower())
-    return found if found is not None else _spread(plain, named)
+    chips = {k.lower(): v for k, v in named.items()}.get(plain.lower())
+    return chips if chips is not None else _spread(plain, named)
 
 
-def _spread(text: str, known: Iterable[str]) -> tuple[str, ...]:
+def _spread(text: str, names: Iterable[str]) -> tuple[str, ...]:
     """Ranges that `GROUPS` does not name: "M2+", "A14-A17"."""
     match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", text, re.IGNORECASE)
     chosen: tuple[str, ...] = ()
@@ -258,7 +258,7 @@ def _spread(text: str, known: Iterable[str]) -> tuple[str, ...]:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip", text, [*known, *PRODUCTS])
+        raise UnknownName("chip", text, [*names, *PRODUCTS])
     return chosen
 
 
@@ -268,9 +268,9 @@ def _os(text: str) -> tuple[str | None, int | None]:
     match = re.fullmatch(r"(?P<name>[A-Za-z]+)\s*(?P<major>\d+)?(\.\d+)*", text)
     platforms = {"ios": "iOS", "ipados": "iOS", "macos": "macOS"}
     platform = platforms.get(match["name"].lower()) if match else None
-    known = [f"{p} {v}" for p, versions in OS_VERSIONS.items() for v in versions]
+    systems = [f"{p} {v}" for p, versions in OS_VERSIONS.items() for v in versions]
     if match is None or platform is None:
-        raise UnknownName("OS", text, known)
+        raise UnknownName("OS", text, systems)
     if match["major"] is None or int(match["major"]) not in OS_VERSIONS[platform]:
-        raise UnknownName("OS", text, [k for k in known if k.startswith(platform)])
+        raise UnknownName("OS", text, [k for k in systems if k.startswith(platform)])
     return platform, int(match["major"])

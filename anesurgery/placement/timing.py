@@ -219,11 +219,11 @@ def _of_forms(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
     """Which form of weights was not measured on a generation, and where."""
     (family,) = target.families
     for form in sorted({op.form for op in load.ops if op.form != PLAIN and not op.cpu}):
-        known = numbers["forms"].get(form)
-        if form == JOINT or known is None:
+        measured_form = numbers["forms"].get(form)
+        if form == JOINT or measured_form is None:
             return f"weights are stored as {FORMS[form]}, of which no time was published"
         wide = any(op.form == form and op.rows > FEW for op in load.ops)
-        measured = known["computing_families" if wide else "families"]
+        measured = measured_form["computing_families" if wide else "families"]
         if family not in measured:
             names = ", ".join(f"H{f}" for f in measured)
             many = f" for more than {FEW} positions" if wide else ""
@@ -239,8 +239,8 @@ def time_of(load: Load, target: Target, numbers: Mapping[str, Any] | None = None
         target: names one chip, or chips of one generation.
         numbers: a table; the fitted one by default.
     """
-    found = timed(load, target, numbers)
-    return found.why if found.time is None else found.time
+    result = timed(load, target, numbers)
+    return result.why if result.time is None else result.time
 
 
 def timed(load: Load, target: Target, numbers: Mapping[str, Any] | None = None) -> Timed:
@@ -271,9 +271,9 @@ def _time(load: Load, target: Target, numbers: Mapping[str, Any]) -> tuple[Time,
     each = [rates.spent(op) for op in load.ops]
     spent = {key: us / 1e3 for key, us in added_up(load, rates, each).items()}
     off = {key: deviation(key, numbers) for key in spent}
-    known = {name: numbers[name][own] for name in ("measurements", "source")}
+    provenance = {name: numbers[name][own] for name in ("measurements", "source")}
     common = 0.0 if load.on_cpu else numbers["deviation"][own]
-    time = Time.of(spent, off, common, reach=numbers["reach"], unlike=numbers["unlike"], **known)
+    time = Time.of(spent, off, common, reach=numbers["reach"], unlike=numbers["unlike"], **provenance)
     return time, tuple(sum(one[1:]) * op.count / 1e3 for op, one in zip(load.ops, each, strict=True))
 
 

@@ -155,18 +155,18 @@ MEASURED: tuple[Measured, ...] = (
 """Each setting that may be advised is in each row."""
 
 
-def kind_of(found: Makeup) -> str:
+def kind_of(model: Makeup) -> str:
     """The kind of a model, as the rows name them; "" of others."""
-    if found.pictures:
-        if not found.attentions:
-            return IMAGES if found.convolutions and not (found.drawn or found.states) else ""
-        return PICTURES if found.convolutions <= found.attentions and not found.drawn else ""
-    if found.encodes_text:
+    if model.pictures:
+        if not model.attentions:
+            return IMAGES if model.convolutions and not (model.drawn or model.states) else ""
+        return PICTURES if model.convolutions <= model.attentions and not model.drawn else ""
+    if model.encodes_text:
         return TEXT
-    if found.causal and found.head is not None and not found.states:
+    if model.causal and model.head is not None and not model.states:
         return PROMPT
-    few = 0 < found.convolutions <= found.attentions
-    return SPEECH if few and found.signals and not (found.lookups or found.ids or found.causal) else ""
+    few = 0 < model.convolutions <= model.attentions
+    return SPEECH if few and model.signals and not (model.lookups or model.ids or model.causal) else ""
 
 
 def advice(function: Function, target: Target) -> UnitAdvice | None:

@@ -66,7 +66,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
     What an op of a loop computes and costs counts once for each round, where their number is known.
     """
     legality, notes = Legality(target), Findings(rules, target)
-    found: list[Judged] = []
+    rows: list[Judged] = []
 
     def walk(block: Block, depth: int, times: int) -> None:
         fixed = fixed_ops(block)
@@ -83,13 +83,13 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             work = work_of(op)
             costs = cost.estimate(op, work, target)
             costs, work = costs and costs.times(times), work.times(times)
-            found.append(Judged(op, depth, legal, findings, work, costs, times))
+            rows.append(Judged(op, depth, legal, findings, work, costs, times))
             inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
             for nested in op.blocks:
                 walk(nested, depth + 1, inner)
 
     walk(function, 0, 1)
-    return found
+    return rows
 
 
 def longest_chain(judged: Iterable[Judged]) -> int:
@@ -153,12 +153,12 @@ def views(target: Target, doubts: Sequence[Finding] = ()) -> tuple[View, ...]:
         doubts: why the ANE may run nothing of the model (`rules.whole_model`).
     """
     gpu = "guess" if target.gpu_fitted else ""
-    found = [View(True, gpu), View(False, gpu)]
+    extremes = [View(True, gpu), View(False, gpu)]
     if target.uses_gpu and not gpu:
-        found.append(View(True, "free"))
+        extremes.append(View(True, "free"))
     if doubts:
-        found.append(View(False, gpu, ane=False))
-    return tuple(found)
+        extremes.append(View(False, gpu, ane=False))
+    return tuple(extremes)
 
 
 def choose(

@@ -73,14 +73,14 @@ def why(model: Loaded | Program, op: str, target: Target, function: str | None =
     """
     loaded = Loaded.of(model)
     rules = (*RULES, *rules_beside())
-    found = inspect_program(loaded, target, function=function)
+    inspection = inspect_program(loaded, target, function=function)
     judged = {j.name: j.op for j in judge_shaped(loaded, function, target, rules).judged}
     if op not in judged:
         raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
     chosen = judged[op]
     about = [rule for rule in (*FORBIDDEN, *rules) if _is_about(rule, chosen)]
     asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
-    return Why(found.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
+    return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
 
 
 def _is_about(rule: Rule, op: Operation) -> bool:

@@ -68,14 +68,14 @@ class Way:
 
 def ranges_of(samples: Sequence[Values]) -> dict[str, tuple[float, float]]:
     """Input -> the least and the largest of its finite numbers in all samples, where there are any."""
-    found = {}
+    ends = {}
     for name in samples[0]:
         arrays = [np.asarray(v[name]) for v in samples if name in v]
         numbers = [a[np.isfinite(a)] for a in arrays if a.dtype.kind in "iuf"]
         numbers = [a for a in numbers if a.size]
         if numbers:
-            found[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
-    return found
+            ends[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
+    return ends
 
 
 def moved(point: Values, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Values:
@@ -114,13 +114,13 @@ def described(values: Values, ranges: Ranges) -> str:
 def ways(program: Program, function: str | None, first: Values, ranges: Ranges) -> list[Way]:
     """All ways from the first inputs: gradients where there are floats, and random changes."""
     floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
-    found = []
+    every = []
     if floats:
         slopes = Slopes(program, function, floats)
         for op in slopes.largest(first):
-            found.append(Way(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        found.append(Way("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*found, Way("random changes", first)]
+            every.append(Way(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        every.append(Way("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*every, Way("random changes", first)]
 
 
 class Peaks(Listener):
@@ -185,11 +185,11 @@ class Slopes:
                     pass
             error = torch.zeros(())
             for var in self._exact.function.outputs:
-                wanted, found = (
+                wanted, rounded = (
                     e.plan.value(env, var) for e, env in ((self._exact, exact), (self._half, half))
                 )
                 if isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
-                    noise = (found - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + SMALLEST)
+                    noise = (rounded - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + SMALLEST)
                     error = error + torch.log(noise + SMALLEST)
             return self._slope(error, leaves)
 

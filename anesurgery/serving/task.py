@@ -38,8 +38,8 @@ def main() -> None:
     threading.Thread(target=_end_with_the_server, daemon=True).start()
     bind(request["memory"], request["unpacked"])
     with _telling(said) as listener:
-        found = answer(folder, request, listener)
-    (folder / ANSWER).write_text(json.dumps(found), encoding="utf-8")
+        result = answer(folder, request, listener)
+    (folder / ANSWER).write_text(json.dumps(result), encoding="utf-8")
 
 
 def bind(memory: int, file: int) -> None:
@@ -180,10 +180,10 @@ def _inspect(folder: Path, model: Path, request: dict[str, Any], listener: Liste
     from anesurgery.show.page import page
 
     listener.step = "placing each op"
-    found = inspect(model, request["target"])
+    inspection = inspect(model, request["target"])
     listener.step = "drawing the report"
-    _write(folder / REPORT, page(found), folder)
-    return {"sentence": summary.verdict(found)}
+    _write(folder / REPORT, page(inspection), folder)
+    return {"sentence": summary.verdict(inspection)}
 
 
 def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listener) -> dict[str, Any]:

@@ -66,14 +66,14 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
             watch.cancel()
             await jobs.close()
 
-    made = Starlette(
+    app = Starlette(
         routes=routes(),
         lifespan=lifespan,
         middleware=[Middleware(Door, hosts=hosts, token=token)],
         exception_handlers={SurgeryError: _said, ClientDisconnect: _left},
     )
-    made.state.jobs, made.state.token = jobs, token
-    return made
+    app.state.jobs, app.state.token = jobs, token
+    return app
 
 
 def routes() -> list[Route]:
@@ -233,19 +233,19 @@ async def _json(request: Request) -> Any:
         raise SurgeryError("the question is not JSON") from error
 
 
-def asked(found: Any) -> dict[str, str]:
+def asked(form: Any) -> dict[str, str]:
     """What is asked of a task, seen through.
 
     Args:
-        found: `task`, `target`, `recipe` and `prove` by name, of which the last three may be absent.
+        form: `task`, `target`, `recipe` and `prove` by name, of which the last three may be absent.
 
     Raises:
         SurgeryError: something is not one of what may be asked for.
     """
     words = {"task": "inspect", "target": "any", "recipe": "auto", "prove": "sites"}
-    if not isinstance(found, dict) or not all(isinstance(value, str) for value in found.values()):
+    if not isinstance(form, dict) or not all(isinstance(value, str) for value in form.values()):
         raise SurgeryError("the question is not names with words")
-    request = words | {name: value.strip() or words[name] for name, value in found.items() if name in words}
+    request = words | {name: value.strip() or words[name] for name, value in form.items() if name in words}
     may_be = {"task": ("inspect", "apply"), "recipe": registry.recipe_names(), "prove": PROOFS}
     for name, allowed in may_be.items():
         if request[name] not in allowed:

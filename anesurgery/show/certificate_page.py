@@ -66,21 +66,23 @@ class Line:
 
 
 @draws("Certificate", "page")
-def certificate_page(found: Certificate) -> str:
+def certificate_page(certificate: Certificate) -> str:
     """A certificate as an HTML document."""
-    at = {row.name: k for k, row in enumerate(found.rows)}
+    at = {row.name: k for k, row in enumerate(certificate.rows)}
     return (
         environment()
         .get_template("certificate.html")
         .render(
-            found=found,
-            lines=[line(row, rail) for row, rail in zip(found.rows, rails(found.rows), strict=True)],
-            outputs=list(zip(*found.outputs.values(), strict=True)),
-            worst=[(at[row.name], row) for row in found.enters[:ROWS] if row.worst < BANDS[0][1]],
+            found=certificate,
+            lines=[
+                line(row, rail) for row, rail in zip(certificate.rows, rails(certificate.rows), strict=True)
+            ],
+            outputs=list(zip(*certificate.outputs.values(), strict=True)),
+            worst=[(at[row.name], row) for row in certificate.enters[:ROWS] if row.worst < BANDS[0][1]],
             bands=[words for words, _ in BANDS],
-            tried=tried(found),
+            tried=tried(certificate),
             decibels=decibels,
-            status={"holds": 0, "at risk": 1, "fails": 2}[found.verdict],
+            status={"holds": 0, "at risk": 1, "fails": 2}[certificate.verdict],
             width=WIDTH,
             height=HEIGHT,
         )

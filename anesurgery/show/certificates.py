@@ -20,29 +20,31 @@ ROWS = 12
 
 
 @shows("Certificate")
-def certificate_group(found: Certificate) -> Group:
+def certificate_group(certificate: Certificate) -> Group:
     """A sentence and two tables, for a rich console."""
-    arithmetics = list(found.outputs)
+    arithmetics = list(certificate.outputs)
     outputs = Table("output", *(f"{a} dB" for a in arithmetics), box=box.SIMPLE_HEAD)
-    for several in zip(*found.outputs.values(), strict=True):
+    for several in zip(*certificate.outputs.values(), strict=True):
         outputs.add_row(plain(several[0].name), *(decibels(o.psnr) for o in several))
     both = f"dB ({', '.join(arithmetics)})"
     ops = Table("where errors enter", "op type", f"own {both}", f"grown {both}", "repair", box=box.SIMPLE_HEAD)
-    for row in found.enters[:ROWS]:
+    for row in certificate.enters[:ROWS]:
         numbers = [
             ", ".join(decibels(side.get(a, math.nan)) for a in arithmetics) for side in (row.own, row.grown)
         ]
         ops.add_row(
             plain(short_name(row.name, CELL)), plain(row.op_type), *numbers, plain(", ".join(row.repairs))
         )
-    first = plain(f"{found.verdict}: {found.why} ({tried(found)})", style=STYLES[found.verdict])
+    first = plain(
+        f"{certificate.verdict}: {certificate.why} ({tried(certificate)})", style=STYLES[certificate.verdict]
+    )
     return Group(first, outputs, ops)
 
 
-def tried(found: Certificate) -> str:
+def tried(certificate: Certificate) -> str:
     """How many sets of inputs were tried, in words."""
-    sets = f"{found.samples} set{'s' if found.samples > 1 else ''} of inputs"
-    return f"{sets}, {found.searched} more searched" if found.searched else sets
+    sets = f"{certificate.samples} set{'s' if certificate.samples > 1 else ''} of inputs"
+    return f"{sets}, {certificate.searched} more searched" if certificate.searched else sets
 
 
 def decibels(value: float) -> str:

@@ -67,8 +67,8 @@ def _borders(chain: Chain) -> Table:
 
 def _short(kind: str) -> str:
     """A type as a shape and a word: "1x8x64xfp16" for "tensor<fp16, [1, 8, 64]>"."""
-    found = re.fullmatch(r"tensor<(\w+), \[([\d, ]+)\]>", kind)
-    return kind if found is None else "x".join([*found[2].split(", "), found[1]])
+    tensor = re.fullmatch(r"tensor<(\w+), \[([\d, ]+)\]>", kind)
+    return kind if tensor is None else "x".join([*tensor[2].split(", "), tensor[1]])
 
 
 def _where(placed: Placed) -> list[str]:

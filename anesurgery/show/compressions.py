@@ -16,47 +16,48 @@ from anesurgery.show.weight_costs import ROWS
 
 
 @shows("Compression")
-def compression_group(found: Compression) -> Group:
+def compression_group(compression: Compression) -> Group:
     """A row for each weight, then the whole."""
     table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
-    for row in found.compressed[:ROWS]:
+    for row in compression.compressed[:ROWS]:
         before, after = map(decimal, row.bytes)
         numbers = f"{before} -> {after}", f"{row.error:.2g}", f"{row.rounded:.2g}"
         table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
-    count = len(found.compressed)
+    count = len(compression.compressed)
     more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
-    first, *lines = _lines(found)
+    first, *lines = _lines(compression)
     return Group(plain(first, style="bold"), table, *more, *map(plain, lines))
 
 
-def _lines(found: Compression) -> list[str]:
+def _lines(compression: Compression) -> list[str]:
     """What holds for the whole."""
-    before, after = found.bytes
+    before, after = compression.bytes
     lines = [
-        f"weights: {decimal(before)} -> {decimal(after)}; {len(found.compressed)} compressed for "
-        f"{found.purpose} on {found.target}, corrected by {found.samples[0]} samples",
+        f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
+        f"{compression.purpose} on {compression.target}, corrected by {compression.samples[0]} samples",
         "error: of the products on those samples, squared, as a share; rounded: without correction",
     ]
-    if found.loss is not None:
-        loss = found.loss
-        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, " if found.chooses else ""
+    if compression.loss is not None:
+        loss = compression.loss
+        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, " if compression.chooses else ""
         rows = rows if loss.rows else "no row is all finite, "
         near = "identical" if loss.psnr == math.inf else f"{rows}PSNR {loss.psnr:.1f} dB"
-        lines.append(f"on {found.samples[1]} samples held out: {near}")
-    lines.append(f"ops expected on the ANE: {found.on_engine[0]:.1%} -> {found.on_engine[1]:.1%}")
-    if found.time is not None:
-        lines.append(str(found.time))
-    reasons = {(row.form, row.why): row for row in found.weights}
+        lines.append(f"on {compression.samples[1]} samples held out: {near}")
+    lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
+    if compression.time is not None:
+        lines.append(str(compression.time))
+    reasons = {(row.form, row.why): row for row in compression.weights}
     lines += [
-        _reason(row, sum(1 for r in found.weights if (r.form, r.why) == key)) for key, row in reasons.items()
+        _reason(row, sum(1 for r in compression.weights if (r.form, r.why) == key))
+        for key, row in reasons.items()
     ]
-    lines += [*_inputs(found), *_balanced(found)]
-    return [*lines, *(f"note: {words}" for words in found.notes)]
+    lines += [*_inputs(compression), *_balanced(compression)]
+    return [*lines, *(f"note: {words}" for words in compression.notes)]
 
 
-def _inputs(found: Compression) -> list[str]:
+def _inputs(compression: Compression) -> list[str]:
     """What the ops read, where 8 bits were asked for."""
-    asked = [row for row in found.weights if row.inputs]
+    asked = [row for row in compression.weights if row.inputs]
     if not asked:
         return []
     kept = [row for row in asked if row.scales]
@@ -70,14 +71,18 @@ def _inputs(found: Compression) -> list[str]:
     )
 
 
-def _balanced(found: Compression) -> list[str]:
+def _balanced(compression: Compression) -> list[str]:
     """Where scales went from a value into the weights that read it."""
-    taken = [row for row in found.balanced if not row.why]
+    taken = [row for row in compression.balanced if not row.why]
     lines = [
         f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
         for row in taken[:ROWS]
     ]
-    return lines if not found.balanced else [f"{len(taken)} of {len(found.balanced)} values balanced", *lines]
+    return (
+        lines
+        if not compression.balanced
+        else [f"{len(taken)} of {len(compression.balanced)} values balanced", *lines]
+    )
 
 
 def _reason(row: CompressedWeight, count: int) -> str:

@@ -14,13 +14,13 @@ from anesurgery.show.console import plain
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 
 
-def why_group(found: Why) -> Group:
+def why_group(reasons: Why) -> Group:
     """The op, the rules that found something in full, and a line for each of the others."""
-    row = found.row
+    row = reasons.row
     verdict = f"legal on the ANE: {LEGAL_WORDS[row.legal]}; expected on: {UNIT_WORDS[row.preferred]}"
     head = Text.assemble(plain(row.name, "bold"), plain(f"  {row.op_type} {row.shape} {row.dtype}; {verdict}"))
-    spoke = [line for asked in found.rules if asked.found for line in _in_full(asked)]
-    silent = [_inset(f"{asked.rule.id}: {asked.said}") for asked in found.rules if not asked.found]
+    spoke = [line for asked in reasons.rules if asked.found for line in _in_full(asked)]
+    silent = [_inset(f"{asked.rule.id}: {asked.said}") for asked in reasons.rules if not asked.found]
     return Group(head, *spoke, _estimate(row.estimate), Text(f"{len(silent)} more rules were asked:"), *silent)
 
 

@@ -169,8 +169,8 @@ def _content(segment: Segment, rows: dict[str, OpRow], style: Style, width: int)
         words: list[str] = types
     else:
         columns, each = 1, style.lines
-        found = Counter(types)
-        words = [f"{n} {t}" if n > 1 else t for t, n in found.items()]
+        counts = Counter(types)
+        words = [f"{n} {t}" if n > 1 else t for t, n in counts.items()]
         if len(words) > each:
             words = [*words[: each - 1], f"+ {len(words) - each + 1} more types"]
     letters = int((style.column - PAD) / LETTER)

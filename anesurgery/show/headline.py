@@ -136,15 +136,15 @@ def _exactness(surgery: Surgery) -> str:
 def _by_edits(surgery: Surgery) -> str:
     """How near the two sides of the edits are."""
     proofs = [change.proof for change in surgery.changes]
-    known = [proof.grade for proof in proofs if proof is not None]
-    if not known:
+    grades = [proof.grade for proof in proofs if proof is not None]
+    if not grades:
         return "the outputs were not compared"
-    if len(known) < len(proofs) or min(known) <= Grade.NUMBERS:
-        proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in known) for sure in (True, False))
-        alone = len(proofs) - len(known)
+    if len(grades) < len(proofs) or min(grades) <= Grade.NUMBERS:
+        proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
+        alone = len(proofs) - len(grades)
         words = {"proved equal": proved, "checked on numbers": tried, "not compared by itself": alone}
         return f"{counted(len(proofs), 'change')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
-    return "every change gives the same bits" if min(known) == Grade.BITS else "every change is proved equal"
+    return "every change gives the same bits" if min(grades) == Grade.BITS else "every change is proved equal"
 
 
 def _rounds(surgery: Surgery) -> bool:

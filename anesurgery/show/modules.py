@@ -16,26 +16,26 @@ ROWS = 60
 
 
 @shows("AgainstTorch")
-def modules_group(found: AgainstTorch) -> Group:
+def modules_group(comparison: AgainstTorch) -> Group:
     """A sentence and a table, for a rich console."""
-    arithmetics = list(found.rows[0].psnr) if found.rows else []
+    arithmetics = list(comparison.rows[0].psnr) if comparison.rows else []
     table = Table("module", "class", "", *(f"{name} dB" for name in arithmetics), "value", box=box.SIMPLE_HEAD)
-    for row in found.rows[:ROWS]:
+    for row in comparison.rows[:ROWS]:
         numbers = [f"{row.psnr[name]:.0f}" for name in arithmetics]
         name, kind, value = map(plain, (row.name or "(whole)", row.kind, row.value or ""))
         table.add_row(name, kind, row.state, *numbers, value, style=STYLES[row.state])
-    left = len(found.rows) - ROWS
+    left = len(comparison.rows) - ROWS
     more = [plain(f"and {counted(left, 'row')} more in `rows`")] if left > 0 else []
-    return Group(plain(words(found), style="bold"), table, *more)
+    return Group(plain(words(comparison), style="bold"), table, *more)
 
 
-def words(found: AgainstTorch) -> str:
+def words(comparison: AgainstTorch) -> str:
     """Where they part, in a sentence."""
-    if (first := found.first) is None:
-        kept = sum(row.state == "agrees" for row in found.rows)
-        every = counted(len(found.rows), "call")
-        rest = ", the rest as far as rounding shows" if kept < len(found.rows) else ""
-        return f"package and PyTorch agree: {kept} of {every} to {found.gate:g} dB in fp32{rest}"
+    if (first := comparison.first) is None:
+        kept = sum(row.state == "agrees" for row in comparison.rows)
+        every = counted(len(comparison.rows), "call")
+        rest = ", the rest as far as rounding shows" if kept < len(comparison.rows) else ""
+        return f"package and PyTorch agree: {kept} of {every} to {comparison.gate:g} dB in fp32{rest}"
     name = first.name or "the whole module"
     near = f"{first.psnr['fp32']:.1f} dB in fp32, at {first.value}" if first.value else "no value is like it"
     return f"package and PyTorch part in {name} ({first.kind}): {near}"

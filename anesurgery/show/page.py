@@ -80,14 +80,14 @@ class View:
 @functools.cache
 def environment() -> Environment:
     """Escapes whatever a model brings; an unknown name in a template is an error."""
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(
+    templates.globals.update(
         status_words=STATUS_WORDS,
         unit_word=unit_word,
         short_name=short_name,
@@ -95,7 +95,7 @@ def environment() -> Environment:
         duration=times.in_words,
         percent=summary.percent,
     )
-    return made
+    return templates
 
 
 def key(unit: str | None) -> str:
@@ -192,28 +192,28 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     illegal, unknown = (sum(r.legal is value for r in rows) for value in (False, None))
     rules = len({f.rule for f in inspection.all_findings})
-    made = [
+    top = [
         ("ops", f"{len(rows):,}", summary.counted(len({r.op_type for r in rows}), "type")),
         ("ANE cannot run", f"{illegal:,}", f"{unknown:,} not known"),
         ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
         ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
     ]
     if (cost := summary.cost(inspection)) is not None:
-        made.append(("estimate", summary.microseconds(cost), "not a run time"))
+        top.append(("estimate", summary.microseconds(cost), "not a run time"))
     if (time := inspection.time) is not None:
-        made.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
+        top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory
     if memory is not None:
         limit = "limit unknown" if memory.limit is None else f"of {in_words(memory.limit)}"
         chunks = f", {memory.chunks} chunks" if memory.chunks > 1 else ""
         wide = f", {in_words(memory.expanded)} expanded" if memory.expanded else ""
-        made.append(("weights", in_words(memory.weights), limit + chunks + wide))
-        made.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
+        top.append(("weights", in_words(memory.weights), limit + chunks + wide))
+        top.append(("activations", in_words(memory.activations), f"largest {in_words(memory.largest)}"))
         if memory.states:
-            made.append(("states", in_words(memory.states), f"{in_words(memory.state_traffic)} a call"))
+            top.append(("states", in_words(memory.states), f"{in_words(memory.state_traffic)} a call"))
         if app := summary.app_words(memory):
-            made.append(("in an app", in_words(memory.needed), app))
-    return made
+            top.append(("in an app", in_words(memory.needed), app))
+    return top
 
 
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
@@ -225,17 +225,17 @@ def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
 
 def bar(inspection: Inspection) -> list[Run]:
     """The device bar: ops in file order, `BAR` cells long."""
-    made, x = [], 0
+    cells, x = [], 0
     for unit, group in itertools.groupby(summary.cells(inspection, BAR)):
         length = len(list(group))
-        made.append(Run(x, 0, length, key(unit), True, UNIT_WORDS[unit]))
+        cells.append(Run(x, 0, length, key(unit), True, UNIT_WORDS[unit]))
         x += length
-    return made
+    return cells
 
 
 def strip(rows: list[OpRow]) -> list[Run]:
     """A cell for each op in file order, `STRIP` in a row; alike neighbours are one."""
-    made = []
+    cells = []
     for y in range(0, len(rows), STRIP):
         x = 0
         line = enumerate(rows[y : y + STRIP], y)
@@ -246,9 +246,9 @@ def strip(rows: list[OpRow]) -> list[Run]:
             (first, row), last = met[0], met[-1][0]
             where = f"op {first} ({row.name})" if first == last else f"ops {first} to {last}"
             title = f"{where}: {UNIT_WORDS[unit]}, legal: {summary.LEGAL_WORDS[legal]}"
-            made.append(Run(x, y // STRIP, len(met), key(unit), legal, title))
+            cells.append(Run(x, y // STRIP, len(met), key(unit), legal, title))
             x += len(met)
-    return made
+    return cells
 
 
 def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
@@ -271,13 +271,15 @@ def data(views: Iterable[tuple[str, Inspection]]) -> dict[str, Any]:
 
 
 def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
-    found = []
+    findings = []
     for f in row.findings:
         rule = (f.rule, f.kind, f.because, f.source, f.grade.value, f.scope, f.remedy or "", f.advice)
-        found.append([rules.setdefault(rule, len(rules)), f.message])
+        findings.append([rules.setdefault(rule, len(rules)), f.message])
     e = row.estimate
-    known = (None, None, None) if e is None else (e.ane, e.cpu, None)  # a guess about the GPU is no number
-    estimates = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in known]
+    microseconds = (
+        (None, None, None) if e is None else (e.ane, e.cpu, None)
+    )  # a guess about the GPU is no number
+    estimates = [float(f"{t:.4g}") if t is not None and math.isfinite(t) else None for t in microseconds]
     return [
         row.index,
         part,
@@ -291,5 +293,5 @@ def _row(row: OpRow, part: int, rules: dict[tuple[str, ...], int]) -> list[Any]:
         *estimates,
         row.flop,
         row.segment,
-        found,
+        findings,
     ]

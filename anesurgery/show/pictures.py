@@ -160,8 +160,8 @@ def _flow(block: Block) -> nx.DiGraph:
         gives = types_in_words([type_text(var) for var in op.outputs])
         name = _key(op)
         flow.add_node(name, op=True, kind=op.op_type, name=name, gives=gives, line=to_text(op))
-        made = (_maker(var, flow) for var in reads(op))
-        flow.add_edges_from((source, name) for source in made if source is not None and source != name)
+        makers = (_maker(var, flow) for var in reads(op))
+        flow.add_edges_from((source, name) for source in makers if source is not None and source != name)
     return flow
 
 

@@ -14,16 +14,16 @@ BAR = 24
 
 
 @shows("SizeChoice")
-def choice_group(found: SizeChoice) -> Group:
+def choice_group(sized: SizeChoice) -> Group:
     """A row for each number of sizes, with a bar as long as the expected value."""
-    what = "expected time" if found.timed else "expected positions"
+    what = "expected time" if sized.timed else "expected positions"
     table = Table("sizes", what, "", "padding", "which", box=box.SIMPLE_HEAD)
-    largest = max(choice.expected for choice in found.choices) or 1.0
-    for choice in found.choices:
+    largest = max(choice.expected for choice in sized.choices) or 1.0
+    for choice in sized.choices:
         bar = "#" * round(BAR * choice.expected / largest)
         which = ", ".join(map(str, choice.sizes))
         table.add_row(str(len(choice.sizes)), f"{choice.expected:.4g}", bar, f"{choice.padding:.1%}", which)
-    words = f"best sizes: {', '.join(map(str, found.sizes))}"
+    words = f"best sizes: {', '.join(map(str, sized.sizes))}"
     return Group(
         plain(words, style="bold"),
         table,

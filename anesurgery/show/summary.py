@@ -41,8 +41,8 @@ class Attention:
     @property
     def reason(self) -> tuple[str, str]:
         """What groups have in common that are listed together: the rule and its remedy, or the words."""
-        found = self.finding
-        return (self.why, "") if found is None else (f"rule {found.rule}", found.remedy or "")
+        finding = self.finding
+        return (self.why, "") if finding is None else (f"rule {finding.rule}", finding.remedy or "")
 
     @property
     def legal(self) -> str:
@@ -87,7 +87,7 @@ def sections(inspection: Inspection, name: str = "") -> list[tuple[str, Inspecti
     alone = replace(inspection, parts={}) if inspection.parts else inspection
     own = [(name, alone)] if inspection.ops or not inspection.parts else []
     inner = ((f"{name} / {n}" if name else n, p) for n, p in inspection.parts.items())
-    return own + [found for n, part in inner for found in sections(part, n)]
+    return own + [inner_section for n, part in inner for inner_section in sections(part, n)]
 
 
 def all_rows(inspection: Inspection) -> list[OpRow]:
@@ -113,17 +113,17 @@ def cells(inspection: Inspection, width: int) -> list[str | None]:
     Each run gets at least one cell, so that one op on the CPU among thousands is seen. Where there are more
     runs than cells, a cell has the unit of most of its ops.
     """
-    if not (found := runs(inspection)):
+    if not (stretches := runs(inspection)):
         return []
-    total = sum(n for _, n in found)
-    if len(found) <= width:
-        shares = [(width - len(found)) * n / total for _, n in found]
+    total = sum(n for _, n in stretches)
+    if len(stretches) <= width:
+        shares = [(width - len(stretches)) * n / total for _, n in stretches]
         counts = [1 + int(s) for s in shares]
-        by_rest = sorted(range(len(found)), key=lambda k: int(shares[k]) - shares[k])
+        by_rest = sorted(range(len(stretches)), key=lambda k: int(shares[k]) - shares[k])
         for k in by_rest[: width - sum(counts)]:
             counts[k] += 1
-        return [u for (u, _), n in zip(found, counts, strict=True) for _ in range(n)]
-    units = [u for u, n in found for _ in range(n)]
+        return [u for (u, _), n in zip(stretches, counts, strict=True) for _ in range(n)]
+    units = [u for u, n in stretches for _ in range(n)]
     edges = [k * total // width for k in range(width + 1)]
     return [Counter(units[a:b]).most_common(1)[0][0] for a, b in itertools.pairwise(edges)]
 
@@ -218,13 +218,13 @@ def attention(inspection: Inspection) -> list[Attention]:
     An op that two rules keep from the ANE is in two groups: both need repair. Groups of one reason are
     neighbours where they are equally severe.
     """
-    found: dict[tuple[str, str], list[tuple[OpRow, Finding | None, str]]] = defaultdict(list)
+    by_reason_given: dict[tuple[str, str], list[tuple[OpRow, Finding | None, str]]] = defaultdict(list)
     for _, part in sections(inspection):
         for row in filter(needs_attention, part.ops):
             reasons: list[Finding | None] = [*_blocking(row)] or [None]
             for f in reasons:
                 why = f.message if f else without_rule(row, part.target.uses_ane)
-                found[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
+                by_reason_given[row.op_type, f"rule {f.rule}" if f else why].append((row, f, why))
     groups = [
         Attention(
             op_type,
@@ -233,7 +233,7 @@ def attention(inspection: Inspection) -> list[Attention]:
             tuple(dict.fromkeys(why for _, _, why in met)),
             tuple({id(row): row for row, _, _ in met}.values()),
         )
-        for (op_type, _), met in found.items()
+        for (op_type, _), met in by_reason_given.items()
     ]
     sizes: Counter[tuple[str, str]] = Counter()
     for group in groups:
@@ -254,9 +254,9 @@ def by_reason(groups: Iterable[Attention]) -> list[list[Attention]]:
 
 def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
     """Findings by rule, in the order of `KINDS`, frequent ones first."""
-    found: dict[tuple[str, str], list[Finding]] = defaultdict(list)
+    ruled: dict[tuple[str, str], list[Finding]] = defaultdict(list)
     for finding in findings:
-        found[finding.kind, finding.rule].append(finding)
+        ruled[finding.kind, finding.rule].append(finding)
     groups = [
         RuleGroup(
             met[0],
@@ -264,7 +264,7 @@ def by_rule(findings: Iterable[Finding]) -> list[RuleGroup]:
             tuple(dict.fromkeys(f.message for f in met)),
             tuple(dict.fromkeys(f.op for f in met if f.op)),
         )
-        for met in found.values()
+        for met in ruled.values()
     ]
     return sorted(groups, key=lambda g: (_kind(g.finding), -g.count))
 
@@ -303,17 +303,17 @@ class Agreement:
 
 def agreements(inspection: Inspection) -> list[Agreement]:
     """Predicted beside measured, disagreements first; ops that the plan does not name are left out."""
-    found: dict[tuple[str, str | None, str | None], list[OpRow]] = defaultdict(list)
+    groups: dict[tuple[str, str | None, str | None], list[OpRow]] = defaultdict(list)
     for row in all_rows(inspection):
         if row.measured is not None:
-            found[row.op_type, row.preferred, row.measured].append(row)
-    made = [Agreement(*key, tuple(rows)) for key, rows in found.items()]
-    return sorted(made, key=lambda a: (a.agrees, -len(a.rows)))
+            groups[row.op_type, row.preferred, row.measured].append(row)
+    compared = [Agreement(*key, tuple(rows)) for key, rows in groups.items()]
+    return sorted(compared, key=lambda a: (a.agrees, -len(a.rows)))
 
 
-def agreement_words(found: Sequence[Agreement]) -> str:
+def agreement_words(compared: Sequence[Agreement]) -> str:
     """How many ops run where they were predicted to, in words."""
-    right, total = (sum(len(a.rows) for a in found if a.agrees or every) for every in (False, True))
+    right, total = (sum(len(a.rows) for a in compared if a.agrees or every) for every in (False, True))
     if not total:
         return "Core ML's plan names none of these ops."
     return f"{right:,} of {total:,} ops as predicted ({percent(right / total)})"
@@ -337,8 +337,8 @@ def _weights(i: Inspection) -> tuple[float, str]:
 
 def cost(inspection: Inspection) -> float | None:
     """What the chosen path costs by the estimates, microseconds; None where a part has none."""
-    known = [part.cost for _, part in sections(inspection)]
-    return None if None in known else sum(c for c in known if c is not None)
+    costs = [part.cost for _, part in sections(inspection)]
+    return None if None in costs else sum(c for c in costs if c is not None)
 
 
 def microseconds(value: float) -> str:
@@ -369,13 +369,13 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
 
 def changes(before: Inspection, after: Inspection) -> list[Change]:
     """The numbers of two inspections of one model."""
-    made = []
+    changed = []
     for label, (get, direction) in NUMBERS.items():
         (old, old_words), (new, new_words) = get(before), get(after)
         told = direction and old_words != new_words and "unknown" not in (old_words, new_words)
         better = (new - old) * direction > 0 if told else None
-        made.append(Change(label, old_words, new_words, better))
-    return made + time_changes(before, after)
+        changed.append(Change(label, old_words, new_words, better))
+    return changed + time_changes(before, after)
 
 
 def time_changes(before: Inspection, after: Inspection) -> list[Change]:

@@ -53,13 +53,13 @@ def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
 
 def _steps_table(surgery: Surgery, details: bool) -> Table:
     table = Table("step", "edits", "how each edit was checked", box=box.SIMPLE_HEAD)
-    made = counts(surgery.changes)
+    edits = counts(surgery.changes)
     listed = {step.name: str(step) for step in surgery.steps}
     for name in _rows(surgery):
         own = [c for c in surgery.changes if c.pass_name == name]
         table.add_row(
             listed.get(name, f"  {name}"),
-            str(made.get(name, 0)),
+            str(edits.get(name, 0)),
             site_summary(own, fine=details) if own else "",
         )
     return table
@@ -67,16 +67,16 @@ def _steps_table(surgery: Surgery, details: bool) -> Table:
 
 def _rows(surgery: Surgery) -> list[str]:
     """The steps that have a row, each followed by the passes of its own that changed something."""
-    made, idle = counts(surgery.changes), _idle(surgery)
+    edits, idle = counts(surgery.changes), _idle(surgery)
     steps = [step for step in surgery.steps if step.name not in idle]
-    rows = [n for step in steps for n in (step.name, *(p.name for p in step.parts() if p.name in made))]
-    return list(dict.fromkeys([*rows, *made]))
+    rows = [n for step in steps for n in (step.name, *(p.name for p in step.parts() if p.name in edits))]
+    return list(dict.fromkeys([*rows, *edits]))
 
 
 def _idle(surgery: Surgery) -> list[str]:
     """The steps of a long list that changed nothing: a line names them all, in place of a row each."""
-    made = counts(surgery.changes)
-    idle = [s.name for s in surgery.steps if made.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
+    edits = counts(surgery.changes)
+    idle = [s.name for s in surgery.steps if edits.keys().isdisjoint((s.name, *(p.name for p in s.parts())))]
     return idle if len(surgery.steps) > ROWS else []
 
 
@@ -187,9 +187,9 @@ def sampled_words(inputs: Mapping[str, Array], seed: int) -> str:
     return f"inputs were drawn (seed {seed}; --inputs gives your own): {'; '.join(drawn)}"
 
 
-def arrays_group(arrays: Mapping[str, Array], given: str) -> Group:
+def arrays_group(arrays: Mapping[str, Array], source: str) -> Group:
     """Arrays by name, and in front of them what they were computed of."""
-    return Group(*([plain(given)] if given else []), arrays_table(arrays))
+    return Group(*([plain(source)] if source else []), arrays_table(arrays))
 
 
 def arrays_table(arrays: Mapping[str, Array]) -> Table:
@@ -203,12 +203,12 @@ def arrays_table(arrays: Mapping[str, Array]) -> Table:
 
 def arrays_json(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Arrays by name, as plain data: shape, dtype, and of numbers the range."""
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     for name, array in arrays.items():
         numbers = array.dtype.kind in "fiub" and array.size
         row = {k: f"{getattr(array, k)():.6g}" if numbers else "" for k in ("min", "max", "mean")}
-        found[name] = {"shape": list(array.shape), "dtype": str(array.dtype), **row}
-    return found
+        rows[name] = {"shape": list(array.shape), "dtype": str(array.dtype), **row}
+    return rows
 
 
 LARGEST = 10

@@ -92,8 +92,8 @@ def _sentences(words: str, others: int, finding: Finding | None) -> list[Text]:
     if finding is None:
         return [why]
     advice = finding.remedy is None and finding.advice
-    known = plain(evidence_words(finding), "dim")
-    return [why, known, *([plain(f"do: {finding.advice}", "green")] if advice else [])]
+    evidence = plain(evidence_words(finding), "dim")
+    return [why, evidence, *([plain(f"do: {finding.advice}", "green")] if advice else [])]
 
 
 def _name(name: str) -> Text:
@@ -179,7 +179,7 @@ def _findings(inspection: Inspection) -> list[Any]:
 def _measured(inspection: Inspection) -> list[Any]:
     if not inspection.measured:
         return []
-    found = summary.agreements(inspection)
+    compared = summary.agreements(inspection)
     entries: list[tuple[list[Text], list[Text]]] = [
         (
             [
@@ -192,11 +192,11 @@ def _measured(inspection: Inspection) -> list[Any]:
             ],
             [],
         )
-        for a in found
+        for a in compared
     ]
     header = ("predicted", "measured", "", "op type", "ops", "first op")
     title = Text("\npredicted beside measured: ", "bold")
-    title.append(summary.agreement_words(found), "not bold")
+    title.append(summary.agreement_words(compared), "not bold")
     return [title, *(_listing(header, entries) if entries else [])]
 
 

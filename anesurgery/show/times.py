@@ -53,8 +53,8 @@ def parts(inspection: Inspection) -> list[Share]:
     """The sources of cost, the largest first; none without a time."""
     if (time := inspection.time) is None:
         return []
-    found = [Share(name, ms, ms / time.ms, WHAT[name]) for name, ms in time.parts.items() if ms > 0]
-    return sorted(found, key=lambda one: -one.ms)
+    shares = [Share(name, ms, ms / time.ms, WHAT[name]) for name, ms in time.parts.items() if ms > 0]
+    return sorted(shares, key=lambda one: -one.ms)
 
 
 def segments(inspection: Inspection) -> list[Share]:
@@ -62,7 +62,7 @@ def segments(inspection: Inspection) -> list[Share]:
     timed = [(part, s) for _, part in summary.sections(inspection) for s in part.segments if s.ms]
     if inspection.time is None or len(timed) < 2:
         return []
-    found = [
+    longest = [
         Share(
             f"segment {s.index}",
             s.ms or 0.0,
@@ -71,7 +71,7 @@ def segments(inspection: Inspection) -> list[Share]:
         )
         for _, s in timed
     ]
-    return sorted(found, key=lambda one: -one.ms)
+    return sorted(longest, key=lambda one: -one.ms)
 
 
 def dearest(inspection: Inspection) -> list[Share]:
@@ -82,12 +82,12 @@ def dearest(inspection: Inspection) -> list[Share]:
     return [Share(r.name, r.ms or 0.0, (r.ms or 0.0) / time.ms, r.op_type) for r in rows[:DEAREST]]
 
 
-def cells(found: list[Share], width: int) -> list[tuple[str, int]]:
+def cells(shares: list[Share], width: int) -> list[tuple[str, int]]:
     """How many cells of a bar each source of cost has; one at least."""
-    counts = [max(round(one.share * width), 1) for one in found]
+    counts = [max(round(one.share * width), 1) for one in shares]
     if counts:
         counts[0] += width - sum(counts)
-    return [(one.name, count) for one, count in zip(found, counts, strict=True)]
+    return [(one.name, count) for one, count in zip(shares, counts, strict=True)]
 
 
 def in_words(ms: float) -> str:
@@ -97,12 +97,12 @@ def in_words(ms: float) -> str:
 
 def time_bar(inspection: Inspection, width: int = BAR) -> Text:
     """The sources of cost as a bar, and a legend."""
-    found, bar = parts(inspection), Text()
-    for name, count in cells(found, width):
+    shares, bar = parts(inspection), Text()
+    for name, count in cells(shares, width):
         glyph, style, _ = LOOKS[name]
         bar.append(glyph * count, style)
     bar.append("\n" if bar else "")
-    for one in found:
+    for one in shares:
         glyph, style, _ = LOOKS[one.name]
         bar.append(glyph, style)
         bar.append(f" {one.name} {in_words(one.ms)} ({summary.percent(one.share)})   ")

@@ -21,17 +21,17 @@ ROWS = 40
 
 
 @shows("Sensitivity")
-def sensitivity_group(found: Sensitivity) -> Group:
+def sensitivity_group(costs: Sensitivity) -> Group:
     """A row for each weight, the KL divergence of each mode in nats; where outputs have no rows, PSNR in dB."""
-    by_kl = any(o.kl for row in found.rows for o in row.options.values())
-    table = Table("weight", "read by", "size", *found.modes, box=box.SIMPLE_HEAD)
-    for row in found.rows[:ROWS]:
-        cells = [_cell(row.options.get(mode), by_kl) for mode in found.modes]
+    by_kl = any(o.kl for row in costs.rows for o in row.options.values())
+    table = Table("weight", "read by", "size", *costs.modes, box=box.SIMPLE_HEAD)
+    for row in costs.rows[:ROWS]:
+        cells = [_cell(row.options.get(mode), by_kl) for mode in costs.modes]
         table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), decimal(row.bytes), *cells)
-    more = [plain(f"... and {len(found.rows) - ROWS} more")] if len(found.rows) > ROWS else []
+    more = [plain(f"... and {len(costs.rows) - ROWS} more")] if len(costs.rows) > ROWS else []
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
-    share = "" if found.complete else f", {len(found.rows)} of {found.total} weights"
-    tried = f"{counted(found.samples, 'sample')}{share}"
+    share = "" if costs.complete else f", {len(costs.rows)} of {costs.total} weights"
+    tried = f"{counted(costs.samples, 'sample')}{share}"
     words = f"what the outputs lose when one weight alone is compressed: {what}; {tried}"
     return Group(plain(words, style="bold"), table, *more)
 
@@ -55,6 +55,6 @@ def proposal_group(proposal: Proposal) -> Group:
     return Group(plain(size, style="bold"), plain(cost), table)
 
 
-def result_json(found: Sensitivity, proposal: Proposal | None) -> dict[str, Any]:
+def result_json(costs: Sensitivity, proposal: Proposal | None) -> dict[str, Any]:
     """Both as plain data."""
-    return found.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})
+    return costs.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})

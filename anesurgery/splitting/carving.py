@@ -36,16 +36,16 @@ def stretches(graph: Graph, places: Sequence[int]) -> list[Stretch]:
     wanted: list[dict[str, None]] = [{} for _ in spans]
     for name in graph.outputs:  # an input or a constant that is an output leaves the last chunk
         wanted[chunk_of[graph.maker[name]] if name in graph.maker else -1][name] = None
-    found: list[Stretch] = []
+    backwards: list[Stretch] = []
     for number in range(len(spans) - 1, -1, -1):  # a chunk must know what those after it read
         kept, entering = _backwards(graph, spans[number], wanted[number])
         for name in entering:
             if name in graph.maker:
                 wanted[chunk_of[graph.maker[name]]].setdefault(name)
-        found.append(Stretch(tuple(kept), tuple(entering), tuple(wanted[number])))
-    read = {name for stretch in found for name in stretch.inputs}
+        backwards.append(Stretch(tuple(kept), tuple(entering), tuple(wanted[number])))
+    read = {name for stretch in backwards for name in stretch.inputs}
     unread = tuple(name for name in graph.inputs if name not in read)
-    return [replace(found[-1], inputs=(*found[-1].inputs, *unread)), *found[-2::-1]]
+    return [replace(backwards[-1], inputs=(*backwards[-1].inputs, *unread)), *backwards[-2::-1]]
 
 
 def _backwards(graph: Graph, span: tuple[int, int], wanted: dict[str, None]) -> tuple[list[int], list[str]]:
@@ -81,11 +81,11 @@ def carve(graph: Graph, stretch: Stretch, version: int, where: str) -> Program:
 
 def carve_functions(pieces: Mapping[str, tuple[Graph, Stretch]], version: int, where: str) -> Program:
     """The program of a chunk with a function for each piece."""
-    made = proto.MIL_pb2.Program(version=1)
+    whole = proto.MIL_pb2.Program(version=1)
     for name, (graph, stretch) in pieces.items():
-        _carve(made.functions[name], graph, stretch, version)
+        _carve(whole.functions[name], graph, stretch, version)
     held = next(graph.held for graph, _ in pieces.values())
-    return from_proto(made, version, held.read, where)
+    return from_proto(whole, version, held.read, where)
 
 
 def _carve(function: Any, graph: Graph, stretch: Stretch, version: int) -> None:
@@ -138,6 +138,6 @@ def _cast(source: str, target: str, kind: Any, to: str) -> list[Any]:
 
 def _constants(graph: Graph, names: Sequence[str]) -> list[Any]:
     """The constants that are read, each after what it is decoded from."""
-    found = {id(op) for op in graph.constants_of(names)}
+    read = {id(op) for op in graph.constants_of(names)}
     unique = {id(op): op for op in graph.constants.values()}
-    return [op for number, op in unique.items() if number in found]
+    return [op for number, op in unique.items() if number in read]

@@ -27,12 +27,12 @@ def checked(whole: Loaded, chain: Chain, function: str | None) -> str:
     try:
         if chain.functions or function is not None:
             return "not compared with the whole: name the function to anesurgery.compare, or prove=True"
-        found = compare(whole, chain, precision=PRECISION, gate=math.inf)
+        compared = compare(whole, chain, precision=PRECISION, gate=math.inf)
     except SurgeryError as error:
         return f"not compared with the whole: {error}"
-    if found.ok:
+    if compared.ok:
         return "equal to the whole bit for bit, as stored, on one sampled input"
-    return f"NOT equal to the whole, as stored, on one sampled input: {found.verdict}"
+    return f"NOT equal to the whole, as stored, on one sampled input: {compared.verdict}"
 
 
 def _too_dear(chain: Chain) -> str:

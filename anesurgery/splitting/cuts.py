@@ -42,12 +42,12 @@ class Cuts:
         last: dict[str, int] = {}
         for number, node in enumerate(graph.nodes):
             last |= dict.fromkeys((name for name in node.reads if name in graph.maker), number)
-        found: list[list[str]] = [[] for _ in range(len(graph.nodes) + 1)]
+        across: list[list[str]] = [[] for _ in range(len(graph.nodes) + 1)]
         for name, end in last.items():
             if name not in graph.again:
                 for place in range(graph.maker[name] + 1, end + 1):
-                    found[place].append(name)
-        return tuple(map(tuple, found))
+                    across[place].append(name)
+        return tuple(map(tuple, across))
 
     @cached_property
     def allowed(self) -> tuple[bool, ...]:
@@ -73,8 +73,8 @@ class Cuts:
 
         Of these, the one that the fewest bytes cross; ops of one function only may lie on either side.
         """
-        known = {node.makes[0]: i for i, node in enumerate(other.graph.nodes) if node.makes}
-        at = [known.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
+        makers = {node.makes[0]: i for i, node in enumerate(other.graph.nodes) if node.makes}
+        at = [makers.get(node.makes[0]) if node.makes else None for node in self.graph.nodes]
         last, count = len(at), len(other.graph.nodes)
         low = list(accumulate((-1 if i is None else i for i in at), max, initial=-1))
         high = list(accumulate((count if i is None else i for i in reversed(at)), min, initial=count))[::-1]
@@ -104,8 +104,8 @@ class Cuts:
         sizes = {p: self.bytes_at(p) for p in range(1, count) if self.allowed[p]}
         best: dict[int, int] = {}
         for place, size in sizes.items():
-            known = best.setdefault(int(before[place] * scale), place)
-            if size < sizes[known]:
+            lightest = best.setdefault(int(before[place] * scale), place)
+            if size < sizes[lightest]:
                 best[int(before[place] * scale)] = place
         dips = [
             p
@@ -120,37 +120,37 @@ class Cuts:
     def _weights_before(self) -> list[int]:
         """For each place the bytes of the weights that are read before it; of a model without any, the ops."""
         seen: dict[int, int] = {}
-        found = [0]
+        totals = [0]
         for weights in self._loads:
-            found.append(found[-1] + sum(size for at, size in weights.items() if at not in seen))
+            totals.append(totals[-1] + sum(size for at, size in weights.items() if at not in seen))
             seen |= weights
-        return found if found[-1] else list(range(len(found)))
+        return totals if totals[-1] else list(range(len(totals)))
 
     @cached_property
     def table(self) -> dict[tuple[int, int], int]:
         """Weight of every chunk between two places."""
-        places, found = self.places, {}
+        places, weights = self.places, {}
         for at, start in enumerate(places[:-1]):
             needed: dict[int, int] = {}
             for begin, end in zip(places[at:], places[at + 1 :], strict=False):
                 needed |= self._stretch(start, begin, end)
-                found[start, end] = sum(needed.values())
-        return found
+                weights[start, end] = sum(needed.values())
+        return weights
 
     def _stretch(self, start: int, begin: int, end: int) -> dict[int, int]:
         """What a part of a chunk that begins at `start` needs."""
-        graph, found = self.graph, dict[int, int]()
+        graph, needed = self.graph, dict[int, int]()
         for cuts, places in self._beside:
             first, low, high = (places[p] for p in (start, begin, end))
             if first is not None and low is not None and high is not None:
-                found |= cuts._stretch(first, low, high)
+                needed |= cuts._stretch(first, low, high)
         for number in range(begin, end):
-            found |= self._loads[number]
+            needed |= self._loads[number]
             for name in graph.nodes[number].reads:
                 if graph.maker.get(name, start) < start:
                     for other in graph.again.get(name, ()):
-                        found |= self._loads[other]
-        return found
+                        needed |= self._loads[other]
+        return needed
 
     def within(self, limit: int) -> tuple[int, ...]:
         """The fewest chunks of at most `limit` bytes of weights, with the fewest bytes between.
@@ -158,10 +158,10 @@ class Cuts:
         Raises:
             SurgeryError: there is a stretch that is heavier and cannot be cut.
         """
-        found = self._best(limit, None)
-        if found is None:
+        best = self._best(limit, None)
+        if best is None:
             raise SurgeryError(self._too_heavy(limit))
-        return found
+        return best
 
     def into(self, parts: int) -> tuple[int, ...]:
         """A number of chunks whose heaviest is about as light as can be.
@@ -176,9 +176,9 @@ class Cuts:
             )
         limits = sorted(set(self.table.values()))
         first = bisect.bisect_left(limits, True, key=lambda limit: self._best(limit, parts) is not None)
-        found = self._best(int(limits[first] * SLACK), parts)
-        assert found is not None
-        return found
+        best = self._best(int(limits[first] * SLACK), parts)
+        assert best is not None
+        return best
 
     def _best(self, limit: int, parts: int | None) -> tuple[int, ...] | None:
         """The cheapest way through the places by chunks within the limit; None where there is none.
@@ -217,8 +217,8 @@ class Cuts:
     def _held(self, start: int, end: int) -> str:
         """The states that bar places between two nodes, in words: one for all layers keeps these together."""
         users = self.graph.state_users.items()
-        found = [name for name, by in users if max(by[0], start) < min(by[-1], end - 1)]
-        return f"; the state {', '.join(found)} stays in one chunk, with all ops that use it" if found else ""
+        states = [name for name, by in users if max(by[0], start) < min(by[-1], end - 1)]
+        return f"; the state {', '.join(states)} stays in one chunk, with all ops that use it" if states else ""
 
     def _too_heavy(self, limit: int) -> str:
         pairs = zip(self.places, self.places[1:], strict=False)

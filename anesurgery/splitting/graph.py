@@ -98,12 +98,12 @@ class Graph:
     @cached_property
     def state_users(self) -> dict[str, list[int]]:
         """State -> the nodes that use it, in order."""
-        found: dict[str, list[int]] = {}
+        by_state: dict[str, list[int]] = {}
         for number, node in enumerate(self.nodes):
             for name in node.reads:
                 if name in self.inputs and self.inputs[name].WhichOneof("type") == "stateType":
-                    found.setdefault(name, []).append(number)
-        return {name: list(dict.fromkeys(users)) for name, users in found.items()}
+                    by_state.setdefault(name, []).append(number)
+        return {name: list(dict.fromkeys(users)) for name, users in by_state.items()}
 
     @cached_property
     def weights(self) -> tuple[Mapping[int, int], ...]:
@@ -112,24 +112,24 @@ class Graph:
 
     def weights_of(self, names: Sequence[str]) -> dict[int, int]:
         """The weights behind constants, read through those that decode them."""
-        found: dict[int, int] = {}
+        sizes: dict[int, int] = {}
         for op in self.constants_of(names):
             for value in values_of(op):
                 if value.WhichOneof("value") == "blobFileValue":
                     array = self.held[value.blobFileValue.offset]
-                    found[array.ctypes.data] = array.nbytes
-        return found
+                    sizes[array.ctypes.data] = array.nbytes
+        return sizes
 
     def constants_of(self, names: Sequence[str]) -> list[Any]:
         """The constants among some values, with those that they are decoded from, in order of need."""
-        found: dict[str, Any] = {}
+        needed: dict[str, Any] = {}
         pending = [n for n in names if n in self.constants]
         while pending:
             name = pending.pop()
-            if name not in found:
-                found[name] = self.constants[name]
+            if name not in needed:
+                needed[name] = self.constants[name]
                 pending += [n for n in reads_of(self.constants[name]) if n in self.constants]
-        return list(found.values())
+        return list(needed.values())
 
     @cached_property
     def again(self) -> Mapping[str, frozenset[int]]:
@@ -138,9 +138,9 @@ class Graph:
         They are few, compute nothing heavy, touch no state, and need no more bytes of weights than the value; a
         value that cannot be passed, as a mask of booleans, may need more.
         """
-        found: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
+        cones: dict[str, frozenset[int]] = {name: frozenset() for name in self.inputs}
         for number, node in enumerate(self.nodes):
-            before = [found.get(name) for name in node.reads if name not in self.constants]
+            before = [cones.get(name) for name in node.reads if name not in self.constants]
             if self._is_heavy(node) or node.op.blocks or any(b is None for b in before):
                 continue
             cone = frozenset().union({number}, *(b for b in before if b is not None))
@@ -152,8 +152,8 @@ class Graph:
             for name in node.makes:
                 passed = self.passes(name) or self.type_of(name).WhichOneof("type") != "tensorType"
                 if sum(needed.values()) <= (self.size(name) if passed else MOST_AGAIN):
-                    found[name] = cone
-        return {name: cone for name, cone in found.items() if name not in self.inputs}
+                    cones[name] = cone
+        return {name: cone for name, cone in cones.items() if name not in self.inputs}
 
     def _is_heavy(self, node: Node) -> bool:
         """Is an op better computed once? Not a product of a few terms, as angles of positions are."""
@@ -186,7 +186,7 @@ def bits(kind: Any) -> int:
 def reads_of(op: Any) -> list[str]:
     """The names that an op reads, nested blocks included, as far as they do not make them."""
     names = [
-        b.name for given in op.inputs.values() for b in given.arguments if b.WhichOneof("binding") == "name"
+        b.name for operand in op.inputs.values() for b in operand.arguments if b.WhichOneof("binding") == "name"
     ]
     for block in op.blocks:
         own = {value.name for value in block.inputs}

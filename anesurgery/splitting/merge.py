@@ -108,9 +108,9 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
     held = HeldWeights()
     source = None if loaded.spec is None else loaded.spec.mlProgram
     whole = to_proto(loaded.program, loaded.version, held.store, source)
-    made = proto.MIL_pb2.Program(version=1)
-    made.functions["main"].CopyFrom(whole.functions[function])
-    program = from_proto(made, loaded.version, held.read, f"function {function!r}")
+    single = proto.MIL_pb2.Program(version=1)
+    single.functions["main"].CopyFrom(whole.functions[function])
+    program = from_proto(single, loaded.version, held.read, f"function {function!r}")
     spec = proto.Model_pb2.Model(specificationVersion=loaded.version)
     if loaded.spec is not None:
         described = loaded.spec.description

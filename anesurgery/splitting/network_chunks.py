@@ -67,27 +67,27 @@ class Layers:
     def _judged(self) -> list[tuple[Any, bool]]:
         """Each layer of the network itself, and whether it, or one nested in it, cannot run on the ANE."""
         rows = iter(inspect_network(self.spec, self.target, "the model").ops)
-        found: list[tuple[Any, bool]] = []
+        layers: list[tuple[Any, bool]] = []
         for layer, depth in walk_layers(self.network):
             if layer.WhichOneof("layer") == "loadConstant":
                 continue
             refused = next(rows).legal is False
             if depth:
-                outer, known = found.pop()
-                found.append((outer, known or refused))
+                outer, outside = layers.pop()
+                layers.append((outer, outside or refused))
             else:
-                found.append((layer, refused))
-        return found
+                layers.append((layer, refused))
+        return layers
 
     @cached_property
     def kept(self) -> list[tuple[Any, bool]]:
         """Those that the outputs need; constants are apart."""
-        needed, found = set(self.results), []
+        needed, needed_layers = set(self.results), []
         for layer, refused in reversed(self._judged):
             if not (layer.output and layer.output[0] in self.constants) and needed & set(makes(layer)):
-                found.append((layer, refused))
+                needed_layers.append((layer, refused))
                 needed |= set(reads(layer))
-        return found[::-1]
+        return needed_layers[::-1]
 
     def chunks(self) -> list[list[Any]]:
         """The layers of each chunk.
@@ -106,8 +106,8 @@ class Layers:
                 makers.setdefault(blob, []).append(number)
             for blob in {*makes(layer), *reads(layer)}:
                 users.setdefault(blob, []).append(number)
-        given = {f.name for f in self.spec.description.input}
-        changed = [users[blob] for blob, by in makers.items() if len(by) > 1 or blob in given]
+        entering = {f.name for f in self.spec.description.input}
+        changed = [users[blob] for blob, by in makers.items() if len(by) > 1 or blob in entering]
         before = [{m for b in reads(x) for m in makers.get(b, ()) if m < i} for i, x in enumerate(layers)]
         for ops in changed:  # a blob that is overwritten: its users stay in their order, in one chunk
             for first, second in itertools.pairwise(ops):
@@ -118,10 +118,10 @@ class Layers:
                 f"{next(b for b in makers if users[b] in changed)!r} is overwritten, and the layers that "
                 "use it must stay together; there is no cut"
             )
-        found: list[list[Any]] = [[] for _ in range(max(numbers) + 1)]
+        groups: list[list[Any]] = [[] for _ in range(max(numbers) + 1)]
         for layer, number in zip(layers, numbers, strict=True):
-            found[number].append(layer)
-        return found
+            groups[number].append(layer)
+        return groups
 
 
 def reads(layer: Any) -> list[str]:
@@ -175,22 +175,22 @@ class _Cut:
     @cached_property
     def _read(self) -> list[list[str]]:
         """What each chunk reads from elsewhere, constants left out."""
-        found = []
+        entering = []
         for group in self._groups:
             own = {blob for layer in group for blob in makes(layer)}
             names = dict.fromkeys(blob for layer in group for blob in reads(layer))
-            made = {b for other in self._groups if other is not group for x in other for b in makes(x)}
-            found.append([n for n in names if n not in own and (n in self._inputs or n in made)])
-        unread = [n for n in self._inputs if not any(n in names for names in found)]
-        return [[*found[0], *unread], *found[1:]]
+            elsewhere = {b for other in self._groups if other is not group for x in other for b in makes(x)}
+            entering.append([n for n in names if n not in own and (n in self._inputs or n in elsewhere)])
+        unread = [n for n in self._inputs if not any(n in names for names in entering)]
+        return [[*entering[0], *unread], *entering[1:]]
 
     @cached_property
     def _given_on(self) -> list[list[str]]:
         """What each chunk makes that later ones read."""
-        made = [dict.fromkeys(b for layer in group for b in makes(layer)) for group in self._groups]
+        results = [dict.fromkeys(b for layer in group for b in makes(layer)) for group in self._groups]
         return [
             [name for name in names if any(name in later for later in self._read[at + 1 :])]
-            for at, names in enumerate(made)
+            for at, names in enumerate(results)
         ]
 
     def chain(self) -> Chain:
@@ -202,25 +202,25 @@ class _Cut:
         return Chain(tuple(chunks), tuple(self._inputs), outputs, tuple(borders), weights, self._source)
 
     def _chunk(self, number: int) -> LoadedNetwork:
-        made = self._empty(number)
-        network, group = network_of(made), self._groups[number]
+        spec = self._empty(number)
+        network, group = network_of(spec), self._groups[number]
         wanted = {name for layer in group for name in reads(layer)}
         held = [x for name, x in self._layers.constants.items() if name in wanted]
         network.layers.extend([*held, *group])
         for name in self._read[number]:
-            self._enter(made, name)
-        blobs = self._checked(made, number)
+            self._enter(spec, name)
+        blobs = self._checked(spec, number)
         for name in self._given_on[number]:
             self._shapes[name] = self._shape(name, blobs, group)
             if name not in {f.name for f in self._description.output}:
-                _describe(made.description.output.add(name=name), self._stated(name))
-        return LoadedNetwork(made, f"chunk {number + 1}", self._source)
+                _describe(spec.description.output.add(name=name), self._stated(name))
+        return LoadedNetwork(spec, f"chunk {number + 1}", self._source)
 
     def _empty(self, number: int) -> Any:
         """The specification of a chunk without layers and arrays; it decides if the scores are made in it."""
         whole, network = self._layers.spec, self._layers.network
-        made = proto.Model_pb2.Model(specificationVersion=whole.specificationVersion)
-        made.description.metadata.CopyFrom(self._description.metadata)
+        spec = proto.Model_pb2.Model(specificationVersion=whole.specificationVersion)
+        spec.description.metadata.CopyFrom(self._description.metadata)
         mine = {blob for layer in self._groups[number] for blob in makes(layer)}
         decides = (
             self._layers.scores in mine
@@ -228,14 +228,14 @@ class _Cut:
             else self._description.predictedFeatureName in mine
         )
         kind = whole.WhichOneof("Type") if decides else NETWORKS[0]
-        into = getattr(made, kind)
+        into = getattr(spec, kind)
         into.SetInParent()
         if decides:
             for field, value in network.ListFields():
                 if field.name not in NOT_COPIED:
                     _assign(into, field, value)
             for field in ("predictedFeatureName", "predictedProbabilitiesName"):
-                setattr(made.description, field, getattr(self._description, field))
+                setattr(spec.description, field, getattr(self._description, field))
             if self._layers.scores:
                 into.labelProbabilityLayerName = self._layers.scores
         else:
@@ -246,18 +246,18 @@ class _Cut:
         decided = {self._description.predictedFeatureName, self._description.predictedProbabilitiesName} - {""}
         for feature in self._description.output:
             if feature.name in mine or (decides and feature.name in decided):
-                made.description.output.add().CopyFrom(feature)
-        return made
+                spec.description.output.add().CopyFrom(feature)
+        return spec
 
-    def _enter(self, made: Any, name: str) -> None:
+    def _enter(self, spec: Any, name: str) -> None:
         """Describe an input of a chunk: one of the whole, or what an earlier chunk makes."""
-        feature = made.description.input.add(name=name)
+        feature = spec.description.input.add(name=name)
         if name in self._inputs:
             feature.CopyFrom(self._inputs[name])
             return
         _describe(feature, self._stated(name))
         if self._exact:
-            network_of(made).arrayInputShapeMapping = EXACT
+            network_of(spec).arrayInputShapeMapping = EXACT
 
     @cached_property
     def _exact(self) -> bool:
@@ -293,15 +293,15 @@ class _Cut:
         Raises:
             SurgeryError: nobody says it, or it is dynamic.
         """
-        found = blobs.shape(name)
-        if found is None:
-            found = self._said(name, blobs, group)
-        if None in found:
+        shape = blobs.shape(name)
+        if shape is None:
+            shape = self._said(name, blobs, group)
+        if None in shape:
             raise SurgeryError(
                 f"the blob {name!r} would pass between two models, and its shape is dynamic "
-                f"({_words(found)}); give the inputs fixed shapes"
+                f"({_words(shape)}); give the inputs fixed shapes"
             )
-        return tuple(int(d or 0) for d in found)
+        return tuple(int(d or 0) for d in shape)
 
     def _said(self, name: str, blobs: Blobs, group: Sequence[Any]) -> tuple[int | None, ...]:
         """The shape that the caller gives, or that the layer states."""
@@ -329,18 +329,18 @@ class _Cut:
         words = ", ".join(repr(x.name) for x in custom)
         return f"the code of custom layers ({words}) is not in the file; give shapes={{{asked}}}"
 
-    def _checked(self, made: Any, number: int) -> Blobs:
+    def _checked(self, spec: Any, number: int) -> Blobs:
         """The blobs of a chunk, after a look whether what enters has the shape that it has in the whole.
 
         Raises:
             SurgeryError: it has not.
         """
-        blobs = Blobs(network_of(made), made.description)
+        blobs = Blobs(network_of(spec), spec.description)
         for name in self._read[number]:
-            if name not in self._inputs and (found := blobs.shape(name)) != self._shapes[name]:
+            if name not in self._inputs and (inferred := blobs.shape(name)) != self._shapes[name]:
                 raise SurgeryError(
                     f"the blob {name!r} of shape {_words(self._shapes[name])} would enter chunk "
-                    f"{number + 1} as {_words(found or ())}; upgrade the model"
+                    f"{number + 1} as {_words(inferred or ())}; upgrade the model"
                 )
         return blobs
 

@@ -12,11 +12,11 @@ def phases(before: Sequence[Collection[int]], apart: Sequence[bool]) -> list[int
         before: for each op, the earlier ones that must run first.
         apart: does it stand apart?
     """
-    found: list[int] = []
+    phase_of: list[int] = []
     for needed, alone in zip(before, apart, strict=True):
-        least = max((found[n] for n in needed), default=0)
-        found.append(least + (least % 2 != alone))
-    return found
+        least = max((phase_of[n] for n in needed), default=0)
+        phase_of.append(least + (least % 2 != alone))
+    return phase_of
 
 
 def joined(numbers: Sequence[int], together: Iterable[Collection[int]]) -> list[int]:

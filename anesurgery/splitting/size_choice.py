@@ -165,18 +165,18 @@ def read_lengths(lengths: Lengths) -> dict[int, float]:
         rows: Iterable[tuple[Any, Any]] = _rows(Path(lengths).expanduser())
     else:
         rows = lengths.items() if isinstance(lengths, Mapping) else ((n, 1) for n in lengths)
-    found = defaultdict[int, float](float)
+    weights = defaultdict[int, float](float)
     for length, weight in rows:
         if not _is_length(length) or not _is_number(weight) or not 0 <= weight < math.inf:
             raise SurgeryError(
                 f"choose_sizes: the length {length!r}, {weight!r} times; lengths are whole numbers from 1, and "
                 "what is counted is 0 or more"
             )
-        found[int(length)] += float(weight)
-    known = {length: weight for length, weight in found.items() if weight}
-    if not known:
+        weights[int(length)] += float(weight)
+    counted = {length: weight for length, weight in weights.items() if weight}
+    if not counted:
         raise SurgeryError("choose_sizes: there are no lengths; give a list, a histogram or a text file")
-    return known
+    return counted
 
 
 def _is_length(value: Any) -> bool:

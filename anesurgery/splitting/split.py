@@ -119,12 +119,12 @@ def _cut(
     else:
         places = cuts.within(read_size(max_bytes))
     along = [places, *([p for place in places if (p := match[place]) is not None] for match in cuts.matches)]
-    found = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
+    pieces = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
     makers = [maker for name in names if (maker := f"{name}{INPUTS}") in loaded.program.functions]
     graphs |= read_graphs(loaded.program, loaded.version, makers)
-    found |= {name: stretches(graphs[name], [0, len(graphs[name].nodes)]) for name in makers}
-    _check_states(graphs, found)
-    return _placed(_chain(loaded, graphs, found), aim)
+    pieces |= {name: stretches(graphs[name], [0, len(graphs[name].nodes)]) for name in makers}
+    _check_states(graphs, pieces)
+    return _placed(_chain(loaded, graphs, pieces), aim)
 
 
 def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any) -> None:
@@ -156,23 +156,23 @@ def _costs(loaded: Loaded, graph: Graph, target: Target, name: str) -> tuple[int
     Raises:
         SurgeryError: there is none for this target.
     """
-    found: dict[str, int] = {}
+    costs: dict[str, int] = {}
     for row in inspect_program(loaded, target, function=name, advice=False).ops:
         if row.estimate is not None:
             time = row.estimate.ane if row.preferred == "ane" else row.estimate.cpu
-            found[row.name] = round(NANOSECONDS * (time or 0))
-    if not any(found.values()):
+            costs[row.name] = round(NANOSECONDS * (time or 0))
+    if not any(costs.values()):
         raise SurgeryError(f"there is no estimate for {target}; balance by bytes")
-    return tuple(found.get(node.makes[0], 0) for node in graph.nodes)
+    return tuple(costs.get(node.makes[0], 0) for node in graph.nodes)
 
 
 def _placed(chain: Chain, target: Target | None) -> Chain:
     """The chain with where its chunks run, if there is a target."""
     if target is None:
         return chain
-    found = inspect_other(chain, target, partial(inspect_program, advice=False))
-    assert found is not None
-    return replace(chain, placed=tuple(map(_place, found.parts.values())), target=str(target))
+    inspection = inspect_other(chain, target, partial(inspect_program, advice=False))
+    assert inspection is not None
+    return replace(chain, placed=tuple(map(_place, inspection.parts.values())), target=str(target))
 
 
 def _place(part: Inspection) -> Placed:
@@ -200,14 +200,14 @@ def _names(loaded: Loaded, function: str | None, alone: bool) -> list[str]:
     return [first, *(name for name in functions if name != first and name not in makers)]
 
 
-def _check_states(graphs: Mapping[str, Graph], found: Pieces) -> None:
+def _check_states(graphs: Mapping[str, Graph], cut: Pieces) -> None:
     """See that the functions use each state in the same chunk.
 
     Raises:
         SurgeryError: they do not.
     """
     places: dict[str, tuple[int, str]] = {}
-    for function, stretch in ((f, s) for f, pieces in found.items() for s in enumerate(pieces, 1)):
+    for function, stretch in ((f, s) for f, pieces in cut.items() for s in enumerate(pieces, 1)):
         for name in (n for n in stretch[1].inputs if n in graphs[function].state_users):
             number, other = places.setdefault(name, (stretch[0], function))
             if number != stretch[0]:
@@ -217,25 +217,25 @@ def _check_states(graphs: Mapping[str, Graph], found: Pieces) -> None:
                 )
 
 
-def _chain(loaded: Loaded, graphs: Mapping[str, Graph], found: Pieces) -> Chain:
+def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
     spec = loaded.spec if loaded.spec is not None else new_spec(loaded.program, loaded.version)
     chunks = []
     several = len(graphs) > 1
-    for number in range(len(next(iter(found.values())))):
-        pieces = {name: stretch[number] for name, stretch in found.items() if number < len(stretch)}
+    for number in range(len(next(iter(cut.values())))):
+        pieces = {name: stretch[number] for name, stretch in cut.items() if number < len(stretch)}
         carved = {name if several else "main": (graphs[name], piece) for name, piece in pieces.items()}
         program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
-        made = _spec(spec, pieces, loaded.version, several)
-        describe(made, program)
-        chunks.append(replace(loaded, program=program, spec=made))
+        described = _spec(spec, pieces, loaded.version, several)
+        describe(described, program)
+        chunks.append(replace(loaded, program=program, spec=described))
     ends = {name: _ends(loaded, name, graph) for name, graph in graphs.items()}
     (name, graph), *_ = graphs.items()
     counted = range(1, len(chunks))
     return Chain(
         tuple(chunks),
         *ends[name],
-        borders=tuple(_border(graph, found[name], at) for at in counted),
-        weights=tuple(_weights(graphs, found, number) for number in range(len(chunks))),
+        borders=tuple(_border(graph, cut[name], at) for at in counted),
+        weights=tuple(_weights(graphs, cut, number) for number in range(len(chunks))),
         source=loaded.source,
         functions=ends if len(ends) > 1 else {},
     )
@@ -249,32 +249,32 @@ def _ends(loaded: Loaded, name: str, graph: Graph) -> Ends:
 
 def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool) -> Any:
     """The specification of a chunk: features of the whole where it has them, metadata of the whole."""
-    made = type(whole)(specificationVersion=version)
-    made.description.metadata.CopyFrom(whole.description.metadata)
+    chunk = type(whole)(specificationVersion=version)
+    chunk.description.metadata.CopyFrom(whole.description.metadata)
     for name, stretch in pieces.items():
         described = next((f for f in whole.description.functions if f.name == name), whole.description)
-        place = made.description.functions.add(name=name) if several else made.description
+        place = chunk.description.functions.add(name=name) if several else chunk.description
         wanted = {"input": stretch.inputs, "output": stretch.outputs, "state": stretch.inputs}
         for kind, names in wanted.items():
             getattr(place, kind).extend(f for f in getattr(described, kind) if f.name in names)
     if several:
-        made.description.defaultFunctionName = next(iter(pieces))
-    made.mlProgram.SetInParent()
-    return made
+        chunk.description.defaultFunctionName = next(iter(pieces))
+    chunk.mlProgram.SetInParent()
+    return chunk
 
 
-def _weights(graphs: Mapping[str, Graph], found: Pieces, number: int) -> int:
+def _weights(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> int:
     """Bytes of the weights of a chunk, those that its functions share once."""
     held: dict[int, int] = {}
     for name, graph in graphs.items():
-        for node in found[name][number].nodes if number < len(found[name]) else ():
+        for node in pieces[name][number].nodes if number < len(pieces[name]) else ():
             held |= graph.weights[node]
     return sum(held.values())
 
 
-def _border(graph: Graph, found: Sequence[Stretch], at: int) -> Border:
+def _border(graph: Graph, stretches_of: Sequence[Stretch], at: int) -> Border:
     """What the chunks before a place give to those after it."""
-    made = {name: None for s in found[:at] for name in s.outputs}
-    names = tuple(n for n in made if any(n in s.inputs for s in found[at:]))
+    before = {name: None for s in stretches_of[:at] for name in s.outputs}
+    names = tuple(n for n in before if any(n in s.inputs for s in stretches_of[at:]))
     kinds = tuple(type_text(graph.type_of(name), False) for name in names)
     return Border(names, tuple(map(graph.size, names)), kinds)

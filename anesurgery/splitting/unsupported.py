@@ -56,20 +56,20 @@ def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tu
         )
     order = sorted(range(len(numbers)), key=lambda i: (numbers[i], i))
     place = {old: new for new, old in enumerate(order)}
-    made = replace(graph, nodes=tuple(graph.nodes[i] for i in order))
-    made.again = {name: frozenset(place[i] for i in cone) for name, cone in again.items()}
+    ordered = replace(graph, nodes=tuple(graph.nodes[i] for i in order))
+    ordered.again = {name: frozenset(place[i] for i in cone) for name, cone in again.items()}
     ends = [new for new in range(1, len(order)) if numbers[order[new]] != numbers[order[new - 1]]]
-    return made, (0, *ends, len(order))
+    return ordered, (0, *ends, len(order))
 
 
 def _read(graph: Graph) -> list[int]:
     """The nodes that make what leaves the function, or change a state."""
     pending = [graph.maker[name] for name in graph.outputs if name in graph.maker]
     pending += [i for i, node in enumerate(graph.nodes) if node.op.type in WRITING]
-    found: set[int] = set()
+    needed: set[int] = set()
     while pending:
         number = pending.pop()
-        if number not in found:
-            found.add(number)
+        if number not in needed:
+            needed.add(number)
             pending += [graph.maker[name] for name in graph.nodes[number].reads if name in graph.maker]
-    return sorted(found)
+    return sorted(needed)

@@ -47,24 +47,24 @@ class Bitwise(Symbolic):
 
     def fresh(self) -> Bitwise:
         """Another one of the same kind, which knows nothing yet."""
-        made = Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
-        made.stand_ins = self.stand_ins
-        return made
+        other = Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
+        other.stand_ins = self.stand_ins
+        return other
 
-    def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
+    def _run(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
         if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):
             raise Unsupported(f"{op.op_type} tells 0 from -0")
-        return super()._run(op, known, arguments)
+        return super()._run(op, meaning, arguments)
 
     def lift(self, value: Any) -> Image:
         """Constants by their value: one hash for each magnitude, so that -c is the negative of c."""
         array = np.asarray(value)
         if array.dtype.kind in "iub":
-            made = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+            image = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
         else:
-            made = float_names.of(array)
-        self.lattice.know(made, array)
-        return made
+            image = float_names.of(array)
+        self.lattice.know(image, array)
+        return image
 
     def rounds_to(self, op: Operation) -> str:
         """Every result is rounded to the dtype of the op."""
@@ -98,26 +98,26 @@ class Bitwise(Symbolic):
         place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
         if place not in self._rows:
             parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
-            made = field.together(parts, torch.cat)
+            factors = field.together(parts, torch.cat)
             if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
-                return made
-            self._rows[place] = flat, made  # kept with it, so that nothing else can come to lie there
+                return factors
+            self._rows[place] = flat, factors  # kept with it, so that nothing else can come to lie there
         return self._rows[place][1]
 
     def _rows_in(self, flat: torch.Tensor) -> Image:
         """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
         terms = flat.shape[1]
-        found = float_names.sums(flat, self.places(terms)) if flat.numel() > float_names.HALVES else None
-        return self._rows_of(self.image(flat)) if found is None else found
+        sums = float_names.sums(flat, self.places(terms)) if flat.numel() > float_names.HALVES else None
+        return self._rows_of(self.image(flat)) if sums is None else sums
 
     def _rows_of(self, flat: Image) -> Image:
         return self.factors(flat, [1]).map(lambda v: v.reshape(-1))
 
     def contracted(self, op: Operation, x: Image, y: Image) -> Image:
         """A sum of products, from its two lists of factors; which of them is first does not matter."""
-        made = math.prod(np.broadcast_shapes(x.shape, y.shape))
-        if made > self.largest:
-            raise Unsupported(f"{made} elements")
+        elements = math.prod(np.broadcast_shapes(x.shape, y.shape))
+        if elements > self.largest:
+            raise Unsupported(f"{elements} elements")
         (left, s), (right, t) = field.signed(x), field.signed(y)
         return _sorted(self, ("sum", self.rounds_to(op)), left, right, s ^ t)
 
@@ -138,11 +138,11 @@ def _add(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
 
 def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
     """X + y, in whichever order; adding 0 turns -0.0 into 0.0."""
-    made = _sorted(a, ("add", a.rounds_to(op)), x, y)
+    total = _sorted(a, ("add", a.rounds_to(op)), x, y)
     for one, other in ((x, y), (y, x)) if a.one_zero else ():
         empty = packed(other) == packed(a.lift(0.0))
-        made = field.together([one, made], functools.partial(_chosen, empty))
-    return made
+        total = field.together([one, total], functools.partial(_chosen, empty))
+    return total
 
 
 def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
@@ -152,9 +152,9 @@ def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
 
 def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:
     """A random function of two operands that commute; negative where told."""
-    made = field.commuting(key(a.seed, name), packed(x), packed(y), turned)
-    a.evaluations += made.numel()
-    return made
+    image = field.commuting(key(a.seed, name), packed(x), packed(y), turned)
+    a.evaluations += image.numel()
+    return image
 
 
 def _sub(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
@@ -200,8 +200,8 @@ def _linear_activation(a: Bitwise, op: Operation, x: Any, alpha: float, beta: fl
     """One rounding or two, who knows, unless alpha is 1 or -1, or beta is 0."""
     if abs(alpha) != 1 and beta != 0:
         return a.uninterpreted(op, {"x": x, "alpha": alpha, "beta": beta})
-    made = _mul(a, op, x, torch.tensor(float(alpha), dtype=torch.float64))
-    return added(a, op, made, a.lift(float(beta)))
+    scaled = _mul(a, op, x, torch.tensor(float(alpha), dtype=torch.float64))
+    return added(a, op, scaled, a.lift(float(beta)))
 
 
 def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **channels: Any) -> Image:
@@ -264,8 +264,8 @@ def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) ->
     image = a.image(x)
     _as_long(image.shape[-1], weight.shape[-1])
     rows = a.rows(weight)
-    made = a.contracted(op, a.factors(image, [-1]), rows)
-    return made if _absent(bias) else added(a, op, made, a.image(bias))
+    product = a.contracted(op, a.factors(image, [-1]), rows)
+    return product if _absent(bias) else added(a, op, product, a.image(bias))
 
 
 def _absent(bias: Any) -> bool:
@@ -289,24 +289,24 @@ def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **ho
         windows = field.bilinear(Image(lanes), kernel, lambda v, u: conv(v, u, **how), terms)
         windows = windows.map(lambda v: v.unsqueeze(2))
     rows = a.rows(weight).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
-    made = a.contracted(op, windows, rows)
-    return _with_bias(a, op, made.map(lambda v: v.flatten(1, 2)), bias)
+    sums = a.contracted(op, windows, rows)
+    return _with_bias(a, op, sums.map(lambda v: v.flatten(1, 2)), bias)
 
 
-def _with_bias(a: Bitwise, op: Operation, made: Image, bias: Any) -> Image:
+def _with_bias(a: Bitwise, op: Operation, sums: Image, bias: Any) -> Image:
     if _absent(bias):
-        return made
-    return added(a, op, made, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (made.ndim - 2))))
+        return sums
+    return added(a, op, sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
 
 
 def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
     terms = int(np.prod([w.shape[0], *w.shape[2:]]))
     places = a.places(terms).map(lambda v: v.reshape(w.shape[0], 1, *w.shape[2:]))
-    made = field.bilinear(
+    sums = field.bilinear(
         a.image(x), field.multiply(w, places), lambda v, u: conv_transpose(v, u, **how), terms
     )
-    return _with_bias(a, op, a.ordered(op, made), bias)
+    return _with_bias(a, op, a.ordered(op, sums), bias)
 
 
 def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Image:
@@ -333,16 +333,16 @@ def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: 
     chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
     rows = a.factors(image, chosen)
     ones = a.factors(a.lift(np.ones(math.prod(image.shape[i] for i in chosen))), [0])
-    made = a.contracted(op, rows, ones)
-    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)))
+    sums = a.contracted(op, rows, ones)
+    return sums if keep_dims else sums.map(lambda v: v.squeeze(tuple(chosen)))
 
 
 def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
     """A reduction that rounds: a function of the elements in their order."""
     image = a.image(x)
     chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
-    made = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
-    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)))
+    reduced = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
+    return reduced if keep_dims else reduced.map(lambda v: v.squeeze(tuple(chosen)))
 
 
 RULES: dict[str, Rule] = {

@@ -38,13 +38,13 @@ class Double:
     def __init__(self, off: float = 0.0, seed: int = 0) -> None:
         self.off, self.generator = off, torch.Generator().manual_seed(seed)
 
-    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
         """The function on fp64 operands."""
         if op.op_type in ROUNDED_ONCE:
-            return lambda **operands: self._wide(known.function(**{k: _double(v) for k, v in operands.items()}))
+            return lambda **operands: self._wide(row.function(**{k: _double(v) for k, v in operands.items()}))
 
         def function(**operands: Any) -> Any:
-            return known.function(
+            return row.function(
                 **{k: (_double if (op.op_type, k) == EXPONENT else self._wide)(v) for k, v in operands.items()}
             )
 
@@ -67,11 +67,11 @@ class Unsteady(Double):
     A tie among inputs stays a tie, and a bound that they meet is met.
     """
 
-    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
         """The function, whose results are off."""
-        if known.moves or op.op_type in STEADY:
-            return Double().meaning(op, known)
-        return lambda **operands: self._wide(known.function(**{k: _double(v) for k, v in operands.items()}))
+        if row.moves or op.op_type in STEADY:
+            return Double().meaning(op, row)
+        return lambda **operands: self._wide(row.function(**{k: _double(v) for k, v in operands.items()}))
 
 
 def _double(value: Any) -> Any:

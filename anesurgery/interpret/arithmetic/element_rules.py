@@ -71,9 +71,9 @@ def _mul(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     if np_dtype(op.inputs["x"]).kind != "f":
         return a.uninterpreted(op, {"x": x, "y": y})
-    made = divide(a.image(x), a.image(y))
+    quotient = divide(a.image(x), a.image(y))
     constant = not isinstance(y, Image)
-    return Image(made.lanes, a.image(x).degree, a.image(x).fraction) if constant else made
+    return Image(quotient.lanes, a.image(x).degree, a.image(x).fraction) if constant else quotient
 
 
 def _square(a: Algebraic, op: Operation, x: Any) -> Image:
@@ -104,10 +104,10 @@ def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
         return a.root(a.image(x))
     if exponent is None or exponent % 1 or not 1 <= exponent <= MOST_FACTORS:
         return a.uninterpreted(op, {"x": x, "y": y})
-    made = a.image(x)
+    power = a.image(x)
     for _ in range(int(exponent) - 1):
-        made = a.times(made, x)
-    return made
+        power = a.times(power, x)
+    return power
 
 
 def _abs(a: Algebraic, op: Operation, x: Any) -> Image:
@@ -131,8 +131,8 @@ def _minimum(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
 
 
 def _clip(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float) -> Image:
-    made = a.image(x) if math.isinf(alpha) else a.larger(x, float(alpha))
-    return made if math.isinf(beta) else a.smaller(made, float(beta))
+    clipped = a.image(x) if math.isinf(alpha) else a.larger(x, float(alpha))
+    return clipped if math.isinf(beta) else a.smaller(clipped, float(beta))
 
 
 def _threshold(a: Algebraic, op: Operation, x: Any, alpha: float) -> Image:

@@ -72,8 +72,8 @@ def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: boo
         else [image.shape[i] for i in others]
     )
     rows = image.map(lambda v: v.permute(*others, *chosen).reshape(-1, width))
-    made = a.lattice.largest(rows) if op.op_type == "reduce_max" else a.lattice.smallest(rows)
-    return made.map(lambda v: v.reshape(shape))
+    extreme = a.lattice.largest(rows) if op.op_type == "reduce_max" else a.lattice.smallest(rows)
+    return extreme.map(lambda v: v.reshape(shape))
 
 
 def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how: Any) -> Image:
@@ -90,14 +90,16 @@ def _max_pool(a: Bitwise, op: Operation, x: Any, ceil_mode: bool = False, **how:
 
 def _along(w: Windows, axis: int) -> Windows:
     """The windows of one axis, with those of one element on the others."""
-    kernel, strides = ([n if i == axis else 1 for i, n in enumerate(given)] for given in (w.kernel, w.strides))
+    kernel, strides = (
+        [n if i == axis else 1 for i, n in enumerate(counts)] for counts in (w.kernel, w.strides)
+    )
     used = [pad if i == axis else (0, 0) for i, pad in enumerate(w.used)]
     return replace(w, kernel=kernel, strides=strides, used=used)
 
 
 def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:
-    given = (how.get(k) for k in ("strides", "pad_type", "pad"))
-    strides, pad_type, pad = given
+    options = (how.get(k) for k in ("strides", "pad_type", "pad"))
+    strides, pad_type, pad = options
     return windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
 
 

@@ -130,11 +130,11 @@ def key(*parts: Any) -> int:
 
 def mix(h: Tensor) -> Tensor:
     """Scramble 64 bits."""
-    made = h.clone(memory_format=torch.contiguous_format)
-    for part in torch.split(made.view(-1), CACHED):
+    mixed = h.clone(memory_format=torch.contiguous_format)
+    for part in torch.split(mixed.view(-1), CACHED):
         words = _words(part)
         _mix(words, np.empty_like(words))
-    return made
+    return mixed
 
 
 def _words(numbers: Tensor) -> Words:
@@ -166,11 +166,11 @@ def packed(x: Image) -> Tensor:
     """The names of the elements: the three residues of each as one number."""
     if x.names is not None:
         return x.names
-    made = torch.empty(x.shape, dtype=torch.int64)
+    names = torch.empty(x.shape, dtype=torch.int64)
     for at in blocks(x.shape):
-        part = torch.bitwise_left_shift(x.lanes[2][at], PIECE, out=made[at])
+        part = torch.bitwise_left_shift(x.lanes[2][at], PIECE, out=names[at])
         part.bitwise_or_(x.lanes[1][at]).bitwise_left_shift_(PIECE).bitwise_or_(x.lanes[0][at])
-    return made
+    return names
 
 
 def opaque(name: int, *arguments: Tensor) -> Image:
@@ -209,25 +209,25 @@ def _function(
     """A random function of what was mixed before, and of what `arguments` gives for each block."""
     before, names = before.expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
-        made = _words(names[at])
-        h, scratch = _words(before[at]).copy(), np.empty_like(made)
+        image = _words(names[at])
+        h, scratch = _words(before[at]).copy(), np.empty_like(image)
         for argument in arguments(at):
             np.add(np.bitwise_xor(h, argument, out=h), GOLDEN, out=h)
             _mix(h, scratch)
-        _name(h, scratch, made)
+        _name(h, scratch, image)
         if turned is not None:
-            _turn(made, turned[at].numpy(), scratch)
+            _turn(image, turned[at].numpy(), scratch)
     return Image.of(names)
 
 
-def _name(h: Words, scratch: Words, made: Words) -> None:
+def _name(h: Words, scratch: Words, name: Words) -> None:
     """A name from the pieces of each hash, every one scaled to a residue."""
     for lane in range(LANES):
         np.right_shift(h, np.uint64(PIECE * lane), out=scratch)
         np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(P), out=scratch)
-        np.right_shift(scratch, np.uint64(PIECE), out=scratch if lane else made)
+        np.right_shift(scratch, np.uint64(PIECE), out=scratch if lane else name)
         if lane:
-            np.bitwise_or(made, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=made)
+            np.bitwise_or(name, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=name)
 
 
 def _turn(names: Words, turned: npt.NDArray[np.bool_], scratch: Words) -> None:
@@ -240,11 +240,11 @@ def _negative(names: Words, scratch: Words) -> Words:
 
     P plus what it lacks to 2^20 sets the bit that no residue has.
     """
-    made = np.subtract(np.uint64(P * ONES), names)
-    np.add(made, np.uint64(((1 << (PIECE - 1)) - P) * ONES), out=scratch)
+    negatives = np.subtract(np.uint64(P * ONES), names)
+    np.add(negatives, np.uint64(((1 << (PIECE - 1)) - P) * ONES), out=scratch)
     np.bitwise_and(np.right_shift(scratch, np.uint64(PIECE - 1), out=scratch), np.uint64(ONES), out=scratch)
-    made -= np.multiply(scratch, np.uint64(P), out=scratch)
-    return made
+    negatives -= np.multiply(scratch, np.uint64(P), out=scratch)
+    return negatives
 
 
 def positions(count: int, name: int) -> Image:
@@ -313,8 +313,8 @@ def with_sign(x: Image, turned: Tensor) -> Image:
     shape = np.broadcast_shapes(x.shape, turned.shape)
     spread, olds, names = turned.expand(shape), packed(x).expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
-        made = _words(names[at].copy_(olds[at]))
-        _turn(made, spread[at].numpy(), np.empty_like(made))
+        signed = _words(names[at].copy_(olds[at]))
+        _turn(signed, spread[at].numpy(), np.empty_like(signed))
     return Image.of(names, x.degree, x.fraction)
 
 
@@ -325,13 +325,13 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
     kept = [1 if a in axes else n for a, n in enumerate(x.shape)]
     last = list(range(x.ndim - len(axes), x.ndim))
     rows = x.map(lambda v: v.movedim(axes, last).reshape(-1, count))
-    made, factors = torch.empty(len(weights.lanes), rows.shape[0], dtype=torch.int64), weights.lanes
+    sums, factors = torch.empty(len(weights.lanes), rows.shape[0], dtype=torch.int64), weights.lanes
     step = max(1, CACHED // max(1, count))
     for at in range(0, rows.shape[0], step):
         part = rows.map(lambda v, at=at: v[at : at + step])  # type: ignore[misc]
-        for v, w, total in zip(part.lanes, factors, made, strict=True):
+        for v, w, total in zip(part.lanes, factors, sums, strict=True):
             torch.mv(v, w, out=total[at : at + step])
-    return Image([v.reshape(kept) for v in made.remainder_(P)], x.degree, x.fraction)
+    return Image([v.reshape(kept) for v in sums.remainder_(P)], x.degree, x.fraction)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:

@@ -23,22 +23,22 @@ SAMPLE = 64
 def of(array: Array) -> Image:
     """The names of floats; many that fp16 holds are looked up."""
     if array.size > HALVES:
-        given = torch.from_numpy(np.ascontiguousarray(array))
-        if (at := bits(given)) is not None:
-            return _halves().map(lambda v: v.index_select(0, at).reshape(given.shape))
+        numbers = torch.from_numpy(np.ascontiguousarray(array))
+        if (at := bits(numbers)) is not None:
+            return _halves().map(lambda v: v.index_select(0, at).reshape(numbers.shape))
     wide = torch.from_numpy(np.array(array, np.float64))
     turned = torch.signbit(wide)
-    made = opaque(key("float"), wide.abs_().view(torch.int64))
-    return field.with_sign(made, turned) if bool(turned.any()) else made
+    image = opaque(key("float"), wide.abs_().view(torch.int64))
+    return field.with_sign(image, turned) if bool(turned.any()) else image
 
 
-def bits(given: torch.Tensor) -> torch.Tensor | None:
+def bits(numbers: torch.Tensor) -> torch.Tensor | None:
     """The bits of numbers as fp16 holds them, in a row; None where it does not hold them all."""
-    some = given.reshape(-1)[:SAMPLE]
-    if not torch.equal(some.half().to(given.dtype), some):
+    some = numbers.reshape(-1)[:SAMPLE]
+    if not torch.equal(some.half().to(numbers.dtype), some):
         return None
-    half = given.half()
-    if half is not given and not torch.equal(half.to(given.dtype), given):
+    half = numbers.half()
+    if half is not numbers and not torch.equal(half.to(numbers.dtype), numbers):
         return None
     return half.contiguous().view(torch.int16).int().bitwise_and_(HALVES - 1).reshape(-1)
 

@@ -73,9 +73,9 @@ class Lattice:
         """The largest of the elements along the last axis."""
         rows = names.map(lambda v: v.reshape(-1, v.shape[-1]))
         sets, turned = _canonical(self._tight(self._union(field.packed(rows))))
-        made = self._named(sets)
-        self._remember(made, sets)
-        return field.with_sign(made, turned).map(lambda v: v.reshape(names.shape[:-1]))
+        image = self._named(sets)
+        self._remember(image, sets)
+        return field.with_sign(image, turned).map(lambda v: v.reshape(names.shape[:-1]))
 
     def smallest(self, names: Image) -> Image:
         """The smallest of the elements along the last axis."""
@@ -84,9 +84,9 @@ class Lattice:
     def _union(self, rows: Tensor) -> Sets:
         """The union of what each row stands for; members that bounds keep apart stand for themselves."""
         count, width = rows.shape
-        known = self._lookup(rows.reshape(-1))
-        low, high, is_min = (v.reshape(count, width) for v in known[1:])
-        members = known.members.reshape(count, width, -1)
+        sets = self._lookup(rows.reshape(-1))
+        low, high, is_min = (v.reshape(count, width) for v in sets[1:])
+        members = sets.members.reshape(count, width, -1)
         constant = (members == NOBODY).all(-1)
         others = (~constant).sum(1)
         is_min = (is_min & ~constant).any(1)
@@ -106,9 +106,9 @@ class Lattice:
         """Without the bounds that one member keeps by itself."""
         low, high = sets.low.clone(), sets.high.clone()
         alone = (sets.members != NOBODY).sum(1) == 1
-        for known, least, most in self._ranges:
-            at = torch.searchsorted(known, sets.members[:, 0]).clamp(max=len(known) - 1)
-            here = alone & (known[at] == sets.members[:, 0])
+        for bounded, least, most in self._ranges:
+            at = torch.searchsorted(bounded, sets.members[:, 0]).clamp(max=len(bounded) - 1)
+            here = alone & (bounded[at] == sets.members[:, 0])
             low[here & (low <= least)] = -math.inf
             high[here & (high >= most)] = math.inf
         return sets._replace(low=low, high=high)
@@ -119,17 +119,22 @@ class Lattice:
         members = torch.full((len(names), width), NOBODY)
         members[:, 0] = names
         low = torch.full((len(names),), -math.inf, dtype=torch.float64)
-        found = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
+        sets = Sets(members, low, -low, torch.zeros(len(names), dtype=torch.bool))
         negatives = _negative(names) if self._made else names
-        for made in self._made:
-            _enter(found, names, made.names, made.sets)
-            _enter(found, negatives, made.names, made.sets, _turned)
+        for extreme in self._made:
+            _enter(sets, names, extreme.names, extreme.sets)
+            _enter(sets, negatives, extreme.names, extreme.sets, _turned)
         if self._constants:
-            known = torch.tensor(sorted(self._constants))
-            values = torch.tensor([self._constants[k] for k in known.tolist()], dtype=torch.float64)
-            nobody = torch.full((len(known), 1), NOBODY)
-            _enter(found, names, known, Sets(nobody, values, values, torch.zeros_like(known, dtype=torch.bool)))
-        return found
+            constants = torch.tensor(sorted(self._constants))
+            values = torch.tensor([self._constants[k] for k in constants.tolist()], dtype=torch.float64)
+            nobody = torch.full((len(constants), 1), NOBODY)
+            _enter(
+                sets,
+                names,
+                constants,
+                Sets(nobody, values, values, torch.zeros_like(constants, dtype=torch.bool)),
+            )
+        return sets
 
     def _named(self, sets: Sets) -> Image:
         """The name of a set: its one member if nothing bounds it, or a hash of members and bounds."""
@@ -152,19 +157,19 @@ class Lattice:
 
 
 def _enter(
-    found: Sets, names: Tensor, known: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
+    entered: Sets, names: Tensor, ordered: Tensor, sets: Sets, change: Callable[[Sets], Sets] | None = None
 ) -> None:
-    """Enter what is known of some names, after a change of it; `known` is sorted."""
-    at = torch.searchsorted(known, names).clamp(max=len(known) - 1)
-    here = known[at] == names
+    """Enter what is known of some names, after a change of it; `ordered` is sorted."""
+    at = torch.searchsorted(ordered, names).clamp(max=len(ordered) - 1)
+    here = ordered[at] == names
     if not here.any():
         return
     picked = Sets(*(v[at[here]] for v in sets))
     picked = picked if change is None else change(picked)
-    rows = torch.full((len(picked.members), found.members.shape[1]), NOBODY)
+    rows = torch.full((len(picked.members), entered.members.shape[1]), NOBODY)
     rows[:, : picked.members.shape[1]] = picked.members
-    found.members[here] = rows
-    for old, new in zip(found[1:], picked[1:], strict=True):
+    entered.members[here] = rows
+    for old, new in zip(entered[1:], picked[1:], strict=True):
         old[here] = new
 
 
@@ -193,9 +198,9 @@ def _unique(members: Tensor) -> Tensor:
     first = ordered != NOBODY
     first[:, 1:] &= ordered[:, 1:] != ordered[:, :-1]
     counts = first.sum(1)
-    made = np.full((len(ordered), max(1, counts.max(initial=0))), NOBODY)
-    made[np.arange(made.shape[1]) < counts[:, None]] = ordered[first]
-    return torch.from_numpy(made)
+    unique = np.full((len(ordered), max(1, counts.max(initial=0))), NOBODY)
+    unique[np.arange(unique.shape[1]) < counts[:, None]] = ordered[first]
+    return torch.from_numpy(unique)
 
 
 def _unpacked(names: Tensor) -> Image:

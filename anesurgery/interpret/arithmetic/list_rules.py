@@ -51,9 +51,9 @@ def _unknown(a: Symbolic, op: Operation, *read: Any) -> Image:
     shape = static_shape(op.outputs[0])
     if shape is None:
         raise Unsupported(f"{op.op_type} with a dynamic shape")
-    made = opaque(key("element"), _hash(a, op, *read), torch.arange(math.prod(shape)).reshape(shape))
-    a.evaluations += made.numel()
-    return made
+    image = opaque(key("element"), _hash(a, op, *read), torch.arange(math.prod(shape)).reshape(shape))
+    a.evaluations += image.numel()
+    return image
 
 
 def _elements(a: Symbolic, ls: list[Any]) -> list[Image]:

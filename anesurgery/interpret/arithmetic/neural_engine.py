@@ -244,10 +244,10 @@ MEASURED_TABLES = {
 
 def _interpolated(table: MeasuredTable) -> Function:
     def compute(x: Tensor, **_: Any) -> Tensor:
-        made = _line(table, x.abs()) * torch.sign(x) if table.odd else _line(table, x)
+        result = _line(table, x.abs()) * torch.sign(x) if table.odd else _line(table, x)
         ends = table.value(torch.tensor([-torch.inf, torch.inf]))
-        made = torch.where(x < table.below, ends[0], made)
-        return torch.where(x >= table.above, ends[1], made)
+        result = torch.where(x < table.below, ends[0], result)
+        return torch.where(x >= table.above, ends[1], result)
 
     return compute
 
@@ -269,11 +269,11 @@ def _on_grid(function: Function) -> Function:
     """Results are multiples of `GRID`; halves are rounded away from zero."""
 
     def compute(**arguments: Any) -> Tensor:
-        made = function(**arguments)
-        if not made.is_floating_point():
-            return made
-        steps = made.double() / GRID
-        return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(made.dtype)
+        result = function(**arguments)
+        if not result.is_floating_point():
+            return result
+        steps = result.double() / GRID
+        return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(result.dtype)
 
     return compute
 
@@ -282,11 +282,11 @@ def _cropped(function: Function, inner: Callable[..., Any]) -> Function:
     """Slices of the last axis that do not begin at 0 lose magnitudes from `WIDTH_LIMIT` on."""
 
     def compute(**arguments: Any) -> Any:
-        made = function(**arguments)
-        values = made if isinstance(made, (list, tuple)) else [made]
+        result = function(**arguments)
+        values = result if isinstance(result, (list, tuple)) else [result]
         marks = inner(arguments, len(values))
         limited = [_width_limited(v) if mark else v for v, mark in zip(values, marks, strict=True)]
-        return limited if isinstance(made, (list, tuple)) else limited[0]
+        return limited if isinstance(result, (list, tuple)) else limited[0]
 
     return compute
 

@@ -36,19 +36,19 @@ class Algebraic(Symbolic):
 
     def rounded(self, dtype: str, x: Image) -> Image:
         """Integers as floats that may not hold them."""
-        made = self.function(("rounded", dtype), x)
-        order = field.packed(made).reshape(-1).sort()
+        image = self.function(("rounded", dtype), x)
+        order = field.packed(image).reshape(-1).sort()
         self._whole.append((order.values, [v.reshape(-1)[order.indices] for v in x.lanes]))
-        return made
+        return image
 
     def unrounded(self, x: Any) -> Any:
         """The integers that were rounded, where all elements are such; else the value itself."""
         if not isinstance(x, Image) or not x.numel():
             return x
         names = field.packed(x)
-        for known, lanes in self._whole:
-            at = torch.searchsorted(known, names.reshape(-1)).clamp(max=len(known) - 1).reshape(names.shape)
-            if torch.equal(known[at], names):
+        for rounded, lanes in self._whole:
+            at = torch.searchsorted(rounded, names.reshape(-1)).clamp(max=len(rounded) - 1).reshape(names.shape)
+            if torch.equal(rounded[at], names):
                 return Image([v[at] for v in lanes], x.degree)
         return x
 

@@ -62,7 +62,7 @@ def spare() -> int:
 class Arithmetic(Protocol):
     """An arithmetic of its own in the place of a name: it says how each op is computed."""
 
-    def meaning(self, op: Operation, known: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
         """The function that computes an op."""
 
 
@@ -99,15 +99,15 @@ def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
     return neural_engine.rounding(neural_engine.chip_of(precision))
 
 
-def meaning(op: Operation, known: Meaning, precision: str | Arithmetic) -> Callable[..., Any]:
+def meaning(op: Operation, row: Meaning, precision: str | Arithmetic) -> Callable[..., Any]:
     """The function that computes an op in an arithmetic."""
     if not isinstance(precision, str):
-        return precision.meaning(op, known)
+        return precision.meaning(op, row)
     if precision in ("fp32", "fp16"):
         summing = op.op_type in SUMMING or op.op_type.startswith("reduce_")
-        return _on_dense(known.function) if summing else known.function
+        return _on_dense(row.function) if summing else row.function
     chip = neural_engine.chip_of(precision)
-    return neural_engine.meaning(op, known.function, known.moves, chip)
+    return neural_engine.meaning(op, row.function, row.moves, chip)
 
 
 def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,14 +28,14 @@ def axes_of(equation: str) -> Axes:
     Raises:
         Unsupported: another form of an equation.
     """
-    left, arrow, made = equation.replace(" ", "").partition("->")
+    left, arrow, out = equation.replace(" ", "").partition("->")
     parts = left.split(",")
-    if not arrow or len(parts) != 2 or "." in equation or any(len(set(p)) < len(p) for p in (*parts, made)):
+    if not arrow or len(parts) != 2 or "." in equation or any(len(set(p)) < len(p) for p in (*parts, out)):
         raise Unsupported(f"einsum {equation!r}")
-    inner = "".join(c for c in parts[0] if c in parts[1] and c not in made)
-    if set(made) | set(inner) != set(left) - {","}:
+    inner = "".join(c for c in parts[0] if c in parts[1] and c not in out)
+    if set(out) | set(inner) != set(left) - {","}:
         raise Unsupported(f"einsum {equation!r}")
-    return Axes(parts[0], parts[1], made, inner)
+    return Axes(parts[0], parts[1], out, inner)
 
 
 def contraction(values: list[Image], equation: str) -> Image:

@@ -25,8 +25,8 @@ Step = Callable[[Image, States], States]
 class _Op:
     """A recurrent op and the arithmetic in which it is computed."""
 
-    def __init__(self, a: Algebraic, op: Operation, given: dict[str, Any]) -> None:
-        self.a, self.op, self.given = a, op, given
+    def __init__(self, a: Algebraic, op: Operation, arguments: dict[str, Any]) -> None:
+        self.a, self.op, self.given = a, op, arguments
 
     def image(self, name: str) -> Image | None:
         """An operand; None where it is absent."""
@@ -35,9 +35,9 @@ class _Op:
 
     def turned(self, name: str) -> Image:
         """A matrix with its axes swapped."""
-        found = self.image(name)
-        assert found is not None
-        return found.map(lambda v: v.transpose(-1, -2))
+        matrix = self.image(name)
+        assert matrix is not None
+        return matrix.map(lambda v: v.transpose(-1, -2))
 
     def activate(self, parameter: str, default: str, x: Image) -> Image:
         """An activation by the name that the op gives it."""
@@ -136,29 +136,29 @@ def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[l
     rows, bias = product(x, of.turned(f"weight_ih{suffix}")), _bias(of, suffix)
     rows = rows if bias is None else add(rows, bias)
     order = range(x.shape[0])
-    step, made = STEPS[of.op.op_type](of, suffix), []
+    step, outputs = STEPS[of.op.op_type](of, suffix), []
     for at in reversed(order) if back else order:
         states = step(rows.map(lambda v, at=at: v[at]), states)  # type: ignore[misc]
-        made.append(states[0])
-    return made, states
+        outputs.append(states[0])
+    return outputs, states
 
 
-def _recurrent(a: Algebraic, op: Operation, **given: Any) -> Any:
+def _recurrent(a: Algebraic, op: Operation, **arguments: Any) -> Any:
     """The sequence or its last output, and the last states."""
-    x, direction = a.image(given["x"]), str(given.get("direction") or "forward")
+    x, direction = a.image(arguments["x"]), str(arguments.get("direction") or "forward")
     if x.shape[0] > LONGEST or x.shape[0] < 1 or direction not in BACKWARD:
-        return a.uninterpreted(op, given)
-    of, ways = _Op(a, op, given), BACKWARD[direction]
+        return a.uninterpreted(op, arguments)
+    of, ways = _Op(a, op, arguments), BACKWARD[direction]
     initial = [of.image(name) for name in ("initial_h", "initial_c")]
     split = [_chunks(state, len(ways)) for state in initial if state is not None]
     outputs, lasts = [], []
     for i, back in enumerate(ways):
-        made, last = _walk(of, x, "_back" if i else "", tuple(half[i] for half in split), back)
-        outputs.append(made[::-1] if i else made)
+        steps, last = _walk(of, x, "_back" if i else "", tuple(half[i] for half in split), back)
+        outputs.append(steps[::-1] if i else steps)
         lasts.append(last)
     ends = [_joined(each) for each in zip(*lasts, strict=True)]
     one = ends[0].map(lambda v: v[None])
-    if given.get("output_sequence"):
+    if arguments.get("output_sequence"):
         rows = [_joined(each).map(lambda v: v[None]) for each in zip(*outputs, strict=True)]
         one = _joined(rows, 0)
     return (one, *ends)

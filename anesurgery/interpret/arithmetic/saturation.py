@@ -129,10 +129,10 @@ def _matmul(
     def risky() -> Tensor:
         if y.ndim == 1:
             return torch.matmul(x.abs(), y.abs()) + start >= CEILING
-        found = torch.zeros(shape, dtype=torch.bool)
+        risk = torch.zeros(shape, dtype=torch.bool)
         some = (_largest(x) * columns + start >= CEILING).nonzero()[:, 0]
-        found[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= CEILING
-        return found
+        risk[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= CEILING
+        return risk
 
     return Sum(
         lambda: TABLE["matmul"].function(x=x, y=y),
@@ -157,10 +157,10 @@ _KNOWN: Any = WeakTensorKeyDictionary()
 
 def remembered(tensor: Tensor, key: Any, compute: Callable[[], Any]) -> Any:
     """What was computed of a tensor under a key, kept as long as the tensor lives; nobody writes into one."""
-    known = _KNOWN.setdefault(tensor, {})
-    if key not in known:
-        known[key] = compute()
-    return known[key]
+    held = _KNOWN.setdefault(tensor, {})
+    if key not in held:
+        held[key] = compute()
+    return held[key]
 
 
 def _largest(value: Tensor) -> float:
@@ -209,8 +209,8 @@ def _conv(
             flat = flat[:, :, None] * padded.shape[2 + axis] + along[:, None, :]
             flat = flat.flatten(1)
         patches = padded.flatten(2)[places[:, 0][:, None, None], channels[:, :, None], flat[:, None, :]]
-        found = (patches * weight.flatten(2)[places[:, 1]]).flatten(1)
-        return torch.cat([start[places[:, 1]][:, None], found], -1)
+        products = (patches * weight.flatten(2)[places[:, 1]]).flatten(1)
+        return torch.cat([start[places[:, 1]][:, None], products], -1)
 
     def magnitudes() -> Tensor:
         return CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups))

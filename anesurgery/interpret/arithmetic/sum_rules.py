@@ -32,8 +32,8 @@ def _one_hot(
     size = ints(one_hot_vector_size)[0]
     places = a.lift(np.arange(size))
     hit = a.even("equal", a.minus(a.image(indices).map(lambda v: v.unsqueeze(-1)), places))
-    made = a.plus(off_value, a.times(hit, a.minus(on_value, off_value)))
-    return made.map(lambda v: v.movedim(-1, int(axis)))
+    image = a.plus(off_value, a.times(hit, a.minus(on_value, off_value)))
+    return image.map(lambda v: v.movedim(-1, int(axis)))
 
 
 def _matmul(
@@ -48,27 +48,27 @@ def _matmul(
 
 
 def _linear(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
-    made = product(a.image(x), a.image(weight).map(lambda v: v.transpose(-1, -2)))
-    return made if bias is None else a.plus(made, bias)
+    sums = product(a.image(x), a.image(weight).map(lambda v: v.transpose(-1, -2)))
+    return sums if bias is None else a.plus(sums, bias)
 
 
 def _conv(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
-    made = field.bilinear(a.image(x), w, lambda v, u: conv(v, u, **how), math.prod(w.shape[1:]))
-    return _with_bias(a, made, bias)
+    sums = field.bilinear(a.image(x), w, lambda v, u: conv(v, u, **how), math.prod(w.shape[1:]))
+    return _with_bias(a, sums, bias)
 
 
 def _conv_transpose(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
     w = a.image(weight)
     terms = math.prod([w.shape[0], *w.shape[2:]])
-    made = field.bilinear(a.image(x), w, lambda v, u: conv_transpose(v, u, **how), terms)
-    return _with_bias(a, made, bias)
+    sums = field.bilinear(a.image(x), w, lambda v, u: conv_transpose(v, u, **how), terms)
+    return _with_bias(a, sums, bias)
 
 
-def _with_bias(a: Algebraic, made: Image, bias: Any) -> Image:
+def _with_bias(a: Algebraic, sums: Image, bias: Any) -> Image:
     if bias is None:
-        return made
-    return a.plus(made, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (made.ndim - 2))))
+        return sums
+    return a.plus(sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
 
 
 def _einsum(a: Algebraic, op: Operation, values: list[Any], equation: Any) -> Image:
@@ -90,12 +90,12 @@ def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: b
         image = a.even("abs", image)
     elif kind == "log_sum_exp":
         image = a.function("exp", image)
-    made = a.mean(image, chosen) if kind == "mean" else field.summed(image, chosen, True)
+    reduced = a.mean(image, chosen) if kind == "mean" else field.summed(image, chosen, True)
     if kind == "l2_norm":
-        made = a.root(made)
+        reduced = a.root(reduced)
     elif kind.startswith("log_sum"):
-        made = a.function("log", made)
-    return made if keep_dims else made.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
+        reduced = a.function("log", reduced)
+    return reduced if keep_dims else reduced.map(lambda v: v.squeeze(tuple(chosen)) if chosen else v)
 
 
 def _product_along(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
@@ -120,8 +120,8 @@ def _softmax(a: Algebraic, op: Operation, x: Any, axis: int = -1) -> Image:
 
 def _cumsum(a: Algebraic, op: Operation, **arguments: Any) -> Image:
     x = a.image(arguments.pop("x"))
-    made = x.of_residues(lambda v: TABLE["cumsum"].function(x=v, **arguments))
-    return Image(made.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
+    sums = x.of_residues(lambda v: TABLE["cumsum"].function(x=v, **arguments))
+    return Image(sums.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
 
 
 def _layer_norm(
@@ -139,10 +139,10 @@ def _layer_norm(
     return _affine(a, a.normalized(image, sorted(chosen), epsilon), gamma, beta, shape)
 
 
-def _affine(a: Algebraic, made: Image, gamma: Any, beta: Any, shape: list[int]) -> Image:
+def _affine(a: Algebraic, normal: Image, gamma: Any, beta: Any, shape: list[int]) -> Image:
     if gamma is not None:
-        made = multiply(made, a.image(gamma).map(lambda v: v.reshape(shape)))
-    return made if beta is None else add(made, a.image(beta).map(lambda v: v.reshape(shape)))
+        normal = multiply(normal, a.image(gamma).map(lambda v: v.reshape(shape)))
+    return normal if beta is None else add(normal, a.image(beta).map(lambda v: v.reshape(shape)))
 
 
 def _batch_norm(
@@ -158,16 +158,16 @@ def _batch_norm(
     image = a.image(x)
     shape = [1, -1, *(1,) * (image.ndim - 2)]
     center, width = (a.image(v).map(lambda t: t.reshape(shape)) for v in (mean, variance))
-    made = divide(add(image, negated(center)), a.root(a.plus(width, float(epsilon))))
-    return _affine(a, made, gamma, beta, shape)
+    normal = divide(add(image, negated(center)), a.root(a.plus(width, float(epsilon))))
+    return _affine(a, normal, gamma, beta, shape)
 
 
 def _instance_norm(
     a: Algebraic, op: Operation, x: Any, gamma: Any = None, beta: Any = None, epsilon: float = 1e-5
 ) -> Image:
     image = a.image(x)
-    made = a.normalized(image, list(range(2, image.ndim)), epsilon)
-    return _affine(a, made, gamma, beta, [-1, *(1,) * (image.ndim - 2)])
+    normal = a.normalized(image, list(range(2, image.ndim)), epsilon)
+    return _affine(a, normal, gamma, beta, [-1, *(1,) * (image.ndim - 2)])
 
 
 def _l2_norm(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-6) -> Image:
@@ -203,8 +203,8 @@ def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
 
 def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Image, torch.Tensor]:
     """The sum of each window, and how many elements of it count."""
-    given = (how.get(k) for k in ("strides", "pad_type", "pad", "ceil_mode"))
-    strides, pad_type, pad, ceil_mode = given
+    options = (how.get(k) for k in ("strides", "pad_type", "pad", "ceil_mode"))
+    strides, pad_type, pad, ceil_mode = options
     w = windows(image.lanes[0], how["kernel_sizes"], strides, pad_type or "valid", pad, bool(ceil_mode))
     average, size = AVERAGE[len(w.kernel)], math.prod(w.kernel)
 

@@ -92,9 +92,9 @@ class Symbolic:
 
     def fresh(self) -> Symbolic:
         """Another one of the same kind."""
-        made = type(self)(self.seed, self.largest)
-        made.stand_ins = self.stand_ins
-        return made
+        other = type(self)(self.seed, self.largest)
+        other.stand_ins = self.stand_ins
+        return other
 
     def lift(self, value: Any) -> Image:
         """The image of constant numbers."""
@@ -109,40 +109,40 @@ class Symbolic:
     def function(self, name: Any, *arguments: Any) -> Image:
         """A random function of some images and constants, element by element."""
         images = [self.image(a) for a in arguments]
-        made = opaque(key(self.seed, name), *map(packed, images))
-        self.evaluations += made.numel()
+        result = opaque(key(self.seed, name), *map(packed, images))
+        self.evaluations += result.numel()
         self.degree = max([self.degree, *(x.degree for x in images)])
-        return made
+        return result
 
     def digest(self, x: Image, axes: Sequence[int]) -> Image:
         """One element for all those along some axes, in their order; the axes keep the length 1."""
         count = math.prod(x.shape[a] for a in axes)
-        made = field.weighted(self.hashed(x), field.positions(count, key(self.seed, "row")), axes)
-        made.degree = 2.0
-        return made
+        row = field.weighted(self.hashed(x), field.positions(count, key(self.seed, "row")), axes)
+        row.degree = 2.0
+        return row
 
     def hashed(self, x: Image) -> Image:
         """Elements as random numbers."""
         return self.function("element", x)
 
-    def meaning(self, op: Operation, known: Meaning) -> Rule:
+    def meaning(self, op: Operation, row: Meaning) -> Rule:
         """The function that computes an op in this arithmetic."""
-        given = [(k, v) for k, v in op.inputs.items() if isinstance(v, Var)]
-        cut = {k: self.cut[v] for k, v in given if v in self.cut}
-        others = {k: self.stand_ins[v] for k, v in given if v in self.stand_ins}
+        operands = [(k, v) for k, v in op.inputs.items() if isinstance(v, Var)]
+        cut = {k: self.cut[v] for k, v in operands if v in self.cut}
+        others = {k: self.stand_ins[v] for k, v in operands if v in self.stand_ins}
 
         def run(**arguments: Any) -> Any:
             arguments |= others
             arguments |= {k: arguments[k].narrow(axis, 0, n) for k, (axis, n) in cut.items()}
-            made = self._run(op, known, arguments)
-            for value in made if isinstance(made, (list, tuple)) else [made]:
+            result = self._run(op, row, arguments)
+            for value in result if isinstance(result, (list, tuple)) else [result]:
                 if isinstance(value, Image) and value.numel() > self.largest:
                     raise Unsupported(f"{value.numel()} elements")
-            return made
+            return result
 
         return run
 
-    def _run(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
+    def _run(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
         if op.op_type in UNLIKE:
             raise Unsupported(f"{op.op_type} is not a function of its inputs")
         tensors = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
@@ -150,25 +150,25 @@ class Symbolic:
         symbolic = [t for t in read if isinstance(t, Image)]
         inexact = any(isinstance(t, Tensor) and t.is_floating_point() for t in read)
         exact = op.op_type in EXACT and not narrows(op)
-        if not symbolic and (known.moves or exact or not inexact):
-            return known.function(**arguments)
+        if not symbolic and (meaning.moves or exact or not inexact):
+            return meaning.function(**arguments)
         if (cut := cut_of(op, arguments)) is not None:
-            return self._in_blocks(op, known, arguments, *cut)
+            return self._in_blocks(op, meaning, arguments, *cut)
         if any(isinstance(t, Tensor) and t.numel() > self.largest for t in read):
             raise Unsupported(f"a constant of {max(t.numel() for t in read)} elements")
         if undefined(op.op_type, arguments):
             return self.uninterpreted(op, arguments)
         if op.op_type in MOVING:
             return MOVING[op.op_type](self, op, **arguments)
-        if known.moves and _moves_only(arguments, symbolic):
-            return self._moved(op, known, arguments)
+        if meaning.moves and _moves_only(arguments, symbolic):
+            return self._moved(op, meaning, arguments)
         rule = self.rules.get(op.op_type)
         if rule is not None:
             return rule(self, op, **arguments)
         return self.uninterpreted(op, arguments)
 
     def _in_blocks(
-        self, op: Operation, known: Meaning, arguments: dict[str, Any], cut: Mapping[str, int], axis: int
+        self, op: Operation, meaning: Meaning, arguments: dict[str, Any], cut: Mapping[str, int], axis: int
     ) -> Image:
         """An op with large weights, some outputs at a time: what a block needs in memory is small."""
         first = next(iter(cut))
@@ -176,29 +176,29 @@ class Symbolic:
         step = max(1, BLOCK * length // arguments[first].numel())
         parts = []
         for at in range(0, length, step):
-            given = {
+            block = {
                 name: arguments[name].narrow(along, at, min(step, length - at))
                 for name, along in cut.items()
                 if isinstance(arguments.get(name), Tensor)
             }
-            parts.append(self._run(op, known, {**arguments, **given}))
+            parts.append(self._run(op, meaning, {**arguments, **block}))
         return field.together(parts, lambda each: torch.cat(each, axis))
 
-    def _moved(self, op: Operation, known: Meaning, arguments: dict[str, Any]) -> Any:
+    def _moved(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
         if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
             value = self.lift(np.float32(arguments.get("constant_val", 0.0)))
             lanes = [
-                known.function(**{**arguments, name: lane, "constant_val": float(v)})
+                meaning.function(**{**arguments, name: lane, "constant_val": float(v)})
                 for lane, v in zip(x.lanes, value.lanes, strict=True)
             ]
         elif x.names is not None and op.op_type in MOVES:
-            made = known.function(**{**arguments, name: x.names})
-            several = isinstance(made, (list, tuple))
-            parts = tuple(Image.of(v, x.degree, x.fraction) for v in (made if several else [made]))
+            moved = meaning.function(**{**arguments, name: x.names})
+            several = isinstance(moved, (list, tuple))
+            parts = tuple(Image.of(v, x.degree, x.fraction) for v in (moved if several else [moved]))
             return parts if several else parts[0]
         else:
-            lanes = [known.function(**{**arguments, name: lane}) for lane in x.lanes]
+            lanes = [meaning.function(**{**arguments, name: lane}) for lane in x.lanes]
         if isinstance(lanes[0], (list, tuple)):
             return tuple(Image(part, x.degree, x.fraction) for part in zip(*lanes, strict=True))
         return Image(lanes, x.degree, x.fraction)
@@ -217,8 +217,8 @@ class Symbolic:
 
     def _by_row(self, op: Operation, what: Any, arguments: dict[str, Any]) -> Any:
         x = arguments["x"]
-        given = arguments.get(BY_ROW[op.op_type])
-        axes = _axes(given, x.ndim, op)
+        listed = arguments.get(BY_ROW[op.op_type])
+        axes = _axes(listed, x.ndim, op)
         rest = [v for k, v in sorted(arguments.items()) if k != "x" and not _is_attribute(v) and v is not None]
         what = (op.op_type, [w for w in what[1] if w[0] not in ("axis", "axes")], what[2:])
         row = self.digest(x, axes)
@@ -227,8 +227,8 @@ class Symbolic:
             rest = [self.image(v).map(lambda t: t.reshape(shape)) for v in rest]
             return self.function(what, row, x, *rest)
         if op.op_type.startswith("reduce"):
-            made = self.function(what, row)
-            return made if arguments.get("keep_dims") else made.map(lambda v: v.squeeze(tuple(axes)))
+            rows = self.function(what, row)
+            return rows if arguments.get("keep_dims") else rows.map(lambda v: v.squeeze(tuple(axes)))
         if op.op_type == "softmax":
             return self.function(what, row, x)
         count = len(op.outputs)
@@ -248,15 +248,15 @@ class Symbolic:
             x = self.image(value)
             one = self.digest(x.map(lambda v: v.reshape(-1)), [0]) if x.numel() else self.lift(0.0)
             all_read = field.mix(all_read ^ packed(one).reshape(()) ^ key(tuple(x.shape)))
-        made = []
+        results = []
         for i, var in enumerate(op.outputs):
             shape = static_shape(var)
             if shape is None:
                 raise Unsupported(f"{op.op_type} with a dynamic shape")
             places = torch.arange(math.prod(shape)).reshape(shape)
-            made.append(opaque(key(self.seed, what, i), all_read, places))
-            self.evaluations += made[-1].numel()
-        return tuple(made) if len(made) > 1 else made[0]
+            results.append(opaque(key(self.seed, what, i), all_read, places))
+            self.evaluations += results[-1].numel()
+        return tuple(results) if len(results) > 1 else results[0]
 
     def choose(self, cond: Image, x: Image, y: Image) -> Image:
         """X where the condition holds, else y."""
@@ -279,11 +279,11 @@ def _moves_only(arguments: dict[str, Any], symbolic: list[Image]) -> bool:
     return len(symbolic) == 1 and len(moved) == 1
 
 
-def _axes(given: Any, rank: int, op: Operation) -> list[int]:
-    if given is None:
+def _axes(listed: Any, rank: int, op: Operation) -> list[int]:
+    if listed is None:
         default = {"softmax": [-1], "argsort": [-1], "topk": [-1], "cumsum": [0]}
-        given = default.get(op.op_type, [-1] if op.op_type.startswith("reduce_arg") else list(range(rank)))
-    return [a % rank for a in ints(given)]
+        listed = default.get(op.op_type, [-1] if op.op_type.startswith("reduce_arg") else list(range(rank)))
+    return [a % rank for a in ints(listed)]
 
 
 def _concat(a: Symbolic, op: Operation, values: list[Any], **how: Any) -> Any:

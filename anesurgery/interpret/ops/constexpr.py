@@ -18,27 +18,27 @@ Decoder = Callable[..., Any]
 DTYPES = {"fp16": np.float16, "fp32": np.float32}
 
 
-def decompress(op: Operation, known: Mapping[Var, Array]) -> list[Array]:
+def decompress(op: Operation, values: Mapping[Var, Array]) -> list[Array]:
     """The values of the outputs of a `constexpr_*` op.
 
     Args:
         op: the op.
-        known: outputs of the `constexpr_*` ops before it.
+        values: outputs of the `constexpr_*` ops before it.
 
     Raises:
         InterpretError: the form is not known, or its parts do not fit together.
     """
     if op.op_type not in DECODERS:
         raise InterpretError(f"op {op.name}: {op.op_type} is not known; DECODERS holds the forms that are")
-    parts = {k: known.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)}
+    parts = {k: values.get(v, v.val) for k, v in op.inputs.items() if isinstance(v, Var)}
     try:
-        made = DECODERS[op.op_type](**parts)
+        decoded = DECODERS[op.op_type](**parts)
     except (ValueError, IndexError, TypeError) as error:
         shapes = ", ".join(f"{k} {np.shape(v)}" for k, v in parts.items())
         raise InterpretError(
             f"op {op.name}: {op.op_type} cannot be decompressed: {error} ({shapes})"
         ) from error
-    return list(made) if isinstance(made, tuple) else [np.asarray(made)]
+    return list(decoded) if isinstance(decoded, tuple) else [np.asarray(decoded)]
 
 
 def _spread(values: Array, shape: tuple[int, ...]) -> Array:
@@ -51,10 +51,10 @@ def _spread(values: Array, shape: tuple[int, ...]) -> Array:
 
 def shift_scale(data: Array, scale: Array, offset: Array | None = None) -> Array:
     """`scale * (data - offset)`, a scale and an offset for each block of the data."""
-    made = np.asarray(data).astype(scale.dtype)
+    shifted = np.asarray(data).astype(scale.dtype)
     if offset is not None:
-        made = made - _spread(np.asarray(offset), made.shape).astype(scale.dtype)
-    return made * _spread(scale, made.shape)
+        shifted = shifted - _spread(np.asarray(offset), shifted.shape).astype(scale.dtype)
+    return shifted * _spread(scale, shifted.shape)
 
 
 def affine(quantized_data: Array, zero_point: Array, scale: Array, axis: int) -> Array:
@@ -85,12 +85,12 @@ def lut_to_dense(indices: Array, lut: Array, vector_axis: Any = None, shape: Arr
             step = np.arange(places.shape[axis]) // (places.shape[axis] // groups) * stride
             places = places + step.reshape([-1 if a == axis else 1 for a in range(places.ndim)])
         stride *= groups
-    found = lut.reshape(-1, width)[places]
+    rows = lut.reshape(-1, width)[places]
     if width == 1:
-        return found[..., 0]
+        return rows[..., 0]
     axis = int(vector_axis) % places.ndim
     size = [n * width if a == axis else n for a, n in enumerate(places.shape)]
-    return np.moveaxis(found, -1, axis + 1).reshape(size)
+    return np.moveaxis(rows, -1, axis + 1).reshape(size)
 
 
 def _unpacked(packed: Array, bits: int, count: int) -> Array:
@@ -103,9 +103,9 @@ def sparse_to_dense(nonzero_data: Array, mask: Array, shape: Array | None = None
     """The data where the mask is set, zero elsewhere; with `shape`, the mask is packed into bytes."""
     if shape is not None:
         mask = _unpacked(mask, 1, int(np.prod(shape))).reshape(shape)
-    made = np.zeros(np.shape(mask), nonzero_data.dtype)
-    made[np.asarray(mask) != 0] = nonzero_data
-    return made
+    dense = np.zeros(np.shape(mask), nonzero_data.dtype)
+    dense[np.asarray(mask) != 0] = nonzero_data
+    return dense
 
 
 def lut_to_sparse(

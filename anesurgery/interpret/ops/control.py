@@ -45,8 +45,10 @@ def cond(plan: Any, op: Operation, arguments: dict[str, Any], env: Any, listener
     sides = [_block(plan, block, [], env, listener) for block in op.blocks]
     if any(isinstance(v, list) for side in sides for v in side):
         raise Unsupported("a list that depends on a condition")
-    known, one = plan.arithmetic, pred.map(lambda v: v.reshape(()))
-    return [known.choose(one, known.image(x), known.image(y)) for x, y in zip(*sides, strict=True)]
+    arithmetic, one = plan.arithmetic, pred.map(lambda v: v.reshape(()))
+    return [
+        arithmetic.choose(one, arithmetic.image(x), arithmetic.image(y)) for x, y in zip(*sides, strict=True)
+    ]
 
 
 TABLE: dict[str, Callable[..., Any]] = {"while_loop": while_loop, "cond": cond}

@@ -31,12 +31,12 @@ def padding(
         return list(zip(amounts[::2], amounts[1::2], strict=True))
     if name == "valid":
         return [(0, 0)] * len(sizes)
-    found = []
+    pairs = []
     spread = dilations or [1] * len(sizes)
     for size, k, s, d in zip(sizes, kernel, strides, spread, strict=True):
         total = max((math.ceil(size / s) - 1) * s + (k - 1) * d + 1 - size, 0)
-        found.append(_halves(total, name))
-    return found
+        pairs.append(_halves(total, name))
+    return pairs
 
 
 def _halves(total: int, pad_type: str) -> tuple[int, int]:
@@ -140,12 +140,12 @@ def cuts(
     """What to take from both ends of the full result on each axis; negative: more than there is."""
     name = str(pad_type).lower()
     if name in ("custom", "valid"):
-        given = padding(name, pad, full, full, full)
+        asked = padding(name, pad, full, full, full)
         if wanted is None:
-            return given
-        return [(b, f - w - b) for (b, _), f, w in zip(given, full, wanted, strict=True)]
-    found = []
+            return asked
+        return [(b, f - w - b) for (b, _), f, w in zip(asked, full, wanted, strict=True)]
+    ends = []
     for length, size in zip(full, same if wanted is None else wanted, strict=True):
         begin = _halves(max(length - size, 0), name)[0]
-        found.append((begin, length - size - begin))
-    return found
+        ends.append((begin, length - size - begin))
+    return ends

@@ -66,13 +66,13 @@ def non_maximum_suppression(
     most, swapped = int(max_boxes), score_threshold is None
     if swapped:
         boxes, scores = boxes.transpose(1, 2), scores.transpose(1, 2)
-    made: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    best: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
     for box, score in zip(boxes, scores, strict=True):
         at = _survivors(box, score, iou_threshold, score_threshold, most, per_class_suppression)
         gap = most - len(at)
         padded = [F.pad(v[at], [0, 0, 0, gap]) for v in (box, score)]
-        made.append((padded[0], padded[1], F.pad(at, [0, gap], value=-1), torch.tensor(len(at))))
-    kept, kept_scores, places, counts = (torch.stack(each) for each in zip(*made, strict=True))
+        best.append((padded[0], padded[1], F.pad(at, [0, gap], value=-1), torch.tensor(len(at))))
+    kept, kept_scores, places, counts = (torch.stack(each) for each in zip(*best, strict=True))
     if swapped:
         return kept.transpose(1, 2), kept_scores.transpose(1, 2), places
     return kept, kept_scores, places, counts

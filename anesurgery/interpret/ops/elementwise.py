@@ -23,9 +23,9 @@ def _steady(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def compute(*values: Tensor, **more: Any) -> Tensor:
         wide = [v.double() if v.is_floating_point() else v for v in values]
-        made = function(*wide, **more)
+        result = function(*wide, **more)
         double = any(isinstance(v, Tensor) and v.dtype == torch.float64 for v in values)
-        return made.float() if made.dtype == torch.float64 and not double else made
+        return result.float() if result.dtype == torch.float64 and not double else result
 
     return compute
 

@@ -112,14 +112,14 @@ def _resize(x: Tensor, sizes: list[int], mode: str, nearest: bool) -> Tensor:
     if same is not None and len(sizes) == 2 and x.is_floating_point():
         return _interpolate(x, sizes, **same)
     # integers are interpolated exactly and truncated, as a cast does: nothing says how Core ML rounds them
-    made = x if nearest or x.is_floating_point() else x.double()
+    resized = x if nearest or x.is_floating_point() else x.double()
     for axis, size in reversed(list(enumerate(sizes, x.ndim - len(sizes)))):
         at = _places(mode, x.shape[axis], size)
         if nearest:
-            made = made.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
+            resized = resized.index_select(axis, (at + 0.5).long().clamp(max=x.shape[axis] - 1))
         else:
-            made = _linear(made, axis, at)
-    return made.to(x.dtype)
+            resized = _linear(resized, axis, at)
+    return resized.to(x.dtype)
 
 
 def _scaled(x: Tensor, *factors: float) -> list[int]:
@@ -202,10 +202,10 @@ def crop(x: Tensor, crop_height: Any, crop_width: Any) -> Tensor:
 def _corners(boxes: Tensor, mode: str) -> Tensor:
     """Boxes as [box, start or end, height or width]."""
     order, centered = _known(BOXES, mode, "box_coordinate_mode")
-    made = boxes.double()[:, order].reshape(-1, 2, 2)
+    corners = boxes.double()[:, order].reshape(-1, 2, 2)
     if not centered:
-        return made
-    center, size = made.unbind(1)
+        return corners
+    center, size = corners.unbind(1)
     return torch.stack((center - size / 2, center + size / 2), 1)
 
 
@@ -235,14 +235,14 @@ def _crops(
     last = torch.tensor([x.shape[-2] - 1, x.shape[-1] - 1], dtype=torch.float64)
     corners = _corners(boxes, box_mode) * (last if normalized else 1.0) * float(scale)
     images = len(range(*of[0].indices(x.shape[0]))) if of else 1
-    made = x.new_empty(len(of), images, x.shape[1], height, width)
+    crops = x.new_empty(len(of), images, x.shape[1], height, width)
     for i, ((top, left), (bottom, right)) in enumerate(corners.tolist()):
         rows = _between(top, bottom, height, mode, x.shape[-2])
         columns = _between(left, right, width, mode, x.shape[-1])
         outside = [(at < 0) | (at > n) for at, n in zip((rows, columns), last, strict=True)]
-        made[i] = _linear(_linear(x[of[i]], 2, rows), 3, columns)
-        made[i].masked_fill_(outside[0][:, None] | outside[1], float(pad))
-    return made
+        crops[i] = _linear(_linear(x[of[i]], 2, rows), 3, columns)
+        crops[i].masked_fill_(outside[0][:, None] | outside[1], float(pad))
+    return crops
 
 
 @impl("crop_resize")
@@ -265,8 +265,8 @@ def crop_resize(
     index of one image. The latter makes [N, 1, ...] as documented, where coremltools infers [N, batch, ...].
     """
     if boxes is not None:
-        found = range(len(boxes)) if box_indices is None else ints(box_indices)
-        of = [slice(i, i + 1) for i in found]
+        images = range(len(boxes)) if box_indices is None else ints(box_indices)
+        of = [slice(i, i + 1) for i in images]
     elif roi is not None:
         rows = roi.reshape(roi.shape[0], -1)
         boxes = rows[:, -4:]
@@ -274,7 +274,7 @@ def crop_resize(
         of = [slice(None) if i is None else slice(i, i + 1) for i in leads]
     else:
         raise Unsupported("crop_resize has neither roi nor boxes")
-    made = _crops(
+    crops = _crops(
         x,
         boxes,
         of,
@@ -286,7 +286,7 @@ def crop_resize(
         mode=sampling_mode,
         pad=pad_value,
     )
-    return made if roi is not None else made[:, 0]
+    return crops if roi is not None else crops[:, 0]
 
 
 def _reflect(at: Tensor, low: float, high: float) -> Tensor:

@@ -113,9 +113,9 @@ def _update(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
     """The last update of a row wins."""
     last = torch.full((rows.shape[0],), -1).scatter_reduce(0, index, torch.arange(index.shape[0]), "amax")
     written = last >= 0
-    made = rows.clone()
-    made[written] = new[last[written]]
-    return made
+    updated = rows.clone()
+    updated[written] = new[last[written]]
+    return updated
 
 
 def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
@@ -126,12 +126,12 @@ def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
     turn = torch.empty_like(index)
     turn[order] = torch.arange(index.shape[0]) - start[index[order]]
     rounding = None if rows.is_floating_point() else "trunc"
-    made = rows.clone()
+    divided = rows.clone()
     for n in range(int(counts.max()) if counts.numel() else 0):
         now = turn == n
         at = index[now]
-        made[at] = torch.div(made[at], new[now], rounding_mode=rounding)
-    return made
+        divided[at] = torch.div(divided[at], new[now], rounding_mode=rounding)
+    return divided
 
 
 @impl("scatter")
@@ -151,8 +151,8 @@ def scatter(
     new = updates.permute(*range(axis, axis + index.ndim), *lead, *last)
     width = math.prod(moved.shape[1:])
     rows = moved.reshape(data.shape[axis], width)
-    made = _combine(rows, index.reshape(-1), new.reshape(index.numel(), width), mode)
-    return made.reshape(moved.shape).movedim(0, axis)
+    combined = _combine(rows, index.reshape(-1), new.reshape(index.numel(), width), mode)
+    return combined.reshape(moved.shape).movedim(0, axis)
 
 
 @impl("scatter_along_axis")
@@ -172,8 +172,8 @@ def scatter_along_axis(
     lines = math.prod(moved.shape[:-1])
     flat = index.reshape(lines, index.shape[-1]) + torch.arange(lines)[:, None] * length
     new = updates.movedim(axis, -1).reshape(-1, 1)
-    made = _combine(moved.reshape(-1, 1), flat.reshape(-1), new, mode)
-    return made.reshape(moved.shape).movedim(-1, axis)
+    combined = _combine(moved.reshape(-1, 1), flat.reshape(-1), new, mode)
+    return combined.reshape(moved.shape).movedim(-1, axis)
 
 
 @impl("scatter_nd")

@@ -53,11 +53,11 @@ def _activation(name: Any) -> Callable[[Tensor], Tensor]:
 
 def _walk(x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
     """The outputs [s, b, H] in the order of x [s, b, I], and the last states."""
-    made = []
+    outputs = []
     for row in F.linear(x, way.weight, way.bias):
         states = way.step(row, states)
-        made.append(states[0])
-    return (torch.stack(made) if made else states[0].new_empty(0, *states[0].shape)), states
+        outputs.append(states[0])
+    return (torch.stack(outputs) if outputs else states[0].new_empty(0, *states[0].shape)), states
 
 
 def _run(x: Tensor, initial: States, ways: Sequence[Way], direction: str, output_sequence: bool) -> States:

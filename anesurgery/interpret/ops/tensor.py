@@ -179,12 +179,12 @@ def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
     Args:
         where: all of its parameters but `x`.
     """
-    known: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
+    places: dict[torch.Size, tuple[list[slice], dict[int, list[int]], list[int]]] = {}
 
     def sliced(x: Tensor, **_: Any) -> Tensor:
-        if x.shape not in known:
-            known[x.shape] = _places(x.shape, *(where.get(name) for name in SLICE))
-        return _taken(x, *known[x.shape])
+        if x.shape not in places:
+            places[x.shape] = _places(x.shape, *(where.get(name) for name in SLICE))
+        return _taken(x, *places[x.shape])
 
     return sliced
 
@@ -250,9 +250,9 @@ def slice_update(
     if stride is None or min(ints(stride)) > 0:
         return overwrite(x.clone(), update, *where)
     at = slice_by_index(torch.arange(x.numel()).reshape(x.shape), *where)  # backward, so it is no view
-    made = x.clone().reshape(-1)
-    made[at.reshape(-1)] = update.to(x.dtype).expand(at.shape).reshape(-1)
-    return made.reshape(x.shape)
+    updated = x.clone().reshape(-1)
+    updated[at.reshape(-1)] = update.to(x.dtype).expand(at.shape).reshape(-1)
+    return updated.reshape(x.shape)
 
 
 def overwrite(x: Tensor, update: Tensor, *where: Any) -> Tensor:
@@ -275,8 +275,8 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
     whole = not any(v.is_floating_point() for v in (a, b, c))
     count = math.ceil((b.double() - a.double()) / c if whole else (b.float() - a.float()) / c)
     affordable([max(count, 0)], 4 if whole else 8)
-    made = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
-    return made * c + a if whole else (made * c.double() + a.double()).float()
+    steps = torch.arange(max(count, 0), dtype=torch.int32 if whole else torch.float64)
+    return steps * c + a if whole else (steps * c.double() + a.double()).float()
 
 
 @impl("fill")
@@ -305,8 +305,8 @@ def one_hot(
     size = ints(one_hot_vector_size)[0]
     affordable([*indices.shape, size])
     hit = indices.unsqueeze(-1) == torch.arange(size)
-    made = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
-    return made.movedim(-1, int(axis))
+    encoded = torch.where(hit, torch.as_tensor(on_value), torch.as_tensor(off_value))
+    return encoded.movedim(-1, int(axis))
 
 
 @impl("topk")

@@ -77,8 +77,8 @@ def _spread(ctx: Context, params: Any, shape: Any, name: str) -> Array:
     sizes = [int(n) for n in shape] or [1]
     if len(sizes) not in (1, 3):
         raise ctx.error(f"has a {name} of {len(sizes)} axes, expected 1 or 3; export it again")
-    found = ctx.weights(params, sizes, name)
-    return found if len(sizes) == 3 else found.reshape(-1, 1, 1)
+    constant = ctx.weights(params, sizes, name)
+    return constant if len(sizes) == 3 else constant.reshape(-1, 1, 1)
 
 
 @layer("scale")

@@ -53,10 +53,10 @@ def each_within(ctx: Context, axes: Sequence[int], rank: int) -> list[int]:
     Raises:
         LoadError: there is none such, or one comes twice.
     """
-    found = [within(ctx, a, rank) for a in axes]
-    if len({a % rank for a in found}) < len(found):
-        raise ctx.error(f"has the axes {found}, expected each once; {DAMAGED}")
-    return found
+    placed = [within(ctx, a, rank) for a in axes]
+    if len({a % rank for a in placed}) < len(placed):
+        raise ctx.error(f"has the axes {placed}, expected each once; {DAMAGED}")
+    return placed
 
 
 def whole(ctx: Context, x: Var) -> Var:
@@ -71,8 +71,8 @@ def sizes(ctx: Context, x: Var) -> Numbers:
     """A blob that holds a list of whole numbers: an int32 array when it is constant, else [n] int32."""
     if x.val is not None:
         return np.asarray(x.val, np.float64).reshape(-1).astype(np.int32)
-    found = whole(ctx, x)
-    return found if found.rank == 1 else mb.reshape(x=found, shape=[-1])
+    listed = whole(ctx, x)
+    return listed if listed.rank == 1 else mb.reshape(x=listed, shape=[-1])
 
 
 def scalar(ctx: Context, x: Var) -> Var:
@@ -118,8 +118,8 @@ def shape_value(x: Var) -> Numbers:
 def lengths(x: Var, *axes: int) -> Numbers:
     """The sizes of some axes, [n] int32: an array when they are known, else a value."""
     if any(is_symbolic(x.shape[a]) for a in axes):
-        found = mb.gather(x=mb.shape(x=x), indices=np.array(axes, np.int32), axis=0)
-        return found
+        at_run = mb.gather(x=mb.shape(x=x), indices=np.array(axes, np.int32), axis=0)
+        return at_run
     return np.array([x.shape[a] for a in axes], np.int32)
 
 

@@ -42,8 +42,8 @@ def non_maximum_suppression(ctx: Context, params: Any, inputs: list[Var]) -> lis
     good = mb.logical_or(x=mb.greater_equal(x=best, y=least), y=first)
     valid = mb.logical_and(x=good, y=mb.greater_equal(x=indices, y=np.int32(0)))
     count = mb.reduce_sum(x=mb.cast(x=valid, dtype="int32"), axes=[-1], keep_dims=False)
-    made = [_only(valid, kept, 0), _only(valid, kept_scores, 0), _only(valid, indices, -1), count]
-    return made[: len(ctx.layer.output)]
+    outputs = [_only(valid, kept, 0), _only(valid, kept_scores, 0), _only(valid, indices, -1), count]
+    return outputs[: len(ctx.layer.output)]
 
 
 def _swapped(x: Var) -> Var:

@@ -53,8 +53,8 @@ FUNCTIONS = {
 
 
 def _made(op: str, **operands: Var | Array | np.float32) -> Var:
-    made: Var = getattr(mb, op)(**operands)
-    return made
+    result: Var = getattr(mb, op)(**operands)
+    return result
 
 
 def _arithmetic(op: str) -> Build:

@@ -88,10 +88,10 @@ def _jumps(network: Any) -> set[str]:
 
 def _written(network: Any) -> Iterator[str]:
     """Every blob that a network may write, and every flag."""
-    for made in network.layers:
-        yield from made.output
-        yield from JUMPS.get(made.WhichOneof("layer"), ())
-        for inner in nested_networks(made):
+    for each in network.layers:
+        yield from each.output
+        yield from JUMPS.get(each.WhichOneof("layer"), ())
+        for inner in nested_networks(each):
             yield from _written(inner)
 
 
@@ -105,14 +105,14 @@ def _read(network: Any) -> Iterator[str]:
 
 def _surely(network: Any) -> set[str]:
     """The blobs that exist after a network in any case."""
-    found: set[str] = set()
-    for made in network.layers:
-        found |= set(made.output)
-        if made.WhichOneof("layer") == "branch":
-            found |= set.intersection(*(_surely(n) for n in nested_networks(made)))
-        if _halting(made):
+    blobs: set[str] = set()
+    for each in network.layers:
+        blobs |= set(each.output)
+        if each.WhichOneof("layer") == "branch":
+            blobs |= set.intersection(*(_surely(n) for n in nested_networks(each)))
+        if _halting(each):
             break
-    return found
+    return blobs
 
 
 def _halting(layer: Any) -> bool:
@@ -156,9 +156,9 @@ def _choose(ctx: Context, condition: Var, first: Any, second: Any) -> None:
 
         return build
 
-    made = mb.cond(pred=condition, _true_fn=side(first, 0), _false_fn=side(second, 1))
+    chosen = mb.cond(pred=condition, _true_fn=side(first, 0), _false_fn=side(second, 1))
     _same_axes(ctx, ends[0], ends[1], "the two sides of a branch")
-    outer.update(zip(names, [made] if isinstance(made, Var) else made, strict=True))
+    outer.update(zip(names, [chosen] if isinstance(chosen, Var) else chosen, strict=True))
     ctx.exact = exact.difference(names) | ends[0]
 
 
@@ -172,19 +172,19 @@ def _same_axes(ctx: Context, one: set[str], other: set[str], where: str) -> None
 def _results(ctx: Context, names: Sequence[str], outside: Any) -> tuple[Var, ...]:
     """What a block returns; a value from outside of it, or a constant, becomes one of its own."""
     taken = set(outside)
-    found = []
+    results = []
     for name in names:
         value = ctx.env[name]
-        found.append(_own(value) if value in taken or value.val is not None else value)
+        results.append(_own(value) if value in taken or value.val is not None else value)
         taken.add(value)
-    return tuple(found)
+    return tuple(results)
 
 
 def _own(x: Var) -> Var:
     """The value as one of the block, and not known in advance: coremltools compares known values of loops."""
-    made: Var = mb.identity(x=x)
-    made._sym_val = None  # type: ignore[attr-defined]
-    return made
+    own: Var = mb.identity(x=x)
+    own._sym_val = None  # type: ignore[attr-defined]
+    return own
 
 
 @layer("loop", inputs=(0, 1))
@@ -218,8 +218,8 @@ def loop(ctx: Context, params: Any, inputs: list[Var]) -> None:
         finally:
             ctx.env, ctx.exact = before, exact
 
-    made = mb.while_loop(_cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names))
-    values = [made] if isinstance(made, Var) else made
+    last = mb.while_loop(_cond=go_on, _body=one_round, loop_vars=tuple(_own(ctx.env[n]) for n in names))
+    values = [last] if isinstance(last, Var) else last
     ctx.env = outer
     ctx.env.update({n: v for n, v in zip(names, values, strict=True) if n not in flags})
 
@@ -271,9 +271,9 @@ def _one_round(ctx: Context, params: Any, jumps: set[str]) -> None:
 
 def _condition(ctx: Context, params: Any) -> None:
     """Build the network of the condition again: what it made the last time is forgotten."""
-    for made in params.conditionNetwork.layers:
-        if made.WhichOneof("layer") != "copy" and GO_ON in ctx.env:
-            for name in made.output:
+    for each in params.conditionNetwork.layers:
+        if each.WhichOneof("layer") != "copy" and GO_ON in ctx.env:
+            for name in each.output:
                 ctx.env.pop(name, None)
     _run(ctx, params.conditionNetwork)
     if params.conditionVar not in ctx.env:

@@ -115,11 +115,11 @@ def _to_shape(
 ) -> Cuts:
     """The cuts that lead to a stated size: the given ones where they do, else as with "same" padding."""
     sizes = ctx.shape(x, range(2, x.rank))
-    found = []
+    amounts = []
     for size, k, s, cut, out in zip(sizes, extents, strides, cuts, wanted, strict=True):
         total = (size - 1) * s + k - int(out)
-        found.append(cut if sum(cut) == total else _halves(total, begin_heavy))
-    return found
+        amounts.append(cut if sum(cut) == total else _halves(total, begin_heavy))
+    return amounts
 
 
 def _check_size(ctx: Context, x: Var, extents: Sequence[int], strides: Sequence[int], cuts: Cuts) -> None:

@@ -19,16 +19,16 @@ def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
     """
     name = str(params.className)
     if name in ctx.custom:
-        made: Made = ctx.custom[name](ctx, params, inputs)
-        for value in [made] if isinstance(made, Var) else made or ():
+        built: Made = ctx.custom[name](ctx, params, inputs)
+        for value in [built] if isinstance(built, Var) else built or ():
             if not isinstance(value, Var):
                 raise ctx.error(
                     f"the function for class {name!r} gives a {type(value).__name__}; let it give MIL values"
                 )
-        return made
-    known = f" ({UnknownName('class', name, ctx.custom)})" if ctx.custom else ""
+        return built
+    near = f" ({UnknownName('class', name, ctx.custom)})" if ctx.custom else ""
     raise ctx.limit(
-        f"is a custom layer of class {name!r}, whose code is not in the file{known}; say how to build it, "
+        f"is a custom layer of class {name!r}, whose code is not in the file{near}; say how to build it, "
         f"upgrade(model, custom={{{name!r}: build}}), where build(context, params, inputs) gives the MIL "
         "values of its outputs"
     )

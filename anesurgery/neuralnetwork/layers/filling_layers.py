@@ -69,10 +69,10 @@ def range_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer_nd("rangeDynamic", inputs=(1, 3))
 def range_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """As `range_static`; the inputs are end, start and step, the last two optional."""
-    given = [scalar(ctx, x) for x in inputs]
-    start = given[1] if len(given) > 1 else F(params.startValue)
-    step = given[2] if len(given) > 2 else F(params.stepSizeValue)
-    return _range(ctx, start, given[0], step)
+    ends = [scalar(ctx, x) for x in inputs]
+    start = ends[1] if len(ends) > 1 else F(params.startValue)
+    step = ends[2] if len(ends) > 2 else F(params.stepSizeValue)
+    return _range(ctx, start, ends[0], step)
 
 
 def _range(ctx: Context, start: Any, end: Any, step: Any) -> Var:

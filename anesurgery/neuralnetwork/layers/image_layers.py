@@ -99,8 +99,8 @@ def upsample(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     factors += [F(f) for f in params.fractionalScalingFactor]
     factors = factors or [1, 1]
     if len(factors) != 2 or min(factors) <= 0:
-        found = ", ".join(map(str, factors))
-        raise ctx.error(f"has the factors {found}, expected 2 numbers above 0; {DAMAGED}")
+        stated = ", ".join(map(str, factors))
+        raise ctx.error(f"has the factors {stated}, expected 2 numbers above 0; {DAMAGED}")
     form = {"scale_factor_height": factors[0], "scale_factor_width": factors[1]}
     if params.mode == 0:
         return back(mb.upsample_nearest_neighbor(x=x, **form))
@@ -141,14 +141,14 @@ def crop_resize(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         where: Numbers = ctx.whole(mb.squeeze(x=_columns(boxes, 0, 1), axes=[1]))
         if is_symbolic(x.shape[0]):  # MIL's op compares constant places with the size of the batch
             x, where = mb.gather(x=x, indices=where, axis=0), np.arange(count, dtype=np.int32)
-        made = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
-        return mb.expand_dims(x=made, axes=[1])
+        crops = mb.crop_resize(x=x, boxes=_columns(boxes, 1, 5), box_indices=where, **form)
+        return mb.expand_dims(x=crops, axes=[1])
     leading = lengths(x, 0, 1)
     if x.shape[0] != 1:
         x = mb.reshape(x=x, shape=joined(ONE, -ONE, lengths(x, 2, 3)))
-    made = mb.crop_resize(x=x, boxes=boxes, box_indices=np.zeros(count, np.int32), **form)
+    crops = mb.crop_resize(x=x, boxes=boxes, box_indices=np.zeros(count, np.int32), **form)
     shape = joined(np.array([count], np.int32), leading, np.array([height, width], np.int32))
-    return mb.reshape(x=made, shape=shape)
+    return mb.reshape(x=crops, shape=shape)
 
 
 def _columns(x: Var, begin: int, end: int) -> Var:

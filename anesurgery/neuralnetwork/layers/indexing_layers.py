@@ -43,21 +43,21 @@ def _indices(ctx: Context, indices: Var, x: Var, axes: Sequence[int]) -> Numbers
         known_ = np.asarray(indices.val, np.float64).astype(np.int32)
         _check_places(ctx, known_, ends)
         return np.where(known_ < 0, known_ + ends, known_).astype(np.int32)
-    found = whole(ctx, indices)
-    if producer(found, *COUNTS):
-        return found
-    later = mb.add(x=found, y=ends)
-    return mb.select(cond=mb.less(x=found, y=np.int32(0)), a=later, b=found)
+    integers = whole(ctx, indices)
+    if producer(integers, *COUNTS):
+        return integers
+    later = mb.add(x=integers, y=ends)
+    return mb.select(cond=mb.less(x=integers, y=np.int32(0)), a=later, b=integers)
 
 
 def _check_places(ctx: Context, places: Array, ends: Array) -> None:
     """Refuse a constant index outside its axis."""
-    found, sizes_ = np.broadcast_arrays(places, ends)
-    outside = (found < -sizes_) | (found >= sizes_)
+    at, sizes_ = np.broadcast_arrays(places, ends)
+    outside = (at < -sizes_) | (at >= sizes_)
     if outside.any():
         size = sizes_[outside][0]
         raise ctx.error(
-            f"has the index {found[outside][0]} on an axis of {size}, expected {-size} to {size - 1}; {DAMAGED}"
+            f"has the index {at[outside][0]} on an axis of {size}, expected {-size} to {size - 1}; {DAMAGED}"
         )
 
 
@@ -90,14 +90,14 @@ def _scatter(op: str) -> Build:
         data, indices, updates = inputs[0], inputs[1], inputs[2]
         along = {} if op == "scatter_nd" else {"axis": params.axis}
         axes = list(along.values()) or range(*ctx.shape(indices, [-1]))
-        made: Var = getattr(mb, op)(
+        scattered: Var = getattr(mb, op)(
             data=data,
             indices=_indices(ctx, indices, data, axes),
             updates=updates,
             mode=MODES[params.mode],
             **along,
         )
-        return made
+        return scattered
 
     return build
 
@@ -118,8 +118,8 @@ def embedding_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.hasBias:
         table = table + ctx.weights(params.bias, (size,), "bias")
     indices = whole(ctx, squeezed(x, [-1]) if x.rank > 1 else x)
-    made: Var = mb.gather(x=np.ascontiguousarray(table), indices=indices, axis=0)
-    return made if x.rank > 1 else mb.squeeze(x=made, axes=[0])
+    rows: Var = mb.gather(x=np.ascontiguousarray(table), indices=indices, axis=0)
+    return rows if x.rank > 1 else mb.squeeze(x=rows, axes=[0])
 
 
 @layer_nd("oneHot", inputs=(1, 2))
@@ -127,8 +127,8 @@ def one_hot(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """One number at each index, another one elsewhere, along a new axis."""
     size: Var | np.int32 = np.int32(params.oneHotVectorSize)
     if len(inputs) == 2:
-        found = sizes(ctx, inputs[1])
-        size = mb.squeeze(x=found) if isinstance(found, Var) else np.int32(found[0])
+        lengths = sizes(ctx, inputs[1])
+        size = mb.squeeze(x=lengths) if isinstance(lengths, Var) else np.int32(lengths[0])
     return mb.one_hot(
         indices=whole(ctx, inputs[0]),
         one_hot_vector_size=size,
@@ -152,10 +152,10 @@ def top_k(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     count = ctx.shape(x, [axis])[0] if isinstance(k, Var) else int(k[0])
     if count < 1:
         raise ctx.error(f"takes the {count} largest, expected at least 1; {DAMAGED}")
-    found = mb.topk(x=x, k=count, axis=axis, ascending=params.useBottomK)
+    best = mb.topk(x=x, k=count, axis=axis, ascending=params.useBottomK)
     if isinstance(k, Var):
-        found = [_first(v, k, axis % x.rank) for v in found]
-    return list(found)[: len(ctx.layer.output)]
+        best = [_first(v, k, axis % x.rank) for v in best]
+    return list(best)[: len(ctx.layer.output)]
 
 
 def _first(x: Var, count: Var, axis: int) -> Var:
@@ -179,8 +179,8 @@ def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def _extreme(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         axis = within(ctx, params.axis, inputs[0].rank)
-        made: Var = getattr(mb, op)(x=inputs[0], axis=axis, keep_dims=not params.removeDim)
-        return made
+        indices: Var = getattr(mb, op)(x=inputs[0], axis=axis, keep_dims=not params.removeDim)
+        return indices
 
     return build
 
@@ -200,8 +200,8 @@ def cum_sum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
     if not isinstance(axis, Var):
         return along(within(ctx, int(axis[0]), x.rank) % x.rank)
-    made = along(0)
+    sums = along(0)
     for a in range(1, x.rank):  # MIL takes a constant axis only: of the sums along all axes, one is chosen
         chosen = mb.equal(x=mb.mod(x=axis, y=np.int32(x.rank)), y=np.int32(a))
-        made = mb.select(cond=chosen, a=along(a), b=made)
-    return made
+        sums = mb.select(cond=chosen, a=along(a), b=sums)
+    return sums

@@ -58,34 +58,34 @@ def bi_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     return _lstm(ctx, params, inputs, ways, False)
 
 
-def _way(ctx: Context, params: Any, found: Any, stated: Any) -> Way:
+def _way(ctx: Context, params: Any, stored: Any, stated: Any) -> Way:
     """The weights of one direction, and its step."""
     kinds = activations(ctx, stated, 3)
     names = [name_of(a) for a in kinds]
     negate = params.params.coupledInputAndForgetGate and names[0] in SYMMETRIC
-    weights = _weights(ctx, params, found, negate)
+    weights = _weights(ctx, params, stored, negate)
     return Way(weights, names, _step(ctx, params, weights, kinds))
 
 
-def _weights(ctx: Context, params: Any, found: Any, negate: bool) -> Weights:
+def _weights(ctx: Context, params: Any, stored: Any, negate: bool) -> Weights:
     options = params.params
     coupled = options.coupledInputAndForgetGate
     size = int(params.inputVectorSize), int(params.outputVectorSize)
     hidden = size[1]
     forget = INPUT if coupled else FORGET
     gates = (INPUT, forget, OUTPUT, CELL)
-    made = stacked(ctx, found, gates, size, options.hasBiasVectors)
-    bias = made.bias
+    weights = stacked(ctx, stored, gates, size, options.hasBiasVectors)
+    bias = weights.bias
     if options.forgetBias and not coupled:
         bias = np.zeros(4 * hidden, F) if bias is None else bias.copy()
         bias[hidden : 2 * hidden] += 1
     peephole = None
     if options.hasPeepholeVectors:
         names = [f"{gate}PeepholeVector" for gate in gates[:3]]
-        vectors = [ctx.weights(getattr(found, n), (hidden,), n) for n in names]
+        vectors = [ctx.weights(getattr(stored, n), (hidden,), n) for n in names]
         peephole = np.concatenate(vectors)
-    made = replace(made, bias=bias, peephole=peephole)
-    return _negated(made, hidden) if negate else made
+    weights = replace(weights, bias=bias, peephole=peephole)
+    return _negated(weights, hidden) if negate else weights
 
 
 def _negated(weights: Weights, hidden: int) -> Weights:
@@ -94,9 +94,9 @@ def _negated(weights: Weights, hidden: int) -> Weights:
     def flip(array: Array | None) -> Array | None:
         if array is None:
             return None
-        made = array.copy()
-        made[hidden : 2 * hidden] *= -1
-        return made
+        flipped = array.copy()
+        flipped[hidden : 2 * hidden] *= -1
+        return flipped
 
     ih, hh = flip(weights.ih), flip(weights.hh)
     assert ih is not None

@@ -79,8 +79,8 @@ def embedding(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     if params.hasBias:
         table = table + ctx.weights(params.bias, [params.outputChannels], "bias")
     last = [x.rank - 3, x.rank - 2, x.rank - 1]
-    found = mb.gather(x=table, indices=whole(ctx, squeezed(x, last)), axis=0)
-    return mb.expand_dims(x=found, axes=last[1:])
+    rows = mb.gather(x=table, indices=whole(ctx, squeezed(x, last)), axis=0)
+    return mb.expand_dims(x=rows, axes=last[1:])
 
 
 @layer("flatten")
@@ -148,8 +148,8 @@ def split(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     """Parts of equally many channels."""
     ctx.needs_rank(inputs[0], 3)
     count = int(params.nOutputs)
-    made = mb.split(x=inputs[0], num_splits=count, axis=-3)
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+    parts = mb.split(x=inputs[0], num_splits=count, axis=-3)
+    return list(parts) if isinstance(parts, (tuple, list)) else [parts]
 
 
 @layer("sequenceRepeat")

@@ -32,8 +32,8 @@ SHAPES: dict[str, tuple[int, Callable[[Context, Any, list[Var]], Numbers]]] = {
 def _random(op: str, fields: dict[str, str], shape: Callable[..., Numbers]) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         numbers = {name: F(getattr(params, field)) for name, field in fields.items()}
-        made: Var = getattr(mb, op)(shape=shape(ctx, params, inputs), seed=np.int32(params.seed), **numbers)
-        return made
+        drawn: Var = getattr(mb, op)(shape=shape(ctx, params, inputs), seed=np.int32(params.seed), **numbers)
+        return drawn
 
     return build
 

@@ -77,23 +77,23 @@ def stacked(ctx: Context, params: Any, gates: Sequence[str], size: tuple[int, in
     )
 
 
-def activations(ctx: Context, found: Any, count: int) -> list[Any]:
+def activations(ctx: Context, stated: Any, count: int) -> list[Any]:
     """The activations of a layer; there must be `count` of them."""
-    if len(found) != count:
-        raise ctx.error(f"has {len(found)} activations, expected {count}; export the model again")
-    return [_stated(params) for params in found]
+    if len(stated) != count:
+        raise ctx.error(f"has {len(stated)} activations, expected {count}; export the model again")
+    return [_stated(params) for params in stated]
 
 
 def _stated(params: Any) -> Any:
     """An activation with its alpha and beta stated."""
     kind = params.WhichOneof("NonlinearityType")
-    made = type(params)()
-    made.CopyFrom(params)
+    complete = type(params)()
+    complete.CopyFrom(params)
     if kind in DEFAULTS:
-        inner = getattr(made, kind)
+        inner = getattr(complete, kind)
         if inner.alpha == 0 and inner.beta == 0:
             inner.alpha, inner.beta = DEFAULTS[kind][1]
-    return made
+    return complete
 
 
 def name_of(params: Any) -> str | None:
@@ -134,10 +134,10 @@ def initial_states(ctx: Context, inputs: Sequence[Var], sequence: Var, hidden: i
 
 def _state(ctx: Context, x: Var, batch: Any, hidden: int) -> Var:
     """An initial state as [batch, hidden], read flat: converters write (batch, hidden, 1, 1, 1) too."""
-    known = not any(is_symbolic(d) for d in (*x.shape, batch))
-    if known and math.prod(x.shape) != batch * hidden:
+    static = not any(is_symbolic(d) for d in (*x.shape, batch))
+    if static and math.prod(x.shape) != batch * hidden:
         raise ctx.error(f"has an initial state of {math.prod(x.shape)} numbers, takes {batch} x {hidden}")
-    return mb.reshape(x=x, shape=[batch if known else -1, hidden])
+    return mb.reshape(x=x, shape=[batch if static else -1, hidden])
 
 
 def _zeros(sequence: Var, hidden: int) -> Var:
@@ -151,9 +151,9 @@ def _zeros(sequence: Var, hidden: int) -> Var:
 
 def outputs(ctx: Context, y: Var, states: Sequence[Var]) -> list[Var]:
     """The outputs that the layer names: the sequence, and the last states if they are asked for."""
-    made = [mb.expand_dims(x=y, axes=[3, 4])]
-    made += [mb.expand_dims(x=s, axes=[0, 3, 4]) for s in states]
-    return made[: len(ctx.layer.output)]
+    values = [mb.expand_dims(x=y, axes=[3, 4])]
+    values += [mb.expand_dims(x=s, axes=[0, 3, 4]) for s in states]
+    return values[: len(ctx.layer.output)]
 
 
 # -- written out -------------------------------------------------------------------------------------------
@@ -164,11 +164,11 @@ def written_out(ctx: Context, x: Var, states: States, way: Way, backward: bool) 
     (length,) = ctx.shape(x, [0])
     projected = mb.linear(x=x, weight=way.weights.ih, bias=way.weights.bias)
     rows = mb.split(x=projected, num_splits=length, axis=0) if length > 1 else [projected]
-    made = []
+    results = []
     for row in reversed(rows) if backward else rows:
         states = way.step(mb.squeeze(x=row, axes=[0]), states)
-        made.append(states[0])
-    return made, states
+        results.append(states[0])
+    return results, states
 
 
 def joined(rows: Sequence[Var], sequence: bool) -> Var:

@@ -46,10 +46,10 @@ def _check_parts(
     if 0 in stride:
         raise ctx.error(f"has the strides {list(stride)}, expected none that is 0; {DAMAGED}")
     ends = [[None] * x.rank if isinstance(v, Var) else [int(n) for n in v] for v in (begin, end)]
-    for name, found in zip(("begin", "end"), ends, strict=True):
-        if len(found) != x.rank:
+    for name, numbers in zip(("begin", "end"), ends, strict=True):
+        if len(numbers) != x.rank:
             raise ctx.error(
-                f"has the {name} {found} for an input of {x.rank} axes, expected one number each; {DAMAGED}"
+                f"has the {name} {numbers} for an input of {x.rank} axes, expected one number each; {DAMAGED}"
             )
     for axis, (size, first, last, step) in enumerate(zip(x.shape, *ends, stride, strict=True)):
         no_begin, no_end, drop = (bool(f[axis]) for f in flags)

@@ -26,10 +26,10 @@ def positive(ctx: Context, params: Any, field: str, default: int) -> list[int]:
     Raises:
         LoadError: one is less, or there is not one for each spatial axis.
     """
-    found = pairs(getattr(params, field), default)
-    if len(found) != 2 or min(found) < 1:
-        raise ctx.error(f"has the {field} {found}, expected 2 numbers from 1 up; {DAMAGED}")
-    return found
+    sizes = pairs(getattr(params, field), default)
+    if len(sizes) != 2 or min(sizes) < 1:
+        raise ctx.error(f"has the {field} {sizes}, expected 2 numbers from 1 up; {DAMAGED}")
+    return sizes
 
 
 def borders(ctx: Context, amounts: Any) -> list[int]:
@@ -41,8 +41,8 @@ def borders(ctx: Context, amounts: Any) -> list[int]:
     edges = list(amounts.borderAmounts)
     if len(edges) not in (0, 2):
         raise ctx.error(f"has borders of {len(edges)} axes, expected 2 (height, width); export it again")
-    found = [int(n) for e in edges for n in (e.startEdgeSize, e.endEdgeSize)]
-    return found or [0, 0, 0, 0]
+    sizes = [int(n) for e in edges for n in (e.startEdgeSize, e.endEdgeSize)]
+    return sizes or [0, 0, 0, 0]
 
 
 def by_side(params: Any) -> list[int]:

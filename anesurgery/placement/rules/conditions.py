@@ -134,10 +134,10 @@ def product_of_rank(least: int) -> Test:
     """Both operands are dynamic, and one has at least so many axes."""
 
     def test(op: Operation, target: Target) -> str:
-        given = runtime(op)
-        if len(given) < 2 or (most := max(len(shape_of(v)) for v in given)) < least:
+        operands = runtime(op)
+        if len(operands) < 2 or (most := max(len(shape_of(v)) for v in operands)) < least:
             return ""
-        return f"%{given[0].name} and %{given[1].name} are dynamic, of rank {most}"
+        return f"%{operands[0].name} and %{operands[1].name} are dynamic, of rank {most}"
 
     return test
 

@@ -86,8 +86,8 @@ MANY_GROUPS = 1024
 
 def depthwise_step(op: Operation, target: Target) -> str:
     """A depthwise convolution of many channels that makes one position."""
-    groups, made = number(op.inputs.get("groups")) or 1, shape_of(op.outputs[0])
-    if groups < MANY_GROUPS or groups != made[1] or math.prod(made[2:]) > 1:
+    groups, result = number(op.inputs.get("groups")) or 1, shape_of(op.outputs[0])
+    if groups < MANY_GROUPS or groups != result[1] or math.prod(result[2:]) > 1:
         return ""
     return f"{groups:.0f} groups, kernel {shape_in_words(shape_of(op.weight)[2:])}, one position"
 

@@ -13,9 +13,9 @@ from anesurgery.semantics.reading import ints
 def long_input(op: Operation, target: Target) -> str:
     """Only the input is longer than the target takes, and the convolution steps along it."""
     limit, chip = target.least("axis")
-    given, made = (shape_of(v)[2:] for v in (op.x, op.outputs[0]))
-    steps = ints(op, "strides") or [1] * len(given)
-    for length, result, step in zip(given, made, steps, strict=True):
+    before, after = (shape_of(v)[2:] for v in (op.x, op.outputs[0]))
+    steps = ints(op, "strides") or [1] * len(before)
+    for length, result, step in zip(before, after, steps, strict=True):
         if length > limit >= result and step > 1 and is_stored(op.weight):
             return f"{length} elements become {result}; {chip} takes {limit}"
     return ""

@@ -15,8 +15,8 @@ from anesurgery.semantics.byte_sizes import shape_of
 
 def single_row(op: Operation, target: Target) -> str:
     """A product of one row with a stored weight."""
-    found, shape = weight_of(op), shape_of(op.x)
-    if found is None or not is_stored(found[0]) or math.prod(shape[:-1]) != 1:
+    stored, shape = weight_of(op), shape_of(op.x)
+    if stored is None or not is_stored(stored[0]) or math.prod(shape[:-1]) != 1:
         return ""
     return f"one row of {shape[-1]} gives {shape_of(op.outputs[0])[-1]}"
 

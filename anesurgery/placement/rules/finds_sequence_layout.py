@@ -96,9 +96,9 @@ def decided(target: Target) -> tuple[Seen, ...] | Refusal:
 
 def evidence(program: Program | Function, target: Target) -> tuple[Seen, ...] | Refusal:
     """The same for a model: its kind must be the one that was measured."""
-    found = decided(target)
-    if isinstance(found, Refusal) or makeup(program).encodes_text:
-        return found
+    decision = decided(target)
+    if isinstance(decision, Refusal) or makeup(program).encodes_text:
+        return decision
     return Refusal(f"the layout was measured to help {TEXT}, and this is none")
 
 

@@ -12,8 +12,8 @@ from anesurgery.semantics.byte_sizes import shape_of
 def long_result(op: Operation, target: Target) -> str:
     """Only the result is longer than the target takes."""
     limit, chip = target.least("axis")
-    given, made = (max(shape_of(v)[-2:], default=0) for v in (op.x, op.outputs[0]))
-    return f"{given} elements become {made}; {chip} takes {limit}" if given <= limit < made else ""
+    before, after = (max(shape_of(v)[-2:], default=0) for v in (op.x, op.outputs[0]))
+    return f"{before} elements become {after}; {chip} takes {limit}" if before <= limit < after else ""
 
 
 KIND = names("conv_transpose")

@@ -58,7 +58,7 @@ def cast_mask(op: Operation, target: Target) -> str:
         waiting += [v.op for v in runtime(now) if v.op is not None and v not in outside and v.op not in path]
     if mask is None or not outside or waiting:
         return ""
-    steps = ", ".join(dict.fromkeys(made.op_type for made in reversed(path)))
+    steps = ", ".join(dict.fromkeys(maker.op_type for maker in reversed(path)))
     return f"the mask %{mask.name} is made of %{outside[0].name} ({dtype_name(outside[0])}) through {steps}"
 
 

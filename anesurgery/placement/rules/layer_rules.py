@@ -98,8 +98,8 @@ class Described:
 
 def _window(values: Any) -> tuple[int, int]:
     """Height and width of a list that may be empty."""
-    given = [int(v) for v in values]
-    return (given[0], given[-1]) if given else (1, 1)
+    sizes = [int(v) for v in values]
+    return (sizes[0], sizes[-1]) if sizes else (1, 1)
 
 
 def _pooled(layer: Described, target: Target) -> str:
@@ -124,10 +124,10 @@ def _wide_kernel(layer: Described, target: Target) -> str:
     if layer.spec.convolution.isDeconvolution:
         return ""
     height, width = _window(layer.spec.convolution.kernelSize)
-    for what, found, name in (("width", width, "kernel_w"), ("height", height, "kernel_h")):
+    for what, size, name in (("width", width, "kernel_w"), ("height", height, "kernel_h")):
         limit, chip = target.least(name)
-        if found > limit:
-            return f"kernel {height}x{width}; {what} {found} is more than {limit} ({chip})"
+        if size > limit:
+            return f"kernel {height}x{width}; {what} {size} is more than {limit} ({chip})"
     return ""
 
 

@@ -160,15 +160,15 @@ def _indices(ops: str, source: str, remedy: str | None = None) -> list[Rule]:
 
 
 def _row(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
-    given: dict[str, Any] = {"source": STUDY, "scope": ON_M4, "legal": False, **more}
-    return Rule(rule, names(ops), because, test=test, **given)
+    fields: dict[str, Any] = {"source": STUDY, "scope": ON_M4, "legal": False, **more}
+    return Rule(rule, names(ops), because, test=test, **fields)
 
 
 def _compiler(rule: str, ops: str, because: str, test: when.Test | None = None, **more: Any) -> Rule:
     """A row of the private compiler."""
     scope = Scope(frozenset(more.pop("families", EVERY)), via="compiler")
-    given: dict[str, Any] = {"source": GUIDE, "grade": Grade.REPORTED, **more}
-    return _row(rule, ops, because, test, scope=scope, **given)
+    fields: dict[str, Any] = {"source": GUIDE, "grade": Grade.REPORTED, **more}
+    return _row(rule, ops, because, test, scope=scope, **fields)
 
 
 KERNELS = "sum shifted smaller convolutions; lay long kernels on the height"

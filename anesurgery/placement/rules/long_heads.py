@@ -15,13 +15,13 @@ HEADS = {"M1": (49152, False), "M4": (151936, True)}
 
 def long_head(op: Operation, target: Target) -> str:
     """A linear makes more than an axis may hold, and no more than was reported on every chip of the target."""
-    limit, made = target.least("axis")[0], shape_of(op.outputs[0])[-1:]
-    if op.op_type != "linear" or not made or made[0] <= limit or not set(target.chips) <= HEADS.keys():
+    limit, outputs = target.least("axis")[0], shape_of(op.outputs[0])[-1:]
+    if op.op_type != "linear" or not outputs or outputs[0] <= limit or not set(target.chips) <= HEADS.keys():
         return ""
     seen = [HEADS[chip] for chip in target.chips]
-    if any(made[0] > most or (palettized and lut(op) is None) for most, palettized in seen):
+    if any(outputs[0] > most or (palettized and lut(op) is None) for most, palettized in seen):
         return ""
-    return f"{made[0]} outputs; the limit is {limit} by some reports, and others saw up to {seen[0][0]}"
+    return f"{outputs[0]} outputs; the limit is {limit} by some reports, and others saw up to {seen[0][0]}"
 
 
 RULE = Rule(

@@ -43,14 +43,14 @@ def _other(op: Operation) -> Var:
 
 def causal_mask(op: Operation, target: Target) -> str:
     """A fill that is too deep, in a mask that is causal or made from positions."""
-    found = fill(op)
-    return "" if found is None or not _is_causal(op) else _deep(found)
+    filled = fill(op)
+    return "" if filled is None or not _is_causal(op) else _deep(filled)
 
 
 def other_mask(op: Operation, target: Target) -> str:
     """A fill that is too deep, in any other mask."""
-    found = fill(op)
-    return "" if found is None or _is_causal(op) else _deep(found)
+    filled = fill(op)
+    return "" if filled is None or _is_causal(op) else _deep(filled)
 
 
 def infinite_product(op: Operation, target: Target) -> str:
@@ -64,8 +64,8 @@ def infinite_product(op: Operation, target: Target) -> str:
     return ""
 
 
-def _deep(found: tuple[float, Var]) -> str:
-    return f"%{found[1].name} masks scores with {found[0]:.4g}"
+def _deep(filled: tuple[float, Var]) -> str:
+    return f"%{filled[1].name} masks scores with {filled[0]:.4g}"
 
 
 def _is_causal(op: Operation) -> bool:
@@ -79,10 +79,10 @@ def _kept(op: Operation, value: Var) -> Array | None:
     if op.op_type == "select":
         cond = constant(op.cond)
         return None if cond is None else np.asarray(cond == (value is op.b))
-    given = constant(value)
-    if np.size(given) < 2:
+    numbers = constant(value)
+    if np.size(numbers) < 2:
         return None
-    return np.asarray((-given if op.op_type == "sub" else given) > MASKED)
+    return np.asarray((-numbers if op.op_type == "sub" else numbers) > MASKED)
 
 
 def _unmoved(var: Var, steps: int = 24) -> bool:
@@ -100,14 +100,14 @@ def _unmoved(var: Var, steps: int = 24) -> bool:
 
 def empty_rows(op: Operation, target: Target) -> str:
     """A softmax of which a whole row may be masked with minus infinity."""
-    found = fill(op)
-    if found is None or found[0] != -math.inf:
+    filled = fill(op)
+    if filled is None or filled[0] != -math.inf:
         return ""
-    keep = _kept(op, found[1])
+    keep = _kept(op, filled[1])
     if keep is not None:
         rows = keep.reshape(-1, keep.shape[-1]) if keep.ndim else keep.reshape(1, 1)
         lost = int((~rows.any(-1)).sum())
-        return f"{lost} rows of %{found[1].name} keep nothing" if lost else ""
+        return f"{lost} rows of %{filled[1].name} keep nothing" if lost else ""
     cond = op.inputs.get("cond")
     if not isinstance(cond, Var) or _is_causal(op) or _unmoved(cond):
         return ""

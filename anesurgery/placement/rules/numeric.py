@@ -84,11 +84,11 @@ def large_square(op: Operation, target: Target) -> str:
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
-    limit, found = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
-    if found <= limit:
+    limit, most = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
+    if most <= limit:
         return ""
-    known = "has no known bound" if math.isinf(found) else f"may be {found:.4g}"
-    return f"%{op.x.name} {known}, and its power {exponent:g} overflows above {limit:.0f}"
+    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{op.x.name} {size}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
 SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"})
@@ -144,32 +144,32 @@ def square_under_root(op: Operation, target: Target) -> str:
     most = max(bounds.magnitude(x, products=1) for x in squares.values)
     if most**2 * squares.most <= LARGEST:
         return ""
-    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{squares.values[0].name} {size}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
 
 
 def large_spectrum(op: Operation, target: Target) -> str:
     """A logarithm of bands of a power of numbers that are not known to be small."""
-    found = spectrum(op) if _half(op) else None
-    if found is None:
+    bands = spectrum(op) if _half(op) else None
+    if bands is None:
         return ""
-    most = max(bounds.magnitude(x, products=1) for x in found.squares.values)
-    if most**2 * found.squares.most * max(1.0, found.weights) <= LARGEST:
+    most = max(bounds.magnitude(x, products=1) for x in bands.squares.values)
+    if most**2 * bands.squares.most * max(1.0, bands.weights) <= LARGEST:
         return ""
-    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{found.squares.values[0].name} {known}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{bands.squares.values[0].name} {size}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
 
 
 def large_cosine(op: Operation, target: Target) -> str:
     """A cosine of rows that are not known to be small."""
-    found = cosine(op) if _half(op) else None
-    if found is None:
+    parts = cosine(op) if _half(op) else None
+    if parts is None:
         return ""
-    most = max(bounds.magnitude(row, products=1) for row in found.rows)
-    if most**2 * found.count <= math.sqrt(LARGEST):
+    most = max(bounds.magnitude(row, products=1) for row in parts.rows)
+    if most**2 * parts.count <= math.sqrt(LARGEST):
         return ""
-    name = found.rows[0].name
-    return f"%{name} and %{found.rows[1].name} are multiplied before they are divided by their lengths"
+    name = parts.rows[0].name
+    return f"%{name} and %{parts.rows[1].name} are multiplied before they are divided by their lengths"
 
 
 def cancelled_variance(op: Operation, target: Target) -> str:
@@ -198,9 +198,9 @@ def vanished_share(op: Operation, target: Target) -> str:
     apart = high - low if form.op_type == "log_softmax" else high if form.opposite else -low
     if apart < VANISHES:
         return ""
-    made = form.exponential
+    share = form.exponential
     return (
-        f"the logarithm of the {made.op_type} %{made.outputs[0].name}: a share below {LEAST:.1g} is 0 in fp16"
+        f"the logarithm of the {share.op_type} %{share.outputs[0].name}: a share below {LEAST:.1g} is 0 in fp16"
     )
 
 
@@ -225,8 +225,8 @@ def large_angle(op: Operation, target: Target) -> str:
     most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
     if most <= ANGLE or _is_phase(op.x):
         return ""
-    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{op.x.name} {known}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
+    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    return f"%{op.x.name} {size}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
 
 
 ANGLE = 64.0
@@ -309,11 +309,11 @@ def scale_after(op: Operation, target: Target) -> str:
         return ""
     attention = attention_of(op)
     between = consumers(op.outputs[0])[:1] if attention is None else attention.between
-    found = scaled(between[0]) if between else None
-    if found is None or abs(found[1]) >= 1 or _most_score(op) < CEILING:
+    factor = scaled(between[0]) if between else None
+    if factor is None or abs(factor[1]) >= 1 or _most_score(op) < CEILING:
         return ""
     what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
-    return f"the {what} are multiplied by {abs(found[1]):.4g} only after the product (%{after})"
+    return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
 
 
 def _most_score(op: Operation) -> float:
@@ -374,23 +374,23 @@ def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
     if op.op_type in ("maximum", "clip"):
         return _least_of_logarithm(op) if _half(op) else ""
-    found = _epsilon(op) if _half(op) else None
-    if found is None and op.op_type == "rsqrt" and _half(op):
+    epsilon = _epsilon(op) if _half(op) else None
+    if epsilon is None and op.op_type == "rsqrt" and _half(op):
         inner = producer(op.x)
         bare = inner is None or (inner.op_type.startswith("reduce_") and not _kept_away(op.x))
-        found = number(op.inputs.get("epsilon")) if bare else None
-    if found is None or found > LEAST / 2:
+        epsilon = number(op.inputs.get("epsilon")) if bare else None
+    if epsilon is None or epsilon > LEAST / 2:
         return ""
-    value = f" {found:.2g}" if found else ""
+    value = f" {epsilon:.2g}" if epsilon else ""
     return f"the epsilon{value} is 0 in fp16, whose smallest number is {LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out that is subnormal in fp16."""
-    found = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
-    if found is None or not LEAST / 2 < found < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
+    epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
+    if epsilon is None or not LEAST / 2 < epsilon < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
         return ""
-    return f"epsilon {found:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
+    return f"epsilon {epsilon:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
 
 
 def large_integers(op: Operation, target: Target) -> str:
@@ -434,8 +434,8 @@ def long_sum(op: Operation, target: Target) -> str:
     count = summed(op) if _half(op) else 0
     if count < LONG or math.isinf(count) or any(_divided_by_sums(op)):
         return ""
-    found = bounds.magnitude(op.x) * count
-    if found <= LARGEST:
+    most = bounds.magnitude(op.x) * count
+    if most <= LARGEST:
         return ""
     mean = LARGEST / count
     return f"{count:.0f} values are added, which overflows if their mean is above {mean:.3g}"
@@ -503,10 +503,10 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
     if most <= EXP_LIMIT:
         return ""
-    known = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
+    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
     grows = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {known}, "
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {size}, "
         f"overflows above {EXP_LIMIT:.2f}"
     )
 

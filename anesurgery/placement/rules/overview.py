@@ -77,8 +77,8 @@ def of_function(function: Function, target: Target) -> Iterator[Finding]:
     ops = [op for op in walk_ops(function) if not is_weight(op)]
     looks = {LAYOUT: _layout, HEADS: _heads, SPATIAL: _spatial, CHAIN: _chain, ISLAND: _island}
     for rule, look in looks.items():
-        if rule.scope.concerns(target) and (found := look(ops)):
-            yield rule.finding(found)
+        if rule.scope.concerns(target) and (message := look(ops)):
+            yield rule.finding(message)
 
 
 def _layout(ops: list[Operation]) -> str:
@@ -100,10 +100,12 @@ def _heads(ops: list[Operation]) -> str:
     attentions = (recognise(op) for op in ops)
     products = [a.product for a in attentions if a is not None and a.product is not None]
     shapes = [static_shape(p.outputs[0]) for p in products if p.op_type != "einsum"]
-    found = [s for s in shapes if s is not None and len(s) == 4 and s[1] > 1]
-    if not found:
+    batched = [s for s in shapes if s is not None and len(s) == 4 and s[1] > 1]
+    if not batched:
         return ""
-    return f"{len(found)} attentions take all heads at once, the first with scores {shape_in_words(found[0])}"
+    return (
+        f"{len(batched)} attentions take all heads at once, the first with scores {shape_in_words(batched[0])}"
+    )
 
 
 def _spatial(ops: list[Operation]) -> str:

@@ -45,10 +45,10 @@ def long_scores(op: Operation, target: Target) -> str:
     if attention_of(op) is None:
         return ""
     room, chip = target.least("working_set")
-    found = size_of(op.outputs[0])
-    if found <= room:
+    size = size_of(op.outputs[0])
+    if size <= room:
         return ""
-    return f"scores {shape_in_words(op.outputs[0].shape)} take {in_words(found)}; {chip} holds {in_words(room)}"
+    return f"scores {shape_in_words(op.outputs[0].shape)} take {in_words(size)}; {chip} holds {in_words(room)}"
 
 
 def wide_head(op: Operation, target: Target) -> str:

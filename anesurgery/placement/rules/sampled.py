@@ -57,15 +57,15 @@ def hazards(
         SurgeryError: no inputs.
     """
     loaded = Loaded.of(model)
-    found = ranges(loaded.program, inputs, chip=chip(target), function=function)
+    observed = ranges(loaded.program, inputs, chip=chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
-    made: dict[str, tuple[Finding, ...]] = {}
-    for row in found.rows:
+    by_op: dict[str, tuple[Finding, ...]] = {}
+    for row in observed.rows:
         name = names.get(row.name, row.name)
-        new = tuple(_finding(hazard, row, name, found.samples) for hazard in row.hazards)
+        new = tuple(_finding(hazard, row, name, observed.samples) for hazard in row.hazards)
         if new:
-            made[name] = made.get(name, ()) + new
-    return made
+            by_op[name] = by_op.get(name, ()) + new
+    return by_op
 
 
 def chip(target: Target) -> str | None:

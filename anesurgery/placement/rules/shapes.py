@@ -55,8 +55,8 @@ def _made_here(op: Operation, var: Var) -> tuple[int, ...] | None:
     shape = static_shape(var) if is_tensor(var) and not is_weight(op) else None
     if not shape or len(shape) < 2 or shape[-1] * 2 % UNIT == 0 or dtype_name(var) != "fp16":
         return None
-    given = [v.shape[-1] for v in runtime(op) if is_tensor(v) and v.rank]
-    return None if shape[-1] in given else shape
+    lengths = [v.shape[-1] for v in runtime(op) if is_tensor(v) and v.rank]
+    return None if shape[-1] in lengths else shape
 
 
 def _words(shape: tuple[int, ...], var: Var) -> str:
@@ -260,8 +260,8 @@ def of_model(function: Function, target: Target, shapes: Flexible | None = None)
         target: findings that do not concern it are left out.
         shapes: those that its dynamic inputs may have; None where all are fixed.
     """
-    found = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
-    kept = [rule.finding(message) for rule, message in found if rule.scope.concerns(target)]
+    messages = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
+    kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
     return (*kept, *overview.of_function(function, target))
 
 

@@ -125,14 +125,15 @@ def large_dilation(op: Operation, target: Target) -> str:
 
 def makers(op: Operation) -> list[Operation]:
     """The ops that decompress a weight, the last one first."""
-    found: list[Operation] = []
+    decoders: list[Operation] = []
     var = weight(op)
     while var is not None and var.op is not None and is_constexpr(var.op):
-        found.append(var.op)
+        decoders.append(var.op)
         var = next(
-            (v for n in ("data", "indices", "nonzero_data") if (v := found[-1].inputs.get(n)) is not None), None
+            (v for n in ("data", "indices", "nonzero_data") if (v := decoders[-1].inputs.get(n)) is not None),
+            None,
         )
-    return found
+    return decoders
 
 
 def lut(op: Operation) -> Operation | None:
@@ -165,11 +166,11 @@ def few_bits(op: Operation, target: Target) -> str:
 
 def palette_scale(op: Operation) -> Var | None:
     """The scales by which a palette is multiplied before the product."""
-    found = makers(op)
-    kinds = [m.op_type for m in found]
+    decoders = makers(op)
+    kinds = [m.op_type for m in decoders]
     if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
         return None
-    scale: Var = found[0].scale
+    scale: Var = decoders[0].scale
     return scale
 
 
@@ -204,8 +205,8 @@ def constant_rows(op: Operation, target: Target) -> str:
     """A gather at constant indices from a value of the run."""
     if constant(op.indices) is None or is_stored(op.x):
         return ""
-    found = taken(op)
-    return "" if isinstance(found, Refusal) else f"%{op.outputs[0].name} takes rows at constant indices"
+    rows = taken(op)
+    return "" if isinstance(rows, Refusal) else f"%{op.outputs[0].name} takes rows at constant indices"
 
 
 KAS = "kasper0406/stablehlo-coreml: avoid_ane_dma_notch.py"

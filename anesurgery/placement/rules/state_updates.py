@@ -13,8 +13,8 @@ STATES = names("read_state coreml_update_state")
 
 def standalone(op: Operation, target: Target) -> str:
     """What is updated is not a state, or the result goes elsewhere than into a state."""
-    made = op.x.op
-    if made is None or made.op_type not in STATES:
+    maker = op.x.op
+    if maker is None or maker.op_type not in STATES:
         return f"it updates %{op.x.name}, which is not read from a state"
     result = op.outputs[0]
     others = [r for r in consumers(result) if r.op_type != "coreml_update_state"]

@@ -90,8 +90,8 @@ def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: 
     """Why it is not known what the ANE runs of a function; nothing where nothing says so."""
     if not target.uses_ane:
         return ()
-    found = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
-    return tuple(rule.finding(message) for rule, message in found if rule.scope.concerns(target))
+    messages = [*_tables(function, target), *_shapes(function, shapes, target), *_size(memory, target)]
+    return tuple(rule.finding(message) for rule, message in messages if rule.scope.concerns(target))
 
 
 FAILING: dict[str, frozenset[str]] = {

@@ -102,6 +102,7 @@ class Refusal:
     """Why a rewrite did not fire: a value, never an exception; false in a condition."""
 
     reason: str
+    """In words, with the value on which it rests."""
     where: Named | None = None
     """The op or layer at which the reason holds."""
     idle: bool = False

@@ -43,6 +43,9 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
         compute_units: `ct.ComputeUnit`, or its name, for the MLModel that comes out; that of a given MLModel by
             default.
 
+    Returns:
+        The model: its MIL `program`, its specification, where it came from and `notes`. Weights stay mapped.
+
     Raises:
         LoadError: it does not exist, is damaged, or is not an ML Program.
     """
@@ -241,6 +244,9 @@ def to_text(model: Any, *, dialect: str = "short") -> str:
         dialect: "short" is made for reading: canonical, without the numbers of large constants. "mil" is the
             text that Apple's compiler writes and `load` reads (`.mil`): every op, attribute and number. A
             weight that is unchanged in the model's weight file is written as its place there.
+
+    Returns:
+        The text, lines parted by newlines.
 
     Raises:
         UnknownName: there is no such dialect.

@@ -159,6 +159,12 @@ def recipe_module(name: str) -> ModuleType:
 def register(cls: P) -> P:
     """Make a user's own pass known by name, here and to coremltools; doing it again replaces it.
 
+    Args:
+        cls: the class of the pass; its `name` is that under which it is known.
+
+    Returns:
+        The class, so that this can stand above it as a decorator.
+
     Raises:
         SurgeryError: the name belongs to a pass of the library.
     """

@@ -56,6 +56,7 @@ class Surgery(Report):
     before: dict[str, int]
     """Number of ops (or layers) by type in the model as given."""
     after: dict[str, int]
+    """The same of the changed model."""
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
     """The inspections before and after; of neural networks alone, which cost next to nothing."""
     times: tuple[Time | None, Time | None] = (None, None)
@@ -141,6 +142,11 @@ def apply(
         inputs: for the comparison of whole models; sampled by default.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
+
+    Returns:
+        The `Surgery`: the changed `model` and `program`, `changes` with the check of each, `refusals` with
+        their reasons, notes, and estimated times in milliseconds where a target is named. Its `save` writes the
+        package.
 
     Raises:
         LoadError: the model cannot be read.
@@ -408,7 +414,9 @@ class Recipe:
     """Steps for a family of models, sorted by what they declare. Calling it gives the changed model."""
 
     name: str
+    """By which reports know it; those of the library are found by it."""
     steps: tuple[Pass, ...]
+    """The passes, which are sorted by what they declare."""
     applies_to: Callable[[Graph], Refusal | None] = lambda graph: None
     """Why the recipe is not for a graph (a MIL program, or a network of layers), or None."""
     psnr: float = 60.0

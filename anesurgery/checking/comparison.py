@@ -32,7 +32,9 @@ class Comparison(Drawn):
     """What `compare` found, against a stated gate."""
 
     outputs: tuple[OutputComparison, ...]
+    """A row for each output of the first model."""
     precision: str
+    """The arithmetic in which both ran: "fp32" or "fp16"."""
     gate: float
     """PSNR in dB that every output must reach."""
     first_divergence: str | None = None
@@ -141,6 +143,10 @@ def compare(
             proved. Chains and pipelines are proved as a whole; of several functions all that both models have
             are, unless one is named.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}: no others are tried.
+
+    Returns:
+        The `Comparison`: for each output shape, PSNR in dB, largest absolute and relative difference, and of
+        logits the KL divergence in nats; `ok` says whether all reach the gate.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.

@@ -70,6 +70,10 @@ def first_divergence(
         function: which function; `main` or the first by default.
         seed: of the sampled inputs.
 
+    Returns:
+        The op, the names of its value in both models, the PSNR in dB and the largest difference; None where no
+        value is off.
+
     Raises:
         SurgeryError: an unknown way of pairing.
     """

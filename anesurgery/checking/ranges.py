@@ -206,6 +206,10 @@ def ranges(
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
         shard: which share of the sets of inputs, as "3/8"; `Ranges.merge` joins the results.
 
+    Returns:
+        The `Ranges`: least and largest value of each op in fp32, the largest partial sum, and the hazards in
+        fp16 and in the engine's arithmetic; `ok` says whether there are none.
+
     Raises:
         InterpretError: inputs that do not fit, or an unknown chip.
         SurgeryError: an empty calibration set, or one with fewer sets than shares.

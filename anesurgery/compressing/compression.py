@@ -102,8 +102,11 @@ class Compression(Drawn):
     subject: MLProgram = field(repr=False)
     """The compressed model."""
     weights: tuple[CompressedWeight, ...]
+    """A row for each weight, compressed or not."""
     target: str
+    """Chips and OS whose evidence decided, in words."""
     purpose: str
+    """"speed" or "size"."""
     bytes: tuple[int, int]
     """Of all weights, before and after."""
     samples: tuple[int, int]
@@ -210,6 +213,10 @@ def compress(
         work: a folder where finished weights are kept, so that a run that was killed goes on where it was, to
             the same bytes. What a folder holds of other models or settings is left alone.
         told: called after each weight with how many are done, and how many there are.
+
+    Returns:
+        The `Compression`: the compressed model, a row for each weight (form, bytes, error), and the loss on the
+        samples held out. Its `save` writes the package.
 
     Raises:
         SurgeryError: no samples, NaN in one or in what it makes, no such bits or purpose, an opset before

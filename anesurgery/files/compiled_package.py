@@ -44,6 +44,9 @@ def decompile(
         target: ends in .mlpackage.
         overwrite: may an existing package be replaced?
 
+    Returns:
+        Where the package is, and notes on what a compiled model does not hold.
+
     Raises:
         LoadError: the source is not a compiled ML Program or is damaged; or the target cannot be written.
     """

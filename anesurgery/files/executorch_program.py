@@ -158,6 +158,9 @@ def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
     Args:
         path: of the file; it is mapped and not read as a whole.
 
+    Returns:
+        The methods with their inputs and outputs, and the Core ML parts, whose packages `write_part` writes.
+
     Raises:
         LoadError: it cannot be read, is no such file, or is damaged.
     """

@@ -292,6 +292,9 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
         path: ends in .mlpackage.
         overwrite: may an existing package be replaced?
 
+    Returns:
+        Where the package is.
+
     Raises:
         LoadError: the path exists, is the input or in it, has another suffix, or cannot be written; or the
             weights of the model were changed on disk after it was loaded.

@@ -392,6 +392,9 @@ def generate(
             is read again as a text of its own. None: an error. A `Decoder` has its own.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
 
+    Returns:
+        The `Writing`: the tokens of the prompt and those `written`, with the seconds that both took.
+
     Raises:
         InterpretError: the model is no decoder, what is asked for does not fit into its context, or an option
             cannot be what it is.
@@ -429,6 +432,9 @@ def stream(
         stop: the token after which to stop, or several. It is given as well.
         seed: of the sampler: a whole number from 0 up.
         drop: how many of the oldest tokens to forget at once, as for `generate`.
+
+    Returns:
+        An iterator over the tokens, whole numbers.
 
     Raises:
         InterpretError: as `generate` does.

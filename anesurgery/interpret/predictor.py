@@ -299,6 +299,10 @@ def run(
         device: "cpu", or "cuda" where torch has one.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
 
+    Returns:
+        The outputs by name, as Core ML gives them: numpy arrays of the stated shapes and dtypes, PIL images,
+        labels, dictionaries of probabilities.
+
     Raises:
         InterpretError: inputs that do not fit, an op that is not known or fails.
         UnknownName: no such function or value.

@@ -80,6 +80,10 @@ def inspect(
         function: which function; `main` or the first by default.
         measured: ask Core ML too; on a Mac only, elsewhere a note says so.
 
+    Returns:
+        The `Inspection`: a row for each op in file order (units, findings, estimates in microseconds), notes,
+        and the expected time in milliseconds where there is one.
+
     Raises:
         LoadError: the model cannot be read.
         UnknownName: an unknown chip, OS or function.

@@ -24,6 +24,12 @@ def register_rule(rule: Rule) -> Rule:
 
     Name a registered pass as the `remedy`, and `auto` tries that pass where the rule finds something.
 
+    Args:
+        rule: which ops it is about, its `test`, and what it says where that finds something.
+
+    Returns:
+        The rule.
+
     Raises:
         SurgeryError: the rule has no test, or nothing to help with.
     """

@@ -33,6 +33,7 @@ class Pass:
     """A named edit of a model; the dataclass fields are its options."""
 
     name: ClassVar[str]
+    """By which reports, recipes and the command line know it: a Python identifier."""
     subject: ClassVar[type[Subject]] = MLProgram
     """The format whose graphs it edits."""
     precedes: ClassVar[tuple[str, ...]] = ()
@@ -74,32 +75,77 @@ class Pass:
         return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
     def requires(self, graph: Graph) -> Refusal | None:
-        """Why the pass cannot edit this graph at all, or None."""
+        """See whether the pass can edit a graph at all.
+
+        Args:
+            graph: a MIL program, or the layers of a network, before any edit of this pass.
+
+        Returns:
+            Why it cannot; or None.
+        """
         return None
 
     def run(self, graph: Graph, session: Session) -> None:
-        """Edit a graph in place: a MIL program, or the layers of a network."""
+        """Edit a graph in place.
+
+        Args:
+            graph: a MIL program, or the layers of a network.
+            session: is told of each change, refusal and declared change of the interface.
+
+        Raises:
+            PassError: the pass failed, at a place that it names.
+        """
         raise NotImplementedError
 
     def ensures(self, graph: Graph) -> Refusal | None:
-        """What is wrong with the graph after the pass, or None."""
+        """See whether the pass left a graph as it promises.
+
+        Args:
+            graph: that was edited.
+
+        Returns:
+            What is wrong with it; or None.
+        """
         return None
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
-        """What `auto` tries for a target: the pass with its defaults, unless a pass says otherwise."""
+        """What `auto` tries for a target: the pass with its defaults, unless a pass says otherwise.
+
+        Args:
+            target: chips and OS.
+
+        Returns:
+            The pass with each choice of options that may suit the target; none where it suits none.
+        """
         return (cls(),)
 
     def known_gain(self, graph: Graph, target: Target) -> str:
-        """What was measured to be gained by it on a target, which no estimate has to show; "" for nothing."""
+        """What was measured to be gained by it on a target, which no estimate has to show.
+
+        Args:
+            graph: before the pass.
+            target: chips and OS.
+
+        Returns:
+            What was gained, in words, with who measured it; "" for nothing.
+        """
         return ""
 
     def options(self) -> dict[str, Any]:
-        """The options by name."""
+        """The options of the pass.
+
+        Returns:
+            Name of each dataclass field -> its value.
+        """
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     def parts(self) -> tuple[Pass, ...]:
-        """The passes that it consists of."""
+        """The passes that it consists of.
+
+        Returns:
+            Itself alone, unless it is a pipeline.
+        """
         return (self,)
 
     def __str__(self) -> str:
@@ -135,7 +181,9 @@ class Pipeline(Pass):
     """Several passes in a row, sorted by what they declare; themselves a pass."""
 
     name: ClassVar[str] = "pipeline"
+    """Of every pipeline, in reports."""
     steps: tuple[Pass, ...] = ()
+    """The passes, which are sorted by what they declare."""
     until_stable: bool = False
     """Repeat the steps until a round changes nothing."""
     limit: int = 10

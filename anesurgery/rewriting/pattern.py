@@ -27,9 +27,11 @@ class Match:
     """
 
     root: Operation
+    """The op that makes the value that the pattern matched."""
     ops: tuple[Operation, ...]
     """Every matched op, the root first. A check that finds more of them binds a longer `ops`."""
     bindings: Mapping[str, object] = field(default_factory=dict)
+    """Name in the pattern, or bound by `check` -> what it stands for."""
 
     @property
     def block(self) -> Block:
@@ -84,9 +86,13 @@ class OpPattern:
     """Matches a value made by an op of one of the given types."""
 
     op_types: tuple[str, ...]
+    """Names of ops, as "mul"."""
     inputs: Mapping[str, Pattern]
+    """Parameter of the op -> what its value must match; others may be anything."""
     as_: str | None = None
+    """Name of the op itself in the match."""
     commutes: bool = False
+    """May `x` and `y` stand for each other?"""
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,12 @@ Pattern: TypeAlias = "AnyVar | OpPattern | AnyOf"
 def var(name: str) -> AnyVar:
     """Any value, to be known as `name` in the match.
 
+    Args:
+        name: of the attribute of the match that holds it.
+
+    Returns:
+        A pattern that matches any value, of any shape and dtype; the same value where the name stands twice.
+
     Raises:
         PatternError: a name that the match uses itself.
     """
@@ -109,7 +121,17 @@ def var(name: str) -> AnyVar:
 
 
 def any_of(*alternatives: Pattern) -> AnyOf:
-    """One of several patterns, tried in order."""
+    """One of several patterns, tried in order.
+
+    Args:
+        alternatives: patterns of a value.
+
+    Returns:
+        A pattern that matches what the first of them does that matches at all.
+
+    Raises:
+        PatternError: of a pattern among them, where it is made.
+    """
     return AnyOf(alternatives)
 
 

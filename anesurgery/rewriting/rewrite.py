@@ -70,27 +70,76 @@ class Rewrite(Pass, abstract=True):
                 cls.pattern(object.__new__(cls), op_patterns)
 
     def pattern(self, op: Ops) -> OpPattern:
-        """What to look for; its outermost op is the root."""
+        """What to look for.
+
+        Args:
+            op: makes patterns: `op.mul(x=var("x"), y=var("y"))`.
+
+        Returns:
+            The pattern; its outermost op is the root.
+        """
         raise NotImplementedError
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Accept a match (perhaps with more bindings), say why not, or None: does not apply."""
+        """Decide whether the pass rewrites at a place.
+
+        Args:
+            m: the ops and values of the pattern; shapes and dtypes are those of its `Var`s.
+
+        Returns:
+            The match, perhaps with more bindings (`m.bind(n=n)`), where it does; a `Refusal` with the reason,
+            and the value that it rests on, where it does not; None where the pass is not about such a place.
+        """
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Result:
-        """Build the new ops and return what replaces the old values."""
+        """Build the new ops.
+
+        Args:
+            mb: builds ops in front of the root, as coremltools' builder does; Python numbers take the dtype of
+                the op's first float operand.
+            m: what `check` gave.
+
+        Returns:
+            What replaces the old values: a value for the root's output, a sequence for all its outputs, or
+            {old: new}. Each has the shape and dtype of the old one.
+        """
         raise NotImplementedError
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
-        """Values for an input of the comparison whose range matters (ids, for example); None: the default."""
+        """Draw values for what a site reads where their range matters, as of ids.
+
+        Args:
+            m: the match.
+            var: an input of the comparison of both sides.
+            rng: to draw from.
+
+        Returns:
+            An array of the shape and dtype of `var`; None for numbers as they are drawn by default.
+        """
         return None
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """Why numbers cannot be compared at this place; None: they are."""
+        """Say that numbers cannot be compared at a place.
+
+        Args:
+            m: the match.
+
+        Returns:
+            Why they cannot; None where they are compared.
+        """
         return None
 
     def run(self, program: Program, session: Session) -> None:
-        """Apply the rewrite to every function."""
+        """Apply the rewrite to every function.
+
+        Args:
+            program: is edited in place.
+            session: is told of each change and refusal.
+
+        Raises:
+            PassError: a place raised, or the rewrite reaches no fixed point.
+        """
         pattern = self.pattern(op_patterns)
         for function in program.functions.values():
             _Walk(self, session, function, pattern).visit(function)

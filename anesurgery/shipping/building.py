@@ -78,10 +78,13 @@ class Build:
     """A folder that was built, and what is known of it."""
 
     folder: Path
+    """That can be copied or shipped as it is."""
     options: Options
+    """With which it was built."""
     bytes: int
     """Of the model's files."""
     chunks: int
+    """Packages that run one after the other; 1 where the model is not cut."""
     psnr: float
     """Of its logits beside those of the checkpoint, in dB."""
     top: float
@@ -89,6 +92,7 @@ class Build:
     placed: Mapping[str, str] = field(default_factory=dict)
     """Function -> where it runs, where a target was named."""
     notes: tuple[str, ...] = ()
+    """What the reader must know."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, the same wherever the folder lies; rounded, as sums depend on the processor."""
@@ -139,6 +143,10 @@ def build(
         cache: where keys and values are kept: "state" or "io".
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
+
+    Returns:
+        The `Build`: the folder, its bytes, the PSNR in dB of its logits beside those of the checkpoint, and
+        where each function runs on the target.
 
     Raises:
         LoadError: the checkpoint cannot be read or converted, or `out` cannot be written.

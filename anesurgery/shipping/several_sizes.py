@@ -169,6 +169,9 @@ def sizes(
             a place counts and 0 where it was filled up.
         dtypes: of a PyTorch module, input -> "int32" or "float32"; float32 for those left out.
 
+    Returns:
+        The `SizedModel`: the model at each size. Its `save` writes a folder that shares the weights.
+
     Raises:
         LoadError: the model cannot be read.
         SurgeryError: no sizes, a size that is there twice or that the model does not take, or an op that cannot

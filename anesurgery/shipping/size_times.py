@@ -59,6 +59,9 @@ def size_times(
         multiple: as for `choose_sizes`.
         dtypes: as for `sizes`.
 
+    Returns:
+        The `SizeTimes`: called with a length, it gives the expected milliseconds of a call.
+
     Raises:
         LoadError: the model cannot be read.
         SurgeryError: no shape has a length, the model cannot have one of the lengths, or nothing allows an

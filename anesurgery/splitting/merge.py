@@ -44,6 +44,9 @@ def merge(
         default: the function that runs where none is named; the first one by default.
         overwrite: may an existing package be replaced?
 
+    Returns:
+        Where the package is.
+
     Raises:
         LoadError: a model cannot be read, or the package cannot be written.
         SurgeryError: fewer than two models, a name that is not an identifier, no such default, or an op that
@@ -97,6 +100,9 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
         function: its name.
         path: ends in .mlpackage.
         overwrite: may an existing package be replaced?
+
+    Returns:
+        Where the package is.
 
     Raises:
         LoadError: the model cannot be read, or the package cannot be written.

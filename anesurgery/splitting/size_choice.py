@@ -90,6 +90,10 @@ def choose_sizes(
             positions computed count.
         multiple: each size is a multiple of this.
 
+    Returns:
+        The `SizeChoice`: `sizes`, whole numbers in rising order, and for each number of sizes the expected time
+        (in the unit of `time`) or positions, and the share of padding.
+
     Raises:
         SurgeryError: no lengths, or some that are not positive whole numbers; a count or multiple below 1;
             a size whose time is missing, negative or not finite.

@@ -42,6 +42,6 @@ def _die(target: Path, when: str) -> None:
         if when == "at the write":
             os._exit(0)
 
-    writing._rename = lambda made, target, *, exchange: False
+    writing._rename = lambda fresh, target, *, exchange: False
     Path.rename = last  # type: ignore[assignment, method-assign]
     write_atomically(target, write, overwrite=True)

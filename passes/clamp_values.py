@@ -47,6 +47,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.ranges import ranges
 
 LARGEST = 65504.0
+"""The largest number of fp16."""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusa
 KEYS = 2048
 """Half of what was measured to go wrong."""
 FACTOR = 64.0
+"""With which the products were right where they were measured (see Why it helps)."""
 
 
 @dataclass(frozen=True)

@@ -474,7 +474,7 @@ def test_passes_are_written_with_the_authors_words() -> None:
 
 VAGUE = frozenset({"made", "found", "known", "given"})
 """Names that say of a value only that there is one."""
-MOST_VAGUE, MOST_FRAGMENTS = 740, 42
+MOST_VAGUE, MOST_FRAGMENTS = 740, 24
 """How many values are called so, and how many docstrings are no sentences: these numbers only get smaller."""
 FRAGMENT = re.compile(r"(?:Of|As|From|By|With|For|In|And|The same)\b[^.\n]{0,40}\.(?:\n|$)")
 
@@ -506,6 +506,48 @@ def test_a_vague_name_and_a_fragment_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "one.py"
     path.write_text('def f(known):\n    """Of the value."""\n    made = known\n    return made\n')
     assert (vague_values(path), fragments(path)) == (["made", "known"], ["Of the value."])
+
+
+def is_number(value: ast.expr) -> bool:
+    """Is an expression a number written out, a sum or product of such, or several of them?"""
+    if isinstance(value, ast.Constant):
+        return isinstance(value.value, (int, float)) and not isinstance(value.value, bool)
+    if isinstance(value, ast.BinOp):
+        return is_number(value.left) and is_number(value.right)
+    if isinstance(value, ast.UnaryOp):
+        return is_number(value.operand)
+    return isinstance(value, ast.Tuple) and bool(value.elts) and all(map(is_number, value.elts))
+
+
+def _named(statement: ast.Assign) -> bool:
+    return all(isinstance(name, (ast.Name, ast.Tuple)) for name in statement.targets)
+
+
+def unexplained(source: ast.Module) -> list[str]:
+    """The numbers that a file names, without a word below them, or below the lines that follow at once."""
+    lacking, body = [], source.body
+    for at, statement in enumerate(body):
+        if not (isinstance(statement, ast.Assign) and is_number(statement.value) and _named(statement)):
+            continue
+        last = at
+        while last + 1 < len(body) and isinstance(body[last + 1], (ast.Assign, ast.AnnAssign)):
+            if body[last + 1].lineno != (body[last].end_lineno or 0) + 1:
+                break
+            last += 1
+        below = body[last + 1] if last + 1 < len(body) else None
+        words = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        if not words or below is None or below.lineno != (body[last].end_lineno or 0) + 1:
+            lacking.append(ast.unparse(statement))
+    return lacking
+
+
+def test_numbers_that_decide_say_why_they_are_these() -> None:
+    assert {ids(path): rows for path in sources() if (rows := unexplained(tree(path)))} == {}
+
+
+def test_a_number_without_a_word_is_noticed() -> None:
+    source = 'MOST = 48\n\nLEAST, SLACK = 2, 16.0\nEND = -1\n"""Why."""\nNAME = "x"\n'
+    assert unexplained(ast.parse(source)) == ["MOST = 48"]
 
 
 BY_HAND = re.compile(

@@ -36,7 +36,7 @@ MOST_AXES = 5
 
 
 def still(values: torch.Tensor) -> torch.Tensor:
-    """The same elements in the same layout."""
+    """Keeps the elements in the layout that they have."""
     return values
 
 
@@ -150,7 +150,7 @@ def compared(a: torch.Tensor, b: torch.Tensor) -> int:
 
 
 def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
-    """From here on both are known by the same names."""
+    """Gives both values the same names from here on."""
     if a.names is None:
         generator = torch.Generator().manual_seed(a.serial)
         a.names = field.random(a.numbers.shape, generator)

@@ -35,7 +35,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        """In a word."""
+        """Says in a word whether all is well."""
         return {True: "ok", False: "FAILED", None: "optional"}[self.fits]
 
 

@@ -52,13 +52,13 @@ Member = Annotated[
 
 
 def complete_steps(incomplete: str) -> list[str]:
-    """For the shell: recipes and passes, after each comma again."""
+    """Complete recipes and passes in the shell, after each comma again."""
     done, comma, word = incomplete.rpartition(",")
     return [f"{done}{comma}{name}" for name in complete_name(word)]
 
 
 def complete_name(incomplete: str) -> list[str]:
-    """For the shell: names of recipes and passes."""
+    """Complete the name of a recipe or a pass in the shell."""
     names = [*registry.recipe_names(), *registry.pass_names()]
     return [name for name in names if name.startswith(incomplete)]
 

@@ -97,6 +97,7 @@ EXAMPLES = {
 }
 
 VERSIONS = (16, 17, 18)
+"""The iOS releases for which an example may be made: from the first with fp16 inputs on."""
 
 
 def example(

@@ -10,6 +10,7 @@ from torch.nn import functional
 
 MELS, FRAMES, TOKENS, VOCABULARY = 80, 512, 32, 51865
 WIDTH, HEADS, LAYERS = 384, 6, 2
+"""The widths of Whisper tiny, half of its layers and a sixth of its frames: it converts in seconds."""
 
 
 class Attention(nn.Module):

@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def missing(path: Path) -> str:
-    """That a path does not exist, and which models are beside it."""
+    """Says that a path does not exist, and which models are beside it."""
     near = sorted(p.name for p in path.parent.glob("*.ml*")) if path.parent.is_dir() else []
     return f"{path} does not exist" + (f"; in its folder: {', '.join(near[:8])}" if near else "")

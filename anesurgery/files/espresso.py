@@ -39,6 +39,7 @@ COUNT = struct.Struct("<Q")
 AXES = ("seq", "n", "k", "h", "w")
 """Axes of a blob, from the outermost."""
 MOST_BLOBS = 1 << 20
+"""Blobs of weights that a file may list: more than any network has, so that a damaged count ends soon."""
 
 
 @dataclass(frozen=True)

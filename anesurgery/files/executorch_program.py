@@ -133,7 +133,7 @@ class ExecuTorch:
                 written.write(memoryview(self._content)[start : start + size])
 
     def to_json(self) -> dict[str, Any]:
-        """As a record."""
+        """Gives it as plain data."""
         return {
             "path": str(self.path),
             "methods": [

@@ -55,7 +55,7 @@ class LoadedPipeline:
         return Interface(seen, parts(self.spec.description), self.spec.specificationVersion)
 
     def copy(self, clone: Any) -> LoadedPipeline:
-        """With programs of their own, made by `clone`."""
+        """A pipeline with programs of its own, which `clone` makes."""
         return replace(self, programs={name: clone(loaded) for name, loaded in self.programs.items()})
 
 

@@ -39,6 +39,7 @@ FORMAT = "anesurgery scratch 1"
 LARGEST_JOURNAL = 1 << 16
 """Bytes; a name of a file has at most 255."""
 OTHERS_WRITE = 0o022
+"""The bits of a mode that let the group or others write: a folder that has them may be somebody else's work."""
 
 
 class Foreign(Exception):  # noqa: N818 - reads as a statement

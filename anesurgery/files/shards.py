@@ -25,7 +25,7 @@ class Shard:
 
     @property
     def words(self) -> str:
-        """As it is written."""
+        """The share as it is written: "3/8"."""
         return f"{self.number}/{self.count}"
 
     def of(self, work: Sequence[T]) -> list[T]:

@@ -247,5 +247,5 @@ def _node(node: Any, inner: Any) -> Any:
 
 
 def _narrow(value: Array) -> Array:
-    """In a dtype that MIL has."""
+    """Casts to a dtype that MIL has."""
     return value.astype({"i": np.int32, "f": np.float32}.get(value.dtype.kind, value.dtype))

@@ -80,13 +80,13 @@ def product(context: Any, node: Any) -> None:
 
 
 def total(context: Any, node: Any) -> None:
-    """Of primitives, `sum(x, axes)`."""
+    """Writes `sum(x, axes)` by primitives."""
     x, axes = inputs_of(context, node)[:2]
     context.add(mb.reduce_sum(x=x, axes=np.ravel(known_value(axes)).tolist(), name=node.name))
 
 
 def hypotenuse(context: Any, node: Any) -> None:
-    """Of primitives, `hypot(x, y)`."""
+    """Writes `hypot(x, y)` by primitives."""
     x, y = promoted(inputs_of(context, node)[:2])
     context.add(mb.sqrt(x=mb.add(x=mb.square(x=x), y=mb.square(x=y)), name=node.name))
 

@@ -122,7 +122,7 @@ def _take(executable: Executable, k: int, env: Env) -> list[Any]:
 
 
 def _apart(env: Env) -> Env:
-    """The same values, with states that can be written."""
+    """Copies the states among some values, so that they can be written."""
     return {var: copied(value) for var, value in env.items()}
 
 

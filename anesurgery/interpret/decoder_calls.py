@@ -139,7 +139,7 @@ class Call:
         return self.rows if self.embedded is None else (self.embedded, *self.rows)
 
     def with_words(self, vocabulary: int) -> Call:
-        """The same, where a table says how many tokens there are."""
+        """The call with the number of tokens that a table says, where nothing else says it."""
         return replace(self, words=vocabulary) if self.words == sys.maxsize else self
 
     def logits(self, outputs: Mapping[str, Any]) -> Array:

@@ -148,7 +148,7 @@ def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bo
 
 
 def images(features: Iterable[Any]) -> frozenset[str]:
-    """Those that are images."""
+    """The features that are images."""
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")
 
 

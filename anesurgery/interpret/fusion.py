@@ -35,6 +35,7 @@ from anesurgery.mil import Operation, Var, constant, is_output, producer, types
 
 Tensor = torch.Tensor
 RANK = 4
+"""Axes of (batch, heads, rows, width), the one form that torch computes as a whole."""
 
 
 @dataclass

@@ -60,7 +60,7 @@ class TwoSided(LayerRewrite, abstract=True):
         return value
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By a constant if one side is one, else between the two sides."""
+        """Puts the layer with a constant there if one side is one, else the layer between two sides."""
         sides = two_sides(site)
         if isinstance(sides, Refusal):
             return sides

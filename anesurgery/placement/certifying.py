@@ -198,7 +198,7 @@ class _Tried:
     described: str = ""
 
     def badness(self) -> tuple[bool, float]:
-        """To compare sets by: the least is the worst."""
+        """Orders sets of inputs: the least is the worst."""
         return not self.misses, self.psnr
 
     def distance(self, gate: float) -> float:

@@ -78,7 +78,7 @@ class Load:
         return all(op.cpu for op in self.ops)
 
     def merged(self) -> Load:
-        """With one entry for equal ops."""
+        """Joins equal ops into one entry."""
         counted: Counter[OpLoad] = Counter()
         for op in self.ops:
             counted[op._replace(count=1)] += op.count

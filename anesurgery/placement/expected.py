@@ -106,7 +106,7 @@ class Expected:
 
     @classmethod
     def of(cls, parts: Sequence[Inspection]) -> Expected:
-        """From the inspection of each function."""
+        """Reads it off the inspection of each function."""
         costs = [sum(_one(part, view) for part in parts) for view in VIEWS]
         time = parts[0].time if len(parts) == 1 else None
         return cls(costs[0], costs[-1], time, 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms))

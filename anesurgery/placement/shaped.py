@@ -59,7 +59,7 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
 
 
 def _notes(shapes: Flexible) -> tuple[str, ...]:
-    """At which shape the ops are told, and what is not."""
+    """Says at which shape the ops are told, and what is not."""
     rest = SOME.format(MOST, len(shapes.listed)) if len(shapes.listed) > MOST else ""
     rest = rest if shapes.listed else IN_RANGE
     return tuple(filter(None, (AT_DEFAULT.format(in_words(shapes.default)), rest)))
@@ -114,7 +114,7 @@ def _both(dynamic: Judged, fixed: Judged) -> Judged:
 
 
 def _unknown(judged: Judged) -> Judged:
-    """Without an estimate where it reads or makes a dynamic length."""
+    """Drops the estimate of an op that reads or makes a dynamic length."""
     return replace(judged, estimate=None) if _is_dynamic(judged.op) else judged
 
 

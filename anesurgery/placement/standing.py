@@ -102,7 +102,7 @@ class Standing:
 
     @classmethod
     def of_layers(cls, inspection: Inspection) -> Standing:
-        """From the inspection of a network, or of a pipeline of some."""
+        """Reads it off the inspection of a network, or of a pipeline of some."""
         return cls.of(cls.computing(inspection))
 
     @staticmethod
@@ -114,7 +114,7 @@ class Standing:
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Standing:
-        """From the inspection of each function."""
+        """Reads it off the inspection of each function."""
         rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
         on = [row for _, row in rows if row.preferred == "ane"]
         expected = Expected.of(inspections)
@@ -145,7 +145,7 @@ class Standing:
 
     @property
     def share(self) -> dict[str, float]:
-        """Of the flop and of the ops on the ANE; 1 where there are none."""
+        """The shares of the flop and of the ops that are on the ANE; 1 where there are none."""
         return {
             "flop": self.on_flop / self.flop if self.flop else 1.0,
             "ops": self.on_ops / self.ops if self.ops else 1.0,

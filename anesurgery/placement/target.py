@@ -17,6 +17,7 @@ from anesurgery.placement.corrections import Corrections
 from anesurgery.placement.product_names import PRODUCTS, chip_of
 
 GIB = 1 << 30
+"""Bytes."""
 COMPUTE_UNITS = ("CPU_AND_NE", "ALL", "CPU_ONLY", "CPU_AND_GPU")
 
 
@@ -180,7 +181,7 @@ class Target:
 
     @property
     def words(self) -> str:
-        """As a sentence has it: "M1/macOS 14", "any chip"."""
+        """The target as a sentence has it: "M1/macOS 14", "any chip"."""
         return str(self).replace("any", "any chip", 1) if self.label == "any" else str(self)
 
     @cached_property

@@ -82,7 +82,7 @@ class Rates:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], family: int, chip: str) -> Rates:
-        """Those of a chip as it is sold ("M4 Pro")."""
+        """The numbers of a chip as it is sold ("M4 Pro")."""
         own = str(family)
         return cls(
             table["factor"][own],

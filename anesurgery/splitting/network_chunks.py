@@ -81,7 +81,7 @@ class Layers:
 
     @cached_property
     def kept(self) -> list[tuple[Any, bool]]:
-        """Those that the outputs need; constants are apart."""
+        """The layers that the outputs need; constants are apart."""
         needed, needed_layers = set(self.results), []
         for layer, refused in reversed(self._judged):
             if not (layer.output and layer.output[0] in self.constants) and needed & set(makes(layer)):

@@ -45,6 +45,7 @@ from anesurgery.files.protobuf import proto
 
 KIND = "embeddingND"
 RANKS = (4, 5)
+"""Axes of the indices of the old layer, with or without a sequence."""
 
 
 @dataclass(frozen=True)

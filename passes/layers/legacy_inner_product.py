@@ -53,6 +53,7 @@ BENDING = an.ops.names(
 BY_CHANNEL = frozenset({"PReLU", "parametricSoftplus"})
 """Activations of each channel, which is the last of two axes and the second of four."""
 IMAGE = 4
+"""Axes of a batch of images."""
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ JOINED, PADDED = 3, 2
 PIECES = 8
 """Copies of all channels that are made at most on one side."""
 NONE = (0, 0)
+"""No margin at either end."""
 
 
 @dataclass(frozen=True)

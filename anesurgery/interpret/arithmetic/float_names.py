@@ -59,7 +59,7 @@ def sums(flat: torch.Tensor, places: Image) -> Image | None:
 
 @functools.cache
 def _halves_in_float64() -> list[torch.Tensor]:
-    """The same as float64, in which sums of `LONGEST` products are exact."""
+    """The names as float64, in which sums of `LONGEST` products are exact."""
     return [lane.double() for lane in _halves().lanes]
 
 

@@ -103,7 +103,7 @@ class Lattice:
         return Sets(_unique(members), torch.maximum(bottom, least), torch.maximum(top, least), is_min & ~apart)
 
     def _tight(self, sets: Sets) -> Sets:
-        """Without the bounds that one member keeps by itself."""
+        """Drops the bounds that one member keeps by itself."""
         low, high = sets.low.clone(), sets.high.clone()
         alone = (sets.members != NOBODY).sum(1) == 1
         for bounded, least, most in self._ranges:

@@ -27,6 +27,7 @@ NON_FINITE = 65536.0
 """What an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
 WIDTH_LIMIT = 4095.0
 SMALLEST_NORMAL = 2.0**-14
+"""Where a slice of the last axis becomes infinite on H13 and H14, and below which products are 0 on H13."""
 
 
 def rounding(chip: str | None) -> Callable[[Tensor], Tensor]:
@@ -188,6 +189,7 @@ TABLES: dict[str, Table] = {
     "silu": Table(lambda t: -t * torch.sigmoid(-t), _ramp_join, 1.5e-2),
 }
 POINTS = 33
+"""Points of the tables of activations: 32 steps of equal length, as the sources of `properties` have it."""
 
 
 def _looked_up(table: Table) -> Function:
@@ -263,6 +265,7 @@ def _line(table: MeasuredTable, x: Tensor) -> Tensor:
 
 
 GRID = 2.0**-16
+"""The step between the numbers that the ops of the property "grid" give."""
 
 
 def _on_grid(function: Function) -> Function:

@@ -319,7 +319,7 @@ def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
 
 
 def _reshape_like(a: Symbolic, op: Operation, x: Any, ref_tensors: list[Any], **how: Any) -> Any:
-    """Of what it is like, only the shapes are read."""
+    """Reads only the shapes of what it is like."""
     likes = [torch.empty(ref.shape, device="meta") for ref in ref_tensors]
     return a.image(x).map(lambda v: TABLE[op.op_type].function(x=v, ref_tensors=likes, **how))
 

@@ -48,7 +48,7 @@ def expand_dims(x: Tensor, axes: Any) -> Tensor:
 
 @impl("squeeze")
 def squeeze(x: Tensor, axes: Any = None) -> Tensor:
-    """Without some axes of length 1 (all of them by default)."""
+    """The input without some axes of length 1 (all of them by default)."""
     return x.squeeze() if axes is None else x.squeeze(tuple(ints(axes)))
 
 

@@ -14,6 +14,7 @@ from anesurgery.neuralnetwork.spec import DAMAGED
 
 MANY = (2, None)
 ONE_OR_TWO = (1, 2)
+"""Numbers of inputs: at least, and at most."""
 
 
 # -- shapes --------------------------------------------------------------------------------------------
@@ -61,7 +62,7 @@ def _up_to(ctx: Context, axis: int, rank: int) -> int:
 
 @layer_nd("squeeze")
 def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Without some axes of size 1, or all of them."""
+    """The input without some axes of size 1, or all of them."""
     x = inputs[0]
     if params.squeezeAll:
         axes = [i for i, d in enumerate(x.shape) if not is_symbolic(d) and d == 1]
@@ -75,7 +76,7 @@ def squeeze(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 
 @layer_nd("expandDims")
 def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """With axes of size 1 more, counted in the result."""
+    """The input with more axes of size 1, counted in the result."""
     x = inputs[0]
     rank = x.rank + len(params.axes)
     axes = sorted(a % rank for a in each_within(ctx, params.axes, rank))

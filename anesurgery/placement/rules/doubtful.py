@@ -82,6 +82,7 @@ MIRROR = Rule(
 )
 LLM = "john-rocky/CoreML-LLM: {}"
 MANY_GROUPS = 1024
+"""Groups of the convolutions that ran on the CPU; of fewer nothing was reported."""
 
 
 def depthwise_step(op: Operation, target: Target) -> str:

@@ -95,7 +95,7 @@ def decided(target: Target) -> tuple[Seen, ...] | Refusal:
 
 
 def evidence(program: Program | Function, target: Target) -> tuple[Seen, ...] | Refusal:
-    """The same for a model: its kind must be the one that was measured."""
+    """What was measured of the layout, where the model is of the kind that was."""
     decision = decided(target)
     if isinstance(decision, Refusal) or makeup(program).encodes_text:
         return decision

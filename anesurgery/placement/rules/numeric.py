@@ -230,6 +230,7 @@ def large_angle(op: Operation, target: Target) -> str:
 
 
 ANGLE = 64.0
+"""Above it neighbours in fp16 are 1/16 and more apart: a tenth of a radian is lost."""
 
 
 def _is_phase(var: Var) -> bool:
@@ -280,6 +281,7 @@ def large_mean(op: Operation, target: Target) -> str:
 
 
 VERY_LONG = 1 << 18
+"""Values of a mean from which on the rule speaks. A choice: a map of 512 x 512 has so many."""
 
 
 def quantized_product(op: Operation, target: Target) -> str:

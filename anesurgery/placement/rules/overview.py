@@ -16,6 +16,7 @@ from anesurgery.semantics.reading import channels, shape_in_words
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""
 SMALL_MAP = 64
+"""The positions at which both forms were timed."""
 
 LAYOUT = Rule(
     "linear-vs-conv",

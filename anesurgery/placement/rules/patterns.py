@@ -21,6 +21,7 @@ LATER_AXIS = 65536
 PREFERRED = 2 << 20
 """Elements of a query from which fused attention was preferred to the CPU."""
 BRANCHES = 12
+"""As the source of the rule has it."""
 
 
 def small_fused(op: Operation, target: Target) -> str:

@@ -42,7 +42,7 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusa
 KEYS = 2048
 """Half of what was measured to go wrong."""
 FACTOR = 64.0
-"""With which the products were right where they were measured (see Why it helps)."""
+"""With which a product was 0.06 % off on the engine, and 3.95 % without."""
 
 
 @dataclass(frozen=True)

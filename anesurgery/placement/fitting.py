@@ -52,7 +52,7 @@ GROWS = frozenset({"palette"})
 UNLIKE = tuple(n / 4 for n in range(25))
 """Tried, until 80 % of the ratios of two models lie in their band: `durations.Time.unlike`."""
 STEPS, SMALL = 60, 1e-7
-"""Rounds of a fit at most, and the gain of its loss below which it ends. A choice: the table has 3 or 4 digits."""
+"""Rounds of a fit at most, and the gain of its loss below which it ends. A choice: rows have 3 or 4 digits."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
 from anesurgery.rewriting.recoding import KEEP, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
-from anesurgery.rewriting.subject import Graph, Subject, kept_off
+from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
@@ -397,7 +397,7 @@ def _prove_model(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
     with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-        results = surgery.subject.compare(original, inputs, contract=surgery.contract, exact=exact, **how)
+        results = surgery.subject.compare(original, inputs, Comparing(surgery.contract, exact=exact, **how))
     surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
     compared = [r for r in results if isinstance(r, Comparison)]
     for result in (r for r in compared if not r.ok):

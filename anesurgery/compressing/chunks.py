@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anesurgery.errors import SurgeryError
 from anesurgery.files.chain import Chain, check_folder, is_chain, is_network
-from anesurgery.files.package import mlmodel_of
+from anesurgery.files.package import Loaded, mlmodel_of
 from anesurgery.files.writing import check_target
 from anesurgery.loading import clone, load_chain
-from anesurgery.mil import Program
-from anesurgery.placement.durations import Time, total_of
-from anesurgery.placement.standing import placed
-from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 
 if TYPE_CHECKING:
@@ -58,21 +54,25 @@ class ProgramChain(MLProgram):
         return self.chain.source
 
     @property
-    def graphs(self) -> Sequence[Program]:
-        """The programs, in the order in which they run."""
-        return [chunk.program for chunk in self.chain.chunks]
+    def parts(self) -> Sequence[Loaded]:
+        """The chunks."""
+        return self.chain.chunks
+
+    @property
+    def takes(self) -> Mapping[str, Iterable[str]]:
+        """What callers of the whole give."""
+        ends = self.chain.functions
+        return {name: each.inputs for name, each in ends.items()} if ends else {"": self.chain.inputs}
+
+    @property
+    def runnable(self) -> Chain:
+        """The chain."""
+        return self.chain
 
     @property
     def spec(self) -> Any:
         """Of a pipeline with the interface of the whole."""
         return self.chain.spec
-
-    def time(self, target: str | None) -> Time | None:
-        """That of all chunks, one after the other; a target of several generations asks for no inspection."""
-        aim = Target.parse(target)
-        if len(aim.families) != 1:
-            return None
-        return total_of([one.time for chunk in self.chain.chunks for one in placed(chunk, aim)])
 
     def mlmodel(self) -> Any:
         """An MLModel of a pipeline in a temporary package.

@@ -138,7 +138,7 @@ class Compression(Drawn):
     @property
     def chooses(self) -> bool:
         """Is an output a choice among classes or tokens, so that KL and top-1 say something of it?"""
-        functions = _parts(self.subject)[-1].program.functions.values()
+        functions = self.subject.parts[-1].program.functions.values()
         return any(logits_of(function) for function in functions)
 
     @property
@@ -234,11 +234,11 @@ def compress(
     balance = activations is not None if balance is None else balance
     how = ESTIMATED if mixed is None and for_ == "size" and activations is None else TRIED if mixed else EVEN
     plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, Finished(_folder(work)))
-    before = [one for part in _parts(given) for one in placed(part, aim)]
+    before = [one for part in given.parts for one in placed(part, aim)]
     left_out: LeftOut = {}
     while True:
         weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
-        after = [one for part in _parts(edited) for one in placed(part, aim)]
+        after = [one for part in edited.parts for one in placed(part, aim)]
         if not (lost := _lost(before, after, weights)):
             break
         left_out |= lost
@@ -276,7 +276,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
         SurgeryError: several functions take the samples.
         UnknownName: no such function or input.
     """
-    functions = _functions(given)
+    functions = given.takes
     if name is not None and name not in functions:
         raise UnknownName("function", name, [each for each in functions if each])
     if name is None:
@@ -294,27 +294,8 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
     return name or None
 
 
-def _functions(given: MLProgram) -> Mapping[str, Iterable[str]]:
-    """The inputs that each function takes; the one of a pipeline has no name."""
-    if isinstance(given, ProgramChain):
-        ends = given.chain.functions
-        return {n: each.inputs for n, each in ends.items()} if ends else {"": given.chain.inputs}
-    if isinstance(given, ProgramPipeline):
-        return {"": [feature.name for feature in given.spec.description.input]}
-    return {name: function.inputs for name, function in given.loaded.program.functions.items()}
-
-
 def _folder(work: str | os.PathLike[str] | None) -> Path | None:
     return None if work is None else Path(work).expanduser().absolute()
-
-
-def _parts(subject: MLProgram) -> list[Loaded]:
-    """The programs of a model, in the order in which they run."""
-    if isinstance(subject, ProgramChain):
-        return list(subject.chain.chunks)
-    if isinstance(subject, ProgramPipeline):
-        return list(subject.pipeline.programs.values())
-    return [subject.loaded]
 
 
 @dataclass(frozen=True)
@@ -356,7 +337,7 @@ def _corrected(
     found: list[CompressedWeight] = []
     scaled: list[Balanced] = []
     known = [dict(values) for values in samples]
-    parts = _parts(edited)
+    parts = edited.parts
     for loaded in parts:
         functions = loaded.program.functions
         name = plan.function if plan.function in functions else next(iter(functions))
@@ -550,7 +531,7 @@ def _share(inspections: Sequence[Inspection]) -> float:
 def _bytes(subject: MLProgram) -> int:
     """Of all weights; equal ones, which are stored once, count once in a program."""
     total = 0
-    for part in _parts(subject):
+    for part in subject.parts:
         seen: dict[Any, int] = {}
         for function in part.program.functions.values():
             for op in function.operations:
@@ -572,20 +553,13 @@ def _loss(
     given: MLProgram, edited: MLProgram, samples: Sequence[Mapping[str, Any]], function: str | None
 ) -> Cost:
     """How far the compressed model is from the given one."""
-    both = [Predictor(_runnable(subject), function=function) for subject in (given, edited)]
+    both = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
     cost = Cost()
     for number, values in enumerate(samples):
         expected, outputs = (model(values) for model in both)
         _check_finite(number, expected, outputs)
         cost.add(expected, outputs)
     return cost
-
-
-def _runnable(subject: MLProgram) -> Any:
-    """What a predictor takes."""
-    if isinstance(subject, ProgramChain):
-        return subject.chain
-    return subject.mlmodel() if isinstance(subject, ProgramPipeline) else subject.loaded
 
 
 def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:

@@ -15,7 +15,6 @@ from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.files.description import parts
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange, call_of
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
 from anesurgery.files.pipeline_file import members
 from anesurgery.files.protobuf import proto
@@ -30,7 +29,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.subject import Subject, counted
+from anesurgery.rewriting.subject import Comparing, Subject, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -195,22 +194,12 @@ class NeuralNetwork(Subject):
         return said
 
     def compare(
-        self,
-        before: Self,
-        inputs: Mapping[str, Array] | None,
-        *,
-        contract: Sequence[InterfaceChange],
-        gate: float,
-        exact: bool,
-        prove: bool,
-        assume: Mapping[str, tuple[int, int]],
-        seed: int,
+        self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
         """Each network with what it was, in fp32."""
         pairs = zip(networks_of(before.spec), networks_of(self.spec), strict=True)
-        how: dict[str, Any] = {"contract": contract, "gate": EXACT if exact else CLOSE, "seed": seed}
-        how |= {"prove": prove and call_of(contract) is None, "assume": assume}
-        return [self._compared(old, new, inputs, **how) for old, new in pairs]
+        options = how.options(gate=EXACT if how.exact else CLOSE)
+        return [self._compared(old, new, inputs, **options) for old, new in pairs]
 
     def _compared(
         self, old: Any, new: Any, inputs: Mapping[str, Array] | None, **how: Any

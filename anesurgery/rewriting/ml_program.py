@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from anesurgery.checking.comparison import Comparison, compare_as_stored
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange, call_of, warn_of_names
+from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
 from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
 from anesurgery.loading import clone, interface, load
@@ -20,7 +20,7 @@ from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.subject import Subject, counted
+from anesurgery.rewriting.subject import Comparing, Subject, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -33,7 +33,7 @@ FROM_NETWORK = (
 
 
 class MLProgram(Subject):
-    """A model whose ops passes edit."""
+    """A model whose ops passes edit: one program, or several that run one after the other (`parts`)."""
 
     words: ClassVar[str] = "the ops of an ML Program"
     suffix: ClassVar[str] = ".mlpackage"
@@ -71,18 +71,34 @@ class MLProgram(Subject):
         return type(self)(clone(self.loaded), layers=self.layers)
 
     @property
+    def parts(self) -> Sequence[Loaded]:
+        """The programs, in the order in which they run."""
+        return [self.loaded]
+
+    @property
+    def takes(self) -> Mapping[str, Iterable[str]]:
+        """The inputs that callers give, states among them, by function; that of a pipeline has no name."""
+        return {name: function.inputs for name, function in self.program.functions.items()}
+
+    @property
+    def runnable(self) -> Any:
+        """What a `Predictor` takes."""
+        return self.loaded
+
+    @property
     def source(self) -> Path | None:
         """The package."""
         return self.loaded.source
 
     def check_source(self) -> None:
-        """The weights are read from their file when they are needed."""
-        self.loaded.check_source()
+        """The weights are read from their files when they are needed."""
+        for part in self.parts:
+            part.check_source()
 
     @property
     def graphs(self) -> Sequence[Program]:
-        """The one program, with all its functions."""
-        return [self.loaded.program]
+        """The programs with all their functions, in the order in which they run."""
+        return [part.program for part in self.parts]
 
     @staticmethod
     def validate(graph: Program) -> None:
@@ -100,20 +116,24 @@ class MLProgram(Subject):
 
     @property
     def op_counts(self) -> dict[str, int]:
-        """Number of ops by type, constants left out."""
-        return op_counts(self.loaded.program)
+        """Number of ops by type in all programs, constants left out."""
+        return counted(op.op_type for graph in self.graphs for op in _counting(graph))
 
     def standing(self, target: str) -> Standing:
-        """How the model stands by the inspection of all functions."""
-        return Standing.of(placed(self.loaded, Target.parse(target)))
+        """How the model stands by the inspection of all functions of all programs."""
+        aim = Target.parse(target)
+        return Standing.of([one for part in self.parts for one in placed(part, aim)])
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
-        return _time([self.loaded], target)
+        aim = Target.parse(target)
+        if len(aim.families) != 1:
+            return None
+        return total_of([one.time for part in self.parts for one in placed(part, aim)])
 
     def spec_of(self, graph: Program) -> Any:
-        """That of the model."""
-        return self.loaded.spec
+        """That of the program's own model."""
+        return next(part.spec for part in self.parts if part.program is graph)
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program, and what that means for the ANE."""
@@ -136,28 +156,10 @@ class MLProgram(Subject):
         )
 
     def compare(
-        self,
-        before: Self,
-        inputs: Mapping[str, Array] | None,
-        *,
-        contract: Sequence[InterfaceChange],
-        gate: float,
-        exact: bool,
-        prove: bool,
-        assume: Mapping[str, tuple[int, int]],
-        seed: int,
+        self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
         """Both in the arithmetic as stored, against the gate of the recipe."""
-        a, b = before.loaded, self.loaded
-        prove = prove and call_of(contract) is None  # no proof follows a call that became several
-        how: dict[str, Any] = {
-            "contract": contract,
-            "gate": gate,
-            "seed": seed,
-            "prove": prove,
-            "assume": assume,
-        }
-        return [compare_as_stored(a, b, inputs, **how)]
+        return [compare_as_stored(before.loaded, self.loaded, inputs, **how.options())]
 
     @property
     def program(self) -> Program:
@@ -192,14 +194,6 @@ def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
 
 
-def _time(programs: Iterable[Loaded], target: str | None) -> Time | None:
-    """Of every function of some programs; a target of several generations asks for no inspection."""
-    aim = Target.parse(target)
-    if len(aim.families) != 1:
-        return None
-    return total_of([one.time for loaded in programs for one in placed(loaded, aim)])
-
-
 class ProgramPipeline(MLProgram):
     """The ML Programs of a pipeline."""
 
@@ -227,15 +221,20 @@ class ProgramPipeline(MLProgram):
         """The package."""
         return self.pipeline.source
 
-    def check_source(self) -> None:
-        """The weights are read from their files when they are needed."""
-        for loaded in self.pipeline.programs.values():
-            loaded.check_source()
+    @property
+    def parts(self) -> Sequence[Loaded]:
+        """The ML Programs among the models."""
+        return list(self.pipeline.programs.values())
 
     @property
-    def graphs(self) -> Sequence[Program]:
-        """The programs, in the order in which they run."""
-        return [loaded.program for loaded in self.pipeline.programs.values()]
+    def takes(self) -> Mapping[str, Iterable[str]]:
+        """What callers of the whole give."""
+        return {"": [feature.name for feature in self.spec.description.input]}
+
+    @property
+    def runnable(self) -> Any:
+        """All models, in a temporary package."""
+        return self.mlmodel()
 
     @property
     def members(self) -> Mapping[str, Program | None]:
@@ -260,24 +259,6 @@ class ProgramPipeline(MLProgram):
         """That of the pipeline, and the signatures of the programs in it."""
         return self.pipeline.interface
 
-    @property
-    def op_counts(self) -> dict[str, int]:
-        """Number of ops by type in all programs."""
-        return counted(op.op_type for graph in self.graphs for op in _counting(graph))
-
-    def standing(self, target: str) -> Standing:
-        """How the pipeline stands by the inspections of all its programs."""
-        aim = Target.parse(target)
-        return Standing.of([one for loaded in self.pipeline.programs.values() for one in placed(loaded, aim)])
-
-    def time(self, target: str | None) -> Time | None:
-        """That of one prediction with each program that can be edited, one after the other."""
-        return _time(self.pipeline.programs.values(), target)
-
-    def spec_of(self, graph: Program) -> Any:
-        """That of the member."""
-        return next(loaded.spec for loaded in self.pipeline.programs.values() if loaded.program is graph)
-
     def notes(self, before: MLProgram) -> list[str]:
         """Which members are edited."""
         held = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
@@ -286,22 +267,13 @@ class ProgramPipeline(MLProgram):
         return [f"of the pipeline, the ML Programs are operated on: {', '.join(held)}{stay}"]
 
     def compare(
-        self,
-        before: MLProgram,
-        inputs: Mapping[str, Array] | None,
-        *,
-        contract: Sequence[InterfaceChange],
-        gate: float,
-        exact: bool,
-        prove: bool,
-        assume: Mapping[str, tuple[int, int]],
-        seed: int,
+        self, before: MLProgram, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
         """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
         assert isinstance(before, ProgramPipeline)
-        pairs = zip(before.pipeline.programs.values(), self.pipeline.programs.values(), strict=True)
-        how: dict[str, Any] = {"gate": gate, "seed": seed, "prove": prove, "assume": assume}
-        return [self._compared(old, new, inputs, **how) for old, new in pairs]
+        pairs = zip(before.parts, self.parts, strict=True)
+        options = how.options(contract=(), prove=how.prove)  # no pass changes an interface between members
+        return [self._compared(old, new, inputs, **options) for old, new in pairs]
 
     @staticmethod
     def _compared(old: Loaded, new: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:

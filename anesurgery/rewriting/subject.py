@@ -9,13 +9,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.errors import Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface_change import InterfaceChange, call_of
 from anesurgery.mil import Array, Program
 from anesurgery.placement.durations import Time
 from anesurgery.placement.inspection import Inspection
@@ -26,6 +27,30 @@ if TYPE_CHECKING:
 
 Graph: TypeAlias = Any
 """What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""
+
+
+@dataclass(frozen=True)
+class Comparing:
+    """How two models are compared as a whole."""
+
+    contract: Sequence[InterfaceChange]
+    """Declared interface changes."""
+    gate: float
+    """PSNR in dB that the recipe promises in fp16; minus infinity only measures."""
+    exact: bool
+    """Did only passes edit that promise equal bits?"""
+    prove: bool
+    """Are they proved op by op too, and tried on adversarial inputs?"""
+    assume: Mapping[str, tuple[int, int]]
+    """Input -> the least and the largest value that the caller will give."""
+    seed: int
+    """Of the sampled inputs."""
+
+    def options(self, **others: Any) -> dict[str, Any]:
+        """Those of `compare`, and others; no proof follows a call that became several."""
+        prove = self.prove and call_of(self.contract) is None
+        own = {"contract": self.contract, "gate": self.gate, "seed": self.seed, "assume": self.assume}
+        return {**own, "prove": prove, **others}
 
 
 class Subject(ABC):
@@ -156,28 +181,14 @@ class Subject(ABC):
 
     @abstractmethod
     def compare(
-        self,
-        before: Self,
-        inputs: Mapping[str, Array] | None,
-        *,
-        contract: Sequence[InterfaceChange],
-        gate: float,
-        exact: bool,
-        prove: bool,
-        assume: Mapping[str, tuple[int, int]],
-        seed: int,
+        self, before: Self, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> Sequence[Comparison | Refusal]:
         """The numbers of each graph as a whole against those before, or why they cannot be compared.
 
         Args:
             before: the model as given.
             inputs: sampled by default.
-            contract: declared interface changes.
-            gate: PSNR in dB that the recipe promises in fp16.
-            exact: did only passes edit that promise equal bits?
-            prove: are they proved op by op too, and tried on adversarial inputs?
-            assume: input -> the least and the largest value that the caller will give.
-            seed: of the sampled inputs.
+            how: what is promised, and how it is shown.
         """
 
     @property

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
+from anesurgery.compressing.chunks import ProgramChain
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting.ml_program import MLProgram
 
 RNG = np.random.default_rng(11)
 WIDTH = 32
@@ -126,6 +128,17 @@ def test_a_decoder_with_a_cache_and_two_functions(tmp_path: Path) -> None:
     decoded = {n: sum("constexpr" in op.op_type for op in f.operations) for n, f in after.items()}
     assert len(set(decoded.values())) == 1
     assert 0 not in decoded.values()
+
+
+def test_a_chain_answers_what_one_program_does(package: Path, folder: Path) -> None:
+    """Programs that run one after the other are one model: only reading and saving differ."""
+    chain, whole = ProgramChain.read(folder), MLProgram.read(package)
+    assert list(chain.graphs) == [part.program for part in chain.parts]
+    assert chain.op_counts["linear"] == whole.op_counts["linear"] == 2
+    assert chain.spec_of(chain.graphs[1]) is chain.parts[1].spec
+    assert chain.standing("M4/macOS 15").share == whole.standing("M4/macOS 15").share
+    assert ({*chain.takes}, {*whole.takes}) == ({""}, {"main"})
+    chain.check_source()
 
 
 def test_what_chunks_cannot_be(folder: Path, tmp_path: Path) -> None:

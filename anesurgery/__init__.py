@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from anesurgery.network_editing.upgrade import upgrade
     from anesurgery.placement import Inspection, Target
     from anesurgery.placement.certifying import Certificate, certify
+    from anesurgery.placement.folders import Folder, inspect_folder, ranges_folder
     from anesurgery.placement.inspector import inspect
     from anesurgery.placement.registered import register_rule
     from anesurgery.registry import register
@@ -96,11 +97,14 @@ _HOMES = {
     "executorch": "files.executorch_program",
     "extract": "splitting.merge",
     "first_divergence": "checking.divergence",
+    "Folder": "placement.folders",
     "generate": "interpret.decoding",
     "load": "loading",
     "inspect": "placement.inspector",
+    "inspect_folder": "placement.folders",
     "merge": "splitting.merge",
     "ranges": "checking.ranges",
+    "ranges_folder": "placement.folders",
     "register": "registry",
     "register_rule": "placement.registered",
     "run": "interpret",
@@ -127,6 +131,7 @@ __all__ = [
     "Comparison",
     "Compression",
     "ExecuTorch",
+    "Folder",
     "Inspection",
     "Match",
     "OpPattern",
@@ -164,10 +169,12 @@ __all__ = [
     "first_divergence",
     "generate",
     "inspect",
+    "inspect_folder",
     "load",
     "merge",
     "passes",
     "ranges",
+    "ranges_folder",
     "recipes",
     "register",
     "register_rule",

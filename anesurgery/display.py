@@ -21,7 +21,9 @@ RENDERERS = tuple(
         "chunk_table",
         "weight_costs",
         "size_table",
+        "folder_table",
         "compressions",
+        "compression_page",
         "certificates",
         "certificate_page",
         "modules",
@@ -29,8 +31,8 @@ RENDERERS = tuple(
 )
 """The modules that register renderers."""
 
-Form: TypeAlias = Literal["text", "details", "html", "json", "page"]
-"""A terminal's text, a notebook cell, plain data, a file of its own."""
+Form: TypeAlias = Literal["text", "details", "html", "json", "page", "plot"]
+"""A terminal's text, a notebook cell, plain data, a file of its own, a picture."""
 
 _DRAWN: dict[tuple[str, Form], Callable[..., Any]] = {}
 

@@ -44,6 +44,7 @@ MEANT = {
     "Certificate",
     "Compression",
     "ExecuTorch",
+    "Folder",
     "SizedModel",
     "Inspection",
     "Picture",

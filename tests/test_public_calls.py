@@ -35,6 +35,7 @@ NOT_CALLED = {
     "Certificate",
     "Comparison",
     "ExecuTorch",
+    "Folder",
     "Inspection",
     "Match",
     "OpPattern",
@@ -167,11 +168,13 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "first_divergence": lambda _: ane.first_divergence(small(), small(), X),
     "generate": lambda _: ane.generate(counting(), [1, 2], 2, quiet=True),
     "inspect": lambda _: ane.inspect(small()),
+    "inspect_folder": lambda at: ane.inspect_folder(at),
     "load": lambda at: ane.load(at / "small.mlpackage"),
     "merge": lambda at: ane.merge(
         {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
     ),
     "ranges": lambda _: ane.ranges(small()),
+    "ranges_folder": lambda at: ane.ranges_folder(at),
     "example": lambda at: ane.example("unet", at / "example.mlpackage", overwrite=True),
     "swift": lambda at: ane.swift(at / "built", at / "swift", overwrite=True),
     "stream": lambda _: list(ane.stream(counting(), [1, 2], 2)),

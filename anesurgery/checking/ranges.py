@@ -7,8 +7,10 @@ and in the arithmetic measured on Neural Engines. The latter is an estimate.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.shards import Shard, share
+from anesurgery.files.sharing import workers
 from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
 from anesurgery.interpret.features import as_array
@@ -194,6 +197,8 @@ def ranges(
     seed: int = 0,
     member: str | int | None = None,
     shard: Shard | str | tuple[int, int] | None = None,
+    jobs: int = 1,
+    scheduler: Any = None,
 ) -> Ranges:
     """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
 
@@ -205,6 +210,9 @@ def ranges(
         seed: of the sampled inputs.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
         shard: which share of the sets of inputs, as "3/8"; `Ranges.merge` joins the results.
+        jobs: over how many processes of this machine the sets of that share are spread.
+        scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model,
+            which is a path then, in the same place.
 
     Returns:
         The `Ranges`: least and largest value of each op in fp32, the largest partial sum, and the hazards in
@@ -212,8 +220,11 @@ def ranges(
 
     Raises:
         InterpretError: inputs that do not fit, or an unknown chip.
-        SurgeryError: an empty calibration set, or one with fewer sets than shares.
+        SurgeryError: an empty calibration set, one with fewer sets than shares, or no such workers.
     """
+    if jobs != 1 or scheduler is not None:
+        options = {"chip": chip, "function": function, "member": member}
+        return _spread(model, inputs, share(shard), (jobs, scheduler), options, seed)
     first = Predictor(model, function=function, member=member)
     if inputs is None:
         inputs = first.sample(seed)
@@ -238,6 +249,34 @@ def ranges(
             row.hazards += [] if hazard in row.hazards else [hazard]
     _add_possible(exact.rows.values(), engine)
     return Ranges(tuple(exact.rows.values()), len(samples), engine, _unsound(first, samples))
+
+
+def _spread(
+    model: Any, inputs: Any, part: Shard, where: tuple[int, Any], options: Mapping[str, Any], seed: int
+) -> Ranges:
+    """The sets of inputs of a share, spread over workers."""
+    if not isinstance(model, (str, os.PathLike)):
+        raise SurgeryError("jobs= and scheduler= take the path of a model; save it first")
+    path = str(Path(model).expanduser().absolute())
+    whole = inputs if inputs is not None else Predictor(path, **_of_run(options)).sample(seed)
+    samples = part.of([whole] if isinstance(whole, Mapping) else list(whole))
+    with workers(*where) as those:
+        count = max(1, min(those.count, len(samples)))
+        parts = [Shard(number, count).of(samples) for number in range(1, count + 1)]
+        first, *others = map(
+            Ranges.from_json, those.each(_one, [(path, each, dict(options)) for each in parts])
+        )
+    return first.merge(*others)
+
+
+def _of_run(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in ("function", "member")}
+
+
+def _one(path: str, samples: Sequence[Values], options: dict[str, Any]) -> dict[str, Any]:
+    """Some sets of inputs, by a worker: results travel as plain data."""
+    found: dict[str, Any] = ranges(path, samples, **options).to_json()
+    return found
 
 
 def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:

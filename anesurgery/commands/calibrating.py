@@ -8,7 +8,21 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Member, Model, Quiet, Seed, check_page, show
+from anesurgery.commands.options import (
+    Aim,
+    Function,
+    Jobs,
+    Json,
+    Member,
+    Model,
+    Quiet,
+    Scheduler,
+    Seed,
+    check_page,
+    is_folder,
+    refuse_for_folders,
+    show,
+)
 from anesurgery.commands.waiting import load_engine, progress, waiting
 
 Inputs = Annotated[
@@ -41,12 +55,19 @@ def ranges(
     save: Save = None,
     function: Function = None,
     member: Member = None,
+    jobs: Jobs = 1,
+    scheduler: Scheduler = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
     load_engine(quiet)
+    if model is not None and is_folder(model):
+        asked = {"--inputs": inputs, "--shard": shard, "--merge": merge, "--save": save}
+        asked |= {"--function": function, "--member": member}
+        _ranges_folder(model, asked, chip, seed, (jobs, scheduler), as_json, quiet)
+        return
     from anesurgery.checking.ranges import Ranges
     from anesurgery.checking.ranges import ranges as certify
     from anesurgery.show import surgeries
@@ -55,13 +76,33 @@ def ranges(
         observed = parts[0].merge(*parts[1:])
     else:
         with waiting("running the model in three arithmetics", quiet):
-            samples = _read(inputs)
-            observed = certify(
-                model, samples, chip=chip, function=function, seed=seed, member=member, shard=shard
-            )
+            options: dict[str, Any] = {"function": function, "member": member, "shard": shard, "seed": seed}
+            options |= {"jobs": jobs, "scheduler": scheduler}
+            observed = certify(model, _read(inputs), chip=chip, **options)
     _save(observed, save)
     show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet)
     if not observed.ok:
+        raise typer.Exit(1)
+
+
+def _ranges_folder(
+    model: str,
+    asked: dict[str, Any],
+    chip: str | None,
+    seed: int,
+    where: tuple[int, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """The ranges of each model in a folder; exit code 1 where one is not sound, or was refused."""
+    from anesurgery.placement.folders import ranges_folder
+    from anesurgery.show.folder_table import folder_group
+
+    refuse_for_folders(asked)
+    with progress("models", quiet or as_json) as told:
+        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], told=told)
+    show(folder.to_json(), folder_group(folder), as_json, quiet)
+    if not all(getattr(one, "ok", False) for one in folder.models.values()):
         raise typer.Exit(1)
 
 
@@ -133,7 +174,8 @@ def sensitivity(
     shard: Share = None,
     merge: Parts = None,
     save: Save = None,
-    processes: Annotated[int, typer.Option(min=1, help="Over how many processes.")] = 1,
+    jobs: Jobs = 1,
+    scheduler: Scheduler = None,
     function: Function = None,
     seed: Seed = 0,
     overwrite: Annotated[bool, typer.Option(help="Replace the --out package if it exists.")] = False,
@@ -155,7 +197,8 @@ def sensitivity(
         options: dict[str, Any] = {
             "function": function,
             "shard": shard,
-            "processes": processes,
+            "jobs": jobs,
+            "scheduler": scheduler,
             "seed": seed,
             "smallest": smallest,
         }

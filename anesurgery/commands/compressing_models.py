@@ -7,7 +7,18 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Model, OldOut, Out, Quiet, one_place, show
+from anesurgery.commands.options import (
+    Aim,
+    Function,
+    Json,
+    Model,
+    OldOut,
+    Out,
+    Quiet,
+    check_page,
+    one_place,
+    show,
+)
 from anesurgery.commands.waiting import load_engine, progress
 
 
@@ -41,7 +52,19 @@ def compress(
         Path | None,
         typer.Option(help="A folder of finished weights: a run that was killed goes on from there."),
     ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    html: Annotated[Path | None, typer.Option(help="A page to write.", show_default=False)] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="A plot of size against loss to write: .png, .svg or .pdf.", show_default=False),
+    ] = None,
+    against: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A mode of coremltools to measure beside it, as palettize-4; repeat. Some with --plot.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT, --html and --plot if they exist.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -50,10 +73,13 @@ def compress(
     load_engine(quiet)
     from anesurgery.compressing.chunks import check_out
     from anesurgery.compressing.compression import compress as compressed
+    from anesurgery.compressing.peers import USUAL
     from anesurgery.files import arrays
     from anesurgery.show import compressions
 
     check_out(model, place, overwrite)
+    check_page(html, overwrite)
+    check_page(plot, overwrite)
     samples: list[Any] = [arrays.read(path) for path in inputs]
     options: dict[str, Any] = {
         "target": target,
@@ -64,8 +90,13 @@ def compress(
         "activations": activations,
         "balance": balance,
         "work": work,
+        "against": tuple(against if against is not None else USUAL if plot is not None else ()),
     }
     with progress("weights", quiet or as_json) as told:
         compression = compressed(model, bits, inputs=samples, told=told, **options)
     compression.save(place, overwrite=overwrite)
+    if html is not None:
+        compression.save_html(html)
+    if plot is not None:
+        compression.save_plot(plot)
     show(compression.to_json(), compressions.compression_group(compression), as_json, quiet)

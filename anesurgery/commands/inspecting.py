@@ -15,8 +15,20 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.options import Aim, Function, Json, Model, Quiet, check_page, show
-from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.options import (
+    Aim,
+    Function,
+    Jobs,
+    Json,
+    Model,
+    Quiet,
+    Scheduler,
+    check_page,
+    is_folder,
+    refuse_for_folders,
+    show,
+)
+from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.display import printable
 from anesurgery.errors import SurgeryError
 
@@ -64,11 +76,26 @@ def inspect(
     why: Op = None,
     rates: Rates = None,
     overwrite: Overwrite = False,
+    jobs: Jobs = 1,
+    scheduler: Scheduler = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say where each op of a model runs, why, and which pass repairs it."""
+    """Say where each op of a model runs, why, and which pass repairs it; of a folder, of each model in it."""
     load_engine(quiet)
+    if is_folder(model):
+        asked: dict[str, Any] = {
+            "AFTER": after,
+            "--function": function,
+            "--inputs": inputs,
+            "--measured": measured,
+        }
+        asked |= {"--segments": segments, "--status": status, "--html": html, "--fix": fix, "--why": why}
+        refuse_for_folders({**asked, "--rates": rates})
+        _inspect_folder(model, target, compute_units, (jobs, scheduler), as_json, quiet)
+        return
+    if jobs > 1 or scheduler is not None:
+        raise SurgeryError("--jobs and --scheduler share out the models of a folder; name a folder")
     _check(after, segments=segments, status=status, fix=fix, why=why, as_json=as_json)
     if why is not None:
         _print_why(model, why, target, compute_units, function, as_json=as_json, quiet=quiet)
@@ -92,6 +119,18 @@ def inspect(
         _print_report(first, second, as_json, quiet)
     if status:
         raise typer.Exit(first.status)
+
+
+def _inspect_folder(
+    model: str, target: str | None, units: str | None, where: tuple[int, Any], as_json: bool, quiet: bool
+) -> None:
+    from anesurgery.placement.folders import inspect_folder
+    from anesurgery.show.folder_table import folder_group
+
+    options: dict[str, Any] = {"compute_units": units, "jobs": where[0], "scheduler": where[1]}
+    with progress("models", quiet or as_json) as told:
+        folder = inspect_folder(model, target, told=told, **options)
+    show(folder.to_json(), folder_group(folder), as_json, quiet)
 
 
 def _check(

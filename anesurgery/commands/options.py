@@ -51,6 +51,23 @@ Member = Annotated[
 ]
 
 
+def is_folder(model: str) -> bool:
+    """Is it a folder that may hold models, and no model itself? Chunks and sizes are models."""
+    from anesurgery.placement.folders import is_folder_of_models
+
+    return is_folder_of_models(Path(model).expanduser())
+
+
+def refuse_for_folders(asked: dict[str, Any]) -> None:
+    """Refuse options that are for one model.
+
+    Raises:
+        SurgeryError: one is given; names it.
+    """
+    if named := [name for name, given in asked.items() if given]:
+        raise SurgeryError(f"{named[0]} is for one model; name one in the folder")
+
+
 def complete_steps(incomplete: str) -> list[str]:
     """Complete recipes and passes in the shell, after each comma again."""
     done, comma, word = incomplete.rpartition(",")
@@ -104,6 +121,10 @@ def any_place(out: Path | None, positional: Path | None) -> Path | None:
     return positional if out is None else out
 
 
+Jobs = Annotated[int, typer.Option(min=1, help="Over how many processes of this machine.")]
+Scheduler = Annotated[
+    str | None, typer.Option(help="Address of a Dask scheduler, whose workers do the work.", show_default=False)
+]
 Aim = Annotated[
     str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro", "M4+", "any".')
 ]

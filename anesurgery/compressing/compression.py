@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +32,16 @@ from anesurgery.compressing.form_evidence import (
 )
 from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
+from anesurgery.compressing.peers import Point, points
 from anesurgery.compressing.storing import key_of, shift, store
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, warn
 from anesurgery.facts.logits import logits_of
+from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
+from anesurgery.files.writing import write_atomically
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
@@ -57,6 +61,8 @@ WEIGHT, INPUTS = "weight", "inputs"
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
 LEAVES = "an op that reads it would leave the Neural Engine"
 PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
+PICTURES = (".png", ".svg", ".pdf")
+"""What plots end in."""
 Told = Callable[[int, int], None]
 """(weights done, weights in all)."""
 LeftOut = dict[tuple[str, str], str]
@@ -121,6 +127,8 @@ class Compression(Drawn):
     """What the reader must know: doubts, and chips of which nothing is known."""
     balanced: tuple[Balanced, ...] = ()
     """The values whose channels were scaled with the weights that read them, and why others were not."""
+    points: tuple[Point, ...] = ()
+    """The modes of coremltools that were asked for, on the same samples."""
 
     @property
     def model(self) -> Any:
@@ -134,6 +142,30 @@ class Compression(Drawn):
             LoadError: the path exists, is the input, has another suffix, or cannot be written.
         """
         return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
+
+    def save_html(self, path: str | os.PathLike[str]) -> Path:
+        """Write the report as one HTML file that needs no network, atomically; an existing one is replaced.
+
+        Raises:
+            SurgeryError: it cannot be written.
+        """
+        return arrays.write_text(Path(path).expanduser(), drawn(self, "page"))
+
+    def save_plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw size against loss, with the points, by matplotlib; an existing file is replaced.
+
+        Args:
+            path: ends in .png, .svg or .pdf.
+
+        Raises:
+            SurgeryError: it ends otherwise, no sample was held out, or matplotlib is not installed.
+        """
+        place = Path(path).expanduser()
+        if place.suffix not in PICTURES:
+            raise SurgeryError(f"{place} ends in {place.suffix!r}; plots end in {', '.join(PICTURES)}")
+        picture = drawn(self, "plot", place.suffix[1:])
+        write_atomically(place.absolute(), lambda at: at.write_bytes(picture), overwrite=True)
+        return place
 
     @property
     def chooses(self) -> bool:
@@ -157,6 +189,10 @@ class Compression(Drawn):
             "time": None if self.time is None else self.time.to_json(),
             "on_engine": list(self.on_engine),
             "balanced": [one.to_json() for one in self.balanced],
+            "points": [
+                {"mode": one.mode, "bytes": one.bytes, "loss": _loss_json(one.loss, self.chooses)}
+                for one in self.points
+            ],
             "notes": list(self.notes),
             "weights": [one.to_json() for one in self.weights],
         }
@@ -183,6 +219,7 @@ def compress(
     function: str | None = None,
     smallest: int = SMALLEST,
     work: str | os.PathLike[str] | None = None,
+    against: Sequence[str] = (),
     told: Told | None = None,
 ) -> Compression:
     """Compress the weights of a model, each corrected for what the ops that read it see.
@@ -212,6 +249,8 @@ def compress(
         smallest: weights of no more elements stay as they are.
         work: a folder where finished weights are kept, so that a run that was killed goes on where it was, to
             the same bytes. What a folder holds of other models or settings is left alone.
+        against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
+            report and its plot.
         told: called after each weight with how many are done, and how many there are.
 
     Returns:
@@ -228,7 +267,7 @@ def compress(
     _check(bits, for_, mixed)
     _check_activations(bits, mixed, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
-    given = ProgramChain.read(model) if is_chunked(model) else MLProgram.read(model)
+    given = _read(model)
     edited = given.clone()
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
@@ -247,7 +286,27 @@ def compress(
     for words in samples.doubts:
         warn(f"compress: {words}")
     found = _result(given, edited, weights, samples, plan, (before, after), doubts)
-    return replace(found, balanced=tuple(scaled))
+    theirs, reasons = points(given, against, smallest, partial(_measured, given, samples, name))
+    notes = (*found.notes, *reasons)
+    return replace(found, balanced=tuple(scaled), points=tuple(theirs), notes=notes)
+
+
+def _read(model: Any) -> MLProgram:
+    """A model, or one that was read already."""
+    if isinstance(model, MLProgram):
+        return model
+    return ProgramChain.read(model) if is_chunked(model) else MLProgram.read(model)
+
+
+def _measured(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
+    """Bytes of the weights of another form of a model, and its loss on the samples held out.
+
+    Raises:
+        SurgeryError: there are none.
+    """
+    if not samples.held_out:
+        raise SurgeryError("against= compares by samples that are held out; give two or more")
+    return _bytes(other), _loss(given, other, samples.held_out, name)
 
 
 def _check(bits: float, purpose: str, mixed: bool | None) -> None:

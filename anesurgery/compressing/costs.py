@@ -71,6 +71,13 @@ class Cost:
         """Share of rows whose largest entry is the same; 1 where no output has rows."""
         return sum(s.agree for s in self.sums.values()) / self.rows if self.rows else 1.0
 
+    def words(self, chooses: bool) -> str:
+        """What the outputs lose; KL and top-1 where they choose among classes or tokens."""
+        if self.psnr == math.inf:
+            return "identical"
+        rows = f"KL {self.kl:.3g} nats, same top-1 {self.top1:.1%}, " if chooses else ""
+        return f"{rows if self.rows else 'no row is all finite, '}PSNR {self.psnr:.1f} dB"
+
 
 def _measure(sums: _Sums, a: Tensor, b: Tensor) -> None:
     """Take in the rows of one output of one run; what the reference itself makes infinite is left out."""

@@ -12,9 +12,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +35,7 @@ from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard, share
+from anesurgery.files.sharing import workers
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import images
 from anesurgery.interpret.forks import Fork, Forks
@@ -149,7 +148,8 @@ def sensitivity(
     function: str | None = None,
     smallest: int = SMALLEST,
     shard: Shard | str | None = None,
-    processes: int = 1,
+    jobs: int = 1,
+    scheduler: Any = None,
     seed: int = 0,
     told: Told | None = None,
 ) -> Sensitivity:
@@ -164,10 +164,12 @@ def sensitivity(
         function: which function; `main` or the first by default.
         smallest: weights of no more elements are left as they are, by coremltools too.
         shard: which share of the weights, as (3, 8) or "3/8"; `merge` joins the results.
-        processes: over how many processes of this machine that share is spread.
+        jobs: over how many processes of this machine that share is spread.
+        scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model
+            under the same path; one in memory is written to a temporary folder.
         seed: of sampled inputs.
-        told: called after each weight with how many are done, and how many there are; with several processes
-            after each process.
+        told: called after each weight with how many are done, and how many there are; of shares with
+            workers.
 
     Returns:
         The `Sensitivity`: for each weight its bytes, and for each mode the KL divergence in nats and the PSNR
@@ -177,10 +179,10 @@ def sensitivity(
         SurgeryError: an unknown mode or share, no data, or a mode that the model's opset cannot hold.
     """
     chosen, part = [read_mode(name) for name in modes], share(shard)
-    if processes > 1:
+    if jobs != 1 or scheduler is not None:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
         held = model if isinstance(model, (str, os.PathLike)) else load(model)
-        return _spread(held, data, tuple(modes), part, processes, options, told)
+        return _spread(held, data, tuple(modes), part, (jobs, scheduler), options, told)
     loaded = load(model)
     pictures = images(loaded.described_inputs)
     samples = _samples(
@@ -282,25 +284,19 @@ def _spread(
     data: Any,
     modes: tuple[str, ...],
     part: Shard,
-    processes: int,
+    where: tuple[int, Any],
     options: Mapping[str, Any],
     told: Told | None,
 ) -> Sensitivity:
-    """The shares of one share, each in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else model
+    """The shares of one share, each by a worker."""
+    with tempfile.TemporaryDirectory() as folder, workers(*where) as those:
+        path = save(model, Path(folder, "m.mlpackage")) if isinstance(model, Loaded) else Path(model)
         values = None if data is None else _samples(data, dict)
-        shares = [part.share(number, processes) for number in range(1, processes + 1)]
-        with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-            tasks = [pool.submit(_one, str(path), values, modes, s.words, dict(options)) for s in shares]
-            done = 0
-            for task in as_completed(tasks):
-                found = Sensitivity.from_json(task.result())
-                done += len(found.rows)
-                if told is not None:
-                    told(done, len(part.of(range(found.total))))
-            first, *others = [Sensitivity.from_json(task.result()) for task in tasks]
-    return replace(first.merge(*others), source=None if path is not model else Path(path))
+        shares = [part.share(number, those.count) for number in range(1, those.count + 1)]
+        tasks = [(str(path.absolute()), values, modes, one.words, dict(options)) for one in shares]
+        count = None if told is None else lambda done: told(done, those.count)
+        first, *others = map(Sensitivity.from_json, those.each(_one, tasks, count))
+    return replace(first.merge(*others), source=None if isinstance(model, Loaded) else path)
 
 
 def _one(path: str, data: Any, modes: Sequence[str], shard: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from rich import box
 from rich.console import Group
 from rich.filesize import decimal
@@ -25,12 +23,12 @@ def compression_group(compression: Compression) -> Group:
         table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
     count = len(compression.compressed)
     more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
-    first, *lines = _lines(compression)
+    first, *lines = whole_lines(compression)
     return Group(plain(first, style="bold"), table, *more, *map(plain, lines))
 
 
-def _lines(compression: Compression) -> list[str]:
-    """What holds for the whole."""
+def whole_lines(compression: Compression) -> list[str]:
+    """What holds for the whole, the first a sentence."""
     before, after = compression.bytes
     lines = [
         f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
@@ -38,11 +36,12 @@ def _lines(compression: Compression) -> list[str]:
         "error: of the products on those samples, squared, as a share; rounded: without correction",
     ]
     if compression.loss is not None:
-        loss = compression.loss
-        rows = f"KL {loss.kl:.3g} nats, same top-1 {loss.top1:.1%}, " if compression.chooses else ""
-        rows = rows if loss.rows else "no row is all finite, "
-        near = "identical" if loss.psnr == math.inf else f"{rows}PSNR {loss.psnr:.1f} dB"
-        lines.append(f"on {compression.samples[1]} samples held out: {near}")
+        words = compression.loss.words(compression.chooses)
+        lines.append(f"on {compression.samples[1]} samples held out: {words}")
+        lines += [
+            f"coremltools' {one.mode}: {decimal(one.bytes)}, {one.loss.words(compression.chooses)}"
+            for one in compression.points
+        ]
     lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
     if compression.time is not None:
         lines.append(str(compression.time))

@@ -130,7 +130,7 @@ def _exactness(surgery: Surgery) -> str:
     """How near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
         return _outputs(surgery.proof)
-    return "; ".join(["values are rounded to fp16 now"] * _rounds(surgery) + [_by_edits(surgery)])
+    return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 
 def _by_edits(surgery: Surgery) -> str:

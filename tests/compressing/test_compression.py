@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.compressing.compression import _check_finite
-from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose, evidence
+from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose
 from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.standing import placed
@@ -317,18 +317,6 @@ def test_the_form_of_an_older_opset() -> None:
 
 SPEED = {"M5": Target.parse("M5"), "M1": Target.parse("M1"), "any": Target.parse("any")}
 COMPUTE, READ = frozenset((COMPUTING,)), frozenset((READING,))
-
-
-def test_no_form_is_slower_by_evidence() -> None:
-    """For each chip, width and bits: what is chosen for speed is called slower by no row of its generation."""
-    for chip, bits, bounds in ((c, b, w) for c in SPEED for b in (1, 2, 3, 4, 6, 8) for w in (COMPUTE, READ)):
-        form = choose(bits, SPEED[chip], bounds, 9, "speed").form or ""
-        against = [
-            one
-            for one in evidence()
-            if form.startswith(one.form) and one.bound in bounds and one.family in SPEED[chip].families
-        ]
-        assert all(one.speed >= 1 for one in against), (chip, bits, form)
 
 
 def test_wide_products_on_an_m5_get_plain_numbers_not_a_palette() -> None:

@@ -119,7 +119,7 @@ def test_shares_merge_to_the_whole(package: Path, found: Sensitivity) -> None:
 
 @pytest.mark.slow
 def test_processes_give_what_one_gives(package: Path, found: Sensitivity) -> None:
-    assert sensitivity(package, DATA, MODES, smallest=256, processes=2).rows == found.rows
+    assert sensitivity(package, DATA, MODES, smallest=256, jobs=2).rows == found.rows
 
 
 def test_a_share_of_a_share() -> None:

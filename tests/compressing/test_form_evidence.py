@@ -1,0 +1,138 @@
+"""No form is picked that published times call slower than fp16 on the target: all chips, bits and products."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.compressing import form_evidence
+from anesurgery.compressing.form_evidence import (
+    BITS,
+    COMPUTING,
+    READING,
+    Choice,
+    Evidence,
+    choose,
+    choose_activations,
+    evidence,
+)
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.fitting import family_of
+from anesurgery.placement.target import Target
+
+COUNTS = sorted({bits for each in BITS.values() for bits in each})
+BOUNDS = [frozenset(some) for some in ((READING,), (COMPUTING,), (READING, COMPUTING))]
+VERSIONS = (7, 8, 9, 10)
+CHIPS = Target.parse("any").chips
+CASES = list(itertools.product((*CHIPS, "any", "M4+"), COUNTS, BOUNDS, VERSIONS))
+Picks = Callable[..., Choice]
+
+
+def against(form: str, target: Target, bounds: frozenset[str]) -> list[Evidence]:
+    """What was published of a form on a generation of the target that calls it slower."""
+    kind = form.rstrip("0123456789") if form.startswith("palette") else form
+    return [
+        one
+        for one in evidence()
+        if one.form == kind and one.bound in bounds and one.family in target.families and one.speed < 1
+    ]
+
+
+def slower(pick: Picks, purpose: str = "speed") -> Iterator[tuple[Any, ...]]:
+    """The cases in which something is picked that evidence speaks against."""
+    for chip, bits, bounds, version in CASES:
+        target = Target.parse(chip)
+        form = pick(bits, target, bounds, version, purpose).form
+        if form is not None and against(form, target, bounds):
+            yield chip, bits, bounds, version, form
+
+
+def test_there_is_evidence_against_forms() -> None:
+    """Else the tests below could not fail."""
+    assert len({one.form for one in evidence() if one.speed < 1}) >= 1
+    assert {one.bound for one in evidence()} == {READING, COMPUTING}
+    assert len(CHIPS) > 10
+
+
+def test_no_form_is_slower_by_evidence() -> None:
+    assert list(slower(choose)) == []
+
+
+def smallest(bits: int, target: Target, bounds: frozenset[str], version: int, purpose: str) -> Choice:
+    """The wrong version: the first form of the bits, whatever is known of it."""
+    return choose(bits, target, bounds, version, "size")
+
+
+def of_one_bound(bits: int, target: Target, bounds: frozenset[str], version: int, purpose: str) -> Choice:
+    """The wrong version: looks at products of few positions alone."""
+    return choose(bits, target, frozenset((READING,)), version, purpose)
+
+
+@pytest.mark.parametrize("wrong", [smallest, of_one_bound])
+def test_wrong_versions_are_noticed(wrong: Picks) -> None:
+    assert list(slower(wrong))
+
+
+def test_what_nothing_is_known_of_is_slower_on_no_other_chip() -> None:
+    for chip, bits, bounds, version in CASES:
+        found = choose(bits, Target.parse(chip), bounds, version, "speed")
+        if found.form is not None and found.why.startswith("nothing is known"):
+            assert not against(found.form, Target.parse("any"), bounds), (chip, found)
+
+
+def test_older_formats_get_what_they_hold() -> None:
+    for chip, bits, bounds, version in CASES:
+        for purpose in form_evidence.PURPOSES:
+            form = choose(bits, Target.parse(chip), bounds, version, purpose).form
+            assert version >= 9 or form not in form_evidence.NEWER
+
+
+def test_every_choice_says_why() -> None:
+    for chip, bits, bounds, version in CASES:
+        found = choose(bits, Target.parse(chip), bounds, version, "speed")
+        assert found.why
+        assert found.form is None or int(found.form.lstrip("abcdefghijklmnopqrstuvwxyz")) >= bits
+
+
+def test_inputs_of_8_bits_are_taken_only_where_they_are_as_fast_on_average() -> None:
+    for chip, bounds in itertools.product(CHIPS, BOUNDS):
+        target = Target.parse(chip)
+        here = [
+            one
+            for one in form_evidence._published((form_evidence.W8A8,))
+            if one.bound in bounds and one.family in target.families
+        ]
+        found = choose_activations(target, bounds, "speed")
+        slow = [one.speed for one in here if one.speed < 1]
+        assert found.inputs or slow, (chip, bounds)
+        assert not (found.inputs and here and len(slow) == len(here)), (chip, bounds)
+
+
+def products(rows: int) -> Program:
+    """A product of so many positions, and a convolution."""
+    weight = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float16) / 8
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 1, rows), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        x = mb.relu(x=mb.conv(x=x, weight=weight.reshape(64, 64, 1, 1)))
+        rows = mb.transpose(x=mb.squeeze(x=x, axes=[2]), perm=[0, 2, 1])
+        return mb.linear(x=rows, weight=weight[::-1].copy(), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("purpose", form_evidence.PURPOSES)
+@pytest.mark.parametrize("chip", {family_of(chip): chip for chip in CHIPS}.values())
+def test_no_op_leaves_the_engine(chip: str, purpose: str) -> None:
+    """On a chip of each generation."""
+    rng = np.random.default_rng(4)
+    for rows in (1, 256):
+        given = [{"x": rng.standard_normal((1, 64, 1, rows)).astype(np.float16)} for _ in range(8)]
+        found = ane.compress(products(rows), 4, inputs=given, target=chip, for_=purpose, mixed=False)
+        assert found.on_engine[1] >= found.on_engine[0]
+        assert len(found.weights) == 2

@@ -118,7 +118,7 @@ def apply(
     prove: str | None = "sites",
     require: str | None = None,
     compressed: str = "keep",
-    inputs: Mapping[str, Array] | None = None,
+    inputs: Any = None,
     quiet: bool = False,
     seed: int = 0,
 ) -> Surgery:
@@ -139,7 +139,8 @@ def apply(
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
             plain numbers, "reencode" encodes them in the form they had; the notes state the error.
-        inputs: for the comparison of whole models; sampled by default.
+        inputs: arrays by input name, for the comparison of whole models, sampled by default; or a list of such,
+            which passes that calibrate take, and of which the first is compared by.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 
@@ -167,6 +168,7 @@ def apply(
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
+    session.inputs = inputs
     session.timings["load"] = time.perf_counter() - started
     misfits = _misfits(recipe, edited, session)
     try:
@@ -193,7 +195,8 @@ def apply(
     if original is not None and (lossy or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
         how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
-        _prove_model(original, surgery, inputs, quiet, **how)
+        first = inputs if inputs is None or isinstance(inputs, Mapping) else next(iter(inputs), None)
+        _prove_model(original, surgery, first, quiet, **how)
     return surgery
 
 

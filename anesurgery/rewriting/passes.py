@@ -231,6 +231,7 @@ def subject_of(steps: Iterable[Pass]) -> type[Subject]:
 
 def run_on(step: Pass, subject: Subject, session: Session) -> None:
     """Run a pass on the graphs of a model that are edited."""
+    session.whole = subject
     for graph in subject.chosen:
         session.spec = subject.spec_of(graph)
         run_pass(step, graph, session)

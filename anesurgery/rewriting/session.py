@@ -93,6 +93,10 @@ class Session(Report):
     """The inputs and outputs that are images, which keep their type."""
     wired: bool = False
     """Are its graphs the members of a pipeline, whose interfaces must stay?"""
+    whole: Any = None
+    """The model, a `Subject`, of which a graph is edited; None where a graph alone is."""
+    inputs: Any = None
+    """What the caller gave to compare by, or to calibrate with: arrays by input name, or a list of such."""
     spec: Any = None
     """The specification that describes the inputs of the graph that is edited."""
     seed: int = 0
@@ -123,6 +127,7 @@ class Session(Report):
             prove_sites=self.prove_sites if prove_sites is None else prove_sites,
             images=self.images,
             wired=self.wired,
+            inputs=self.inputs,
             spec=self.spec,
             seed=self.seed,
             assume=self.assume,

@@ -1,0 +1,125 @@
+"""Weights take the form that the target runs fast, each corrected by what the ops that read it see.
+
+Before::
+
+    main(%x: 1x8x64xfp16) {
+      %y: 1x8x64xfp16 = linear(x=%x, weight=const<64x64xfp16>, bias=const<64xfp16>)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x8x64xfp16) {
+      %w_int4: 64x64xfp16 = constexpr_blockwise_shift_scale(data=const<64x64xint4>, scale=const<64x1xfp16>)
+      %y: 1x8x64xfp16 = linear(x=%x, weight=%w_int4, bias=const<64xfp16>)
+      return %y
+    }
+
+It is `anesurgery.compress` as a step of a recipe, or after one: the samples, some dozens of real ones, are its
+`inputs`, or those of the surgery; sampled ones by default, which say little about a trained model. The model is
+compressed as a whole, every function and every member of a pipeline. The report has a line for each weight with
+its form, and in the notes the loss on the samples that were held out.
+
+Refuses when a weight has no form that is fast by evidence, when an op that reads it would leave the Neural
+Engine, and when one member of a pipeline is asked for alone.
+
+Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
+is that of docs/compression.md.
+
+Grade: none: weights are rounded; outputs are compared on samples held out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.compressing.compression import Compression, compress
+from anesurgery.files.package import Loaded
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.rewriting.ml_program import MLProgram
+
+ROUNDED = "weights are rounded: the notes have the loss on samples held out"
+SAMPLED = "corrected by sampled inputs, which say little about a trained model: give inputs="
+SAMPLES = 12
+"""That are drawn where none are given: enough that some are held out."""
+
+
+@dataclass(frozen=True)
+class CompressWeights(Pass):
+    """Smaller weights, corrected by samples."""
+
+    name: ClassVar[str] = "compress_weights"
+    follows: ClassVar[tuple[str, ...]] = ("*",)
+    rounds: ClassVar[bool] = True
+    essential: ClassVar[bool] = True
+    bits: float = 4
+    """Of a number; for speed a weight may get more, where a form of so few is slow."""
+    for_: str = "speed"
+    """"speed" takes no form that is slower than fp16 by published times; "size" takes palettes."""
+    inputs: Any = field(default=None, compare=False)
+    """Samples, a list of dictionaries of arrays by input name; those of the surgery by default."""
+    target: str | None = None
+    """Chips and OS, as "M5"; that of the surgery by default."""
+    more: Any = field(default=None, compare=False)
+    """Other options of `anesurgery.compress` by name, as {"mixed": True, "jobs": 4}."""
+
+    def run(self, program: Program, session: Session) -> None:
+        """Compress the whole model when its first program comes."""
+        whole = MLProgram(Loaded(program)) if session.whole is None else session.whole
+        if len(whole.chosen) != len(whole.graphs):
+            reason = Refusal("a pipeline is compressed as a whole; leave member= out")
+            session.refusals.append((self.name, reason))
+        elif program is whole.graphs[0]:
+            options = {"for_": self.for_, "target": self.target or session.target, **(self.more or {})}
+            compression = compress(whole, self.bits, inputs=self.samples(whole, session), **options)
+            self.record(compression, session)
+            for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):
+                old.functions.clear()
+                old.functions.update(new.functions)
+
+    def samples(self, whole: MLProgram, session: Session) -> Any:
+        """What is given to the pass or to the surgery, or sampled."""
+        given = session.inputs if self.inputs is None else self.inputs
+        if given is not None:
+            return given
+        session.notes.append(f"{self.name}: {SAMPLED}")
+        model = Predictor(whole.mlmodel() if session.wired else whole.loaded)
+        return [model.sample(session.seed + number) for number in range(SAMPLES)]
+
+    def record(self, compression: Compression, session: Session) -> None:
+        """A change for each weight, the reasons of those that stay, and what holds for the whole."""
+        function = next(iter(compression.subject.graphs[0].functions.values()))
+        edits = an.GraphEdits(self, session, function)
+        for row in compression.compressed:
+            edits.record(row.ops[0] if row.ops else row.weight, f"{row.form}: {row.why}", unchecked=ROUNDED)
+        stay = dict.fromkeys(row.why for row in compression.weights if not row.form)
+        session.refusals += [(self.name, Refusal(reason)) for reason in stay]
+        if compression.compressed:
+            session.notes += [f"{self.name}: {line}" for line in summary(compression)]
+
+
+def summary(compression: Compression) -> list[str]:
+    """Bytes, the loss and the doubts, in words."""
+    before, after = compression.bytes
+    lines = [f"weights: {before:,} to {after:,} bytes, by {compression.samples[0]} samples"]
+    if compression.loss is not None:
+        lines.append(
+            f"on {compression.samples[1]} samples held out: {compression.loss.words(compression.chooses)}"
+        )
+    return [*lines, *compression.notes]
+
+
+def example() -> Program:
+    """A linear of numbers that 4 bits hold."""
+    weight = (np.arange(64 * 64).reshape(64, 64) * 7 % 15 - 7).astype(np.float16) / 64
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 64), an.types.fp16)], opset_version=an.ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.linear(x=x, weight=mb.const(val=weight, name="w"), bias=np.ones(64, np.float16), name="y")
+
+    return program

@@ -1,0 +1,19 @@
+"""Any model with smaller weights, corrected by samples.
+
+`compressed` is `anesurgery.compress` as a recipe: it takes a package with any number of functions, those of a
+cache among them, and a pipeline. What a chip needs before comes first, by name or by recipe::
+
+    recipes.compressed("model.mlpackage", bits=4, inputs=samples, target="M5").save("small.mlpackage")
+    ane.apply("vit.mlpackage", ["vit_ane", ane.passes.CompressWeights(bits=8, inputs=samples)], target="M1")
+
+Chunks are compressed by `anesurgery.compress`, which takes their folder.
+"""
+
+from __future__ import annotations
+
+import math
+
+from anesurgery.passes.compress_weights import CompressWeights
+from anesurgery.surgery import Recipe
+
+compressed = Recipe(name="compressed", steps=(CompressWeights(),), psnr=-math.inf)

@@ -24,7 +24,7 @@ from anesurgery.files import progress
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import call_of
 from anesurgery.files.writing import check_place
-from anesurgery.mil import Array, Program, exclusive
+from anesurgery.mil import Program, exclusive
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
@@ -166,9 +166,9 @@ def apply(
     original, edited = (subject, subject.clone()) if stays else (None, subject)
     start = _Start.of(subject, original, recipe, target)
     check_assumed(assume or {}, edited.chosen)
-    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, inputs=inputs)
+    session.assume = assume or {}
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
-    session.inputs = inputs
     session.timings["load"] = time.perf_counter() - started
     misfits = _misfits(recipe, edited, session)
     try:
@@ -191,12 +191,10 @@ def apply(
     check_interface(start.interface, edited.interface, session)
     surgery = _surgery(start, edited, steps, session, end)
     check_grades(surgery.changes, require)
-    lossy = is_lossy(session.recoded)
-    if original is not None and (lossy or prove in ("model", "both")):
+    if original is not None and ((lossy := is_lossy(session.recoded)) or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
         how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
-        first = inputs if inputs is None or isinstance(inputs, Mapping) else next(iter(inputs), None)
-        _prove_model(original, surgery, first, quiet, **how)
+        _prove_model(original, surgery, inputs, quiet, **how)
     return surgery
 
 
@@ -386,15 +384,15 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
     return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(
-    original: Subject, surgery: Surgery, inputs: Mapping[str, Array] | None, quiet: bool, **how: Any
-) -> None:
+def _prove_model(original: Subject, surgery: Surgery, inputs: Any, quiet: bool, **how: Any) -> None:
     """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
 
     Raises:
         ProofError: the outputs differ by more than promised.
     """
     started = time.perf_counter()
+    if inputs is not None and not isinstance(inputs, Mapping):
+        inputs = next(iter(inputs), None)
     used, gate = {change.pass_name for change in surgery.changes}, how["gate"]
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used

@@ -440,6 +440,12 @@ ENGINE_PARTS = {
     "cache_as_io": {"interpret.predictor"},
     "channel_scales": {"placement.memory"},
     "clamp_values": {"checking.ranges"},
+    "compress_weights": {
+        "compressing.compression",
+        "files.package",
+        "interpret.predictor",
+        "rewriting.ml_program",
+    },
     "fold_constants": {"checking.host_values"},
     "fold_layer_constants": {"files.protobuf"},
     "fuse_exponential": {"facts.written_exponentials"},
@@ -575,7 +581,7 @@ def test_an_edit_by_hand_would_be_found(line: str) -> None:
     assert BY_HAND.search(line)
 
 
-UNCOMPARED = {"compute_fp16": "ROUNDED", "scale_ranges": "WHOLE"}
+UNCOMPARED = {"compress_weights": "ROUNDED", "compute_fp16": "ROUNDED", "scale_ranges": "WHOLE"}
 """Pass over ops -> the constant with the reason why its edits are not compared one by one."""
 
 

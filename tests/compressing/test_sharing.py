@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from children import HUNG
 from typer.testing import CliRunner
 
 import anesurgery as ane
@@ -193,5 +194,5 @@ def test_processes_end_with_what_started_them(tmp_path: Path) -> None:
     assert below
     one.send_signal(signal.SIGKILL)
     one.communicate()
-    _, left = psutil.wait_procs(below, timeout=60)
+    _, left = psutil.wait_procs(below, timeout=HUNG)
     assert not left

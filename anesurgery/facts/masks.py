@@ -345,7 +345,11 @@ def against_causal_attention(op: Operation) -> Refusal | None:
 
 def causal_window(op: Operation) -> int | Refusal:
     """The reach of a causal attention, from the farthest key that a query sees to its own; or why it is not."""
-    chain = mask_chain(op)
+    return window_of(mask_chain(op), op)
+
+
+def window_of(chain: Chain | Refusal | None, op: Operation) -> int | Refusal:
+    """The same, of the chain of mask ops that stands before an op."""
     if chain is None:
         return Refusal("nothing is masked", op)
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)

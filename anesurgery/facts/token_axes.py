@@ -6,8 +6,9 @@ From the input on, each value that depends on the tokens has labels on its axes:
 * `SEEN`: one column for each token that is looked at (attention scores);
 * `WEIGHTS`: the same after a causal softmax, so that what lies ahead of a token weighs nothing.
 
-An op that mixes tokens in another way than causal attention does is a refusal. What is left then depends, for
-each token, on that token and on the keys and values of those before it: a cache of these is enough.
+An op that mixes tokens in another way than causal attention or a convolution that looks back is a refusal.
+What is left then depends, for each token, on that token and on what was looked at of those before it: a cache
+of this is enough.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from anesurgery.errors import Refusal
-from anesurgery.facts.attention import mask_chain
-from anesurgery.facts.masks import causal_window
-from anesurgery.mil import Block, Operation, Var, operands, static_shape
-from anesurgery.ops import LOOKUPS, MOVING, names
+from anesurgery.facts import causal_windows
+from anesurgery.facts.attention import chain_to, mask_chain
+from anesurgery.facts.masks import causal_window, window_of
+from anesurgery.facts.sinks import is_maximum_of, masked_scores, shifted_by_maximum
+from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape
+from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.meaning import Operand, Place
 from anesurgery.semantics.moving_rows import staying
 from anesurgery.semantics.reading import flag, ints
@@ -60,6 +63,20 @@ class Tokens:
     """Softmax or fused attention -> how many tokens each one sees at most, itself counted."""
     masks: dict[object, int | Refusal] = field(default_factory=dict)
     """The window of each mask, or why it is not causal; all layers share one, as a rule."""
+    reaches: dict[Operation, int] = field(default_factory=dict)
+    """Convolution along the tokens -> how many before its own each result looks at."""
+    zeros: dict[Var, Operation] = field(default_factory=dict)
+    """What has zeros before the first token -> the pad that puts them there."""
+    beyond: dict[Var, int] = field(default_factory=dict)
+    """What holds more than the tokens, behind them -> the axis."""
+    first: dict[Operation, int] = field(default_factory=dict)
+    """Slice that takes the tokens, and nothing behind them -> the axis of its result."""
+
+    @property
+    def length(self) -> int:
+        """How many tokens are given."""
+        var = next(iter(self.axes))
+        return int(var.shape[self.new_axis(var)])
 
     def new_axis(self, var: Var) -> int:
         """The axis of a value that holds the given tokens."""
@@ -84,7 +101,8 @@ def follow(block: Block, inputs: Mapping[Var, int]) -> Tokens | Refusal:
             return Refusal(made.reason, op)
         found.axes |= dict.fromkeys(op.outputs, made)
         found.tables[op] = tables(op, found)
-    lost = [v for v in block.outputs if NEW not in found.axes.get(v, {}).values()]
+    more = [v for v in block.outputs if v in found.beyond or v in found.zeros]
+    lost = [v for v in block.outputs if NEW not in found.axes.get(v, {}).values()] + more
     if lost:
         return Refusal(f"the output %{lost[0].name} has no axis of tokens", lost[0].op)
     return found
@@ -122,7 +140,7 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
         columns = {out.rank - 2: NEW, out.rank - 1: SEEN}
         places = {} if mask is None else {mask: [a + shift for a in range(mask.rank)]}
         return _long(places, columns)
-    if op.op_type in RULES:
+    if op.op_type in FREE_OF_TABLES:
         return {}
     return _long({o.var: o.places for o in axes_of(op) or () if o.var not in tokens.axes}, labels)
 
@@ -145,6 +163,10 @@ Made: TypeAlias = "Axes | Refusal"
 
 def labels_of(op: Operation, tokens: Tokens) -> Made:
     """The labels of what an op makes, or why the tokens cannot be followed through it."""
+    if any(v in tokens.beyond for _, v in operands(op)):
+        return _beyond(op, tokens)
+    if op.op_type != "conv" and any(v in tokens.zeros for _, v in operands(op)):
+        return Refusal("it reads tokens with zeros before the first one, as only a convolution may")
     return RULES.get(op.op_type, _carried)(op, tokens)
 
 
@@ -252,6 +274,108 @@ def _fused(op: Operation, tokens: Tokens) -> Made:
     return {op.query.rank - 2: NEW}
 
 
+def _conv(op: Operation, tokens: Tokens) -> Made:
+    """A window along the tokens that looks back; what it reads is kept, as keys are."""
+    labels = tokens.axes.get(op.x, {})
+    axis = next((a for a, label in labels.items() if label == NEW), 0)
+    pad = tokens.zeros.get(op.x)
+    if op.weight in tokens.axes or (pad is None and (axis < 2 or causal_windows.pointwise(op, axis))):
+        return _carried(op, tokens)
+    zeros = causal_windows.zeros_before(pad, axis) if pad is not None else 0
+    if isinstance(zeros, Refusal) or set(labels.values()) != {NEW}:
+        return Refusal("it does not hold the tokens on one axis") if not isinstance(zeros, Refusal) else zeros
+    reach = causal_windows.reach(op, axis, zeros)
+    if isinstance(reach, Refusal):
+        return reach
+    out, source = op.outputs[0], op.x if pad is None else pad.x
+    tokens.looked_at[op, "x"] = source
+    tokens.reaches[op] = reach
+    if out.shape[axis] != source.shape[axis]:
+        tokens.beyond[out] = axis
+    return {axis: NEW}
+
+
+def _pad(op: Operation, tokens: Tokens) -> Made:
+    """Zeros before the first token, for a convolution to look at."""
+    labels = tokens.axes[op.x]
+    moved = [a for a, label in labels.items() if op.x.shape[a] != op.outputs[0].shape[a]]
+    if not moved:
+        return _carried(op, tokens)
+    zeros = causal_windows.zeros_before(op, moved[0])
+    if isinstance(zeros, Refusal):
+        return zeros
+    tokens.zeros[op.outputs[0]] = op
+    return labels
+
+
+def _concat(op: Operation, tokens: Tokens) -> Made:
+    """Scores of sinks, which are no tokens, may stand behind those of the tokens."""
+    first, rest = op.values[0], op.values[1:]
+    labels, along = tokens.axes.get(first, {}), (ints(op, "axis") or [0])[0] % op.outputs[0].rank
+    if labels.get(along) != SEEN or any(v in tokens.axes for v in rest):
+        return _carried(op, tokens)
+    tokens.beyond[op.outputs[0]] = along
+    return _opened(labels)
+
+
+def _reduce_max(op: Operation, tokens: Tokens) -> Made:
+    """The maximum of scores, where it is only taken away before their softmax: that changes nothing."""
+    labels = tokens.axes[op.x]
+    along = next((a for a, label in labels.items() if label == SEEN), -1)
+    if not is_maximum_of(op, along):
+        return _carried(op, tokens)
+    return {a: label for a, label in labels.items() if a != along}
+
+
+def _sub(op: Operation, tokens: Tokens) -> Made:
+    """Scores without their maximum are scores."""
+    if op.x in tokens.axes and SEEN in tokens.axes[op.x].values() and shifted_by_maximum(op):
+        return tokens.axes[op.x]
+    return _carried(op, tokens)
+
+
+def _beyond(op: Operation, tokens: Tokens) -> Made:
+    """What holds more than the tokens is changed element by element, weighed, or cut to the tokens."""
+    out, held = op.outputs[0], [v for _, v in operands(op) if v in tokens.beyond]
+    axis = tokens.beyond[held[0]]
+    if len({(tokens.beyond[v] - v.rank) for v in held}) > 1:
+        return Refusal("it reads what stands behind the tokens")
+    if op.op_type in ("slice_by_index", "slice_by_size"):
+        return _first(op, axis, tokens)
+    labels = RULES.get(op.op_type, _carried)(op, tokens)
+    if isinstance(labels, Refusal) or op.op_type == "reduce_max":
+        return labels
+    others = [v for _, v in operands(op) if v not in held]
+    if op.op_type == "transpose":
+        axis = (ints(op, "perm")).index(axis)
+    elif op.op_type not in POINTWISE | names("cast softmax") or any(_reaches(v, axis, out) for v in others):
+        return Refusal("it reads what stands behind the tokens")
+    tokens.beyond[out] = axis
+    return labels
+
+
+def _reaches(var: Var, axis: int, out: Var) -> bool:
+    """Has an operand a place for each of an axis of the result?"""
+    at = axis - out.rank + var.rank
+    return at >= 0 and var.shape[at] != 1
+
+
+def _first(op: Operation, axis: int, tokens: Tokens) -> Made:
+    """A slice of the tokens at the beginning of an axis, and of all of the other ones."""
+    x, out, labels = op.x, op.outputs[0], tokens.axes[op.x]
+    whole = [a for a in range(x.rank) if a != axis and a in labels]
+    begin = constant(op.inputs.get("begin"))
+    masks = ints(op, "begin_mask") or [0] * x.rank
+    steps = ints(op, "stride") or [1] * x.rank
+    if begin is None or out.rank != x.rank or any(s != 1 for s in steps):
+        return Refusal("how it takes tokens is not known")
+    starts = all(masks[a] or int(begin[a]) == 0 for a in (axis, *whole))
+    if not starts or out.shape[axis] != tokens.length or any(out.shape[a] != x.shape[a] for a in whole):
+        return Refusal("it takes other than the tokens of what holds more")
+    tokens.first[op] = axis
+    return labels
+
+
 def _softmax(op: Operation, tokens: Tokens) -> Made:
     """A softmax along those that are looked at makes weights of scores."""
     axes, along = tokens.axes[op.x], (ints(op, "axis") or [-1])[0] % op.x.rank
@@ -266,18 +390,31 @@ def _softmax(op: Operation, tokens: Tokens) -> Made:
 
 def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
     """How far a softmax looks back, or why it is not causal; a chain of the same masks is read once."""
-    chain = mask_chain(op)
+    scores = masked_scores(op)
+    chain = mask_chain(op) if scores is op.x else chain_to(scores)
     if chain is None or isinstance(chain, Refusal):
-        return causal_window(op)
+        return window_of(chain, op)
     key = (chain.masks, chain.size, tuple(op.op_type for op in chain.ops))
     if key not in known:
-        known[key] = causal_window(op)
+        known[key] = window_of(chain, op)
     return known[key]
 
 
 Rule: TypeAlias = "Callable[[Operation, Tokens], Made]"
 
-RULES: dict[str, Rule] = {"matmul": _matmul, "scaled_dot_product_attention": _fused, "softmax": _softmax}
+RULES: dict[str, Rule] = {
+    "concat": _concat,
+    "conv": _conv,
+    "matmul": _matmul,
+    "pad": _pad,
+    "reduce_max": _reduce_max,
+    "scaled_dot_product_attention": _fused,
+    "softmax": _softmax,
+    "sub": _sub,
+}
 """Ops in which tokens meet as attention lets them; in all others their labels go where the axes go."""
+
+FREE_OF_TABLES = names("conv matmul softmax")
+"""Ops of which no operand has a row for each token."""
 
 __all__ = ["NEW", "SEEN", "WEIGHTS", "Axes", "Tokens", "follow", "labels_of", "lengthened", "tables"]

@@ -109,6 +109,7 @@ class Tables:
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
     _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
     _blends: dict[tuple[Ring | None, str], tuple[Var, Var]] = field(default_factory=dict)
+    _lasts: dict[tuple[Ring | None, int, str], Var] = field(default_factory=dict)
 
     def cut(self, table: Var, axes: Axes, ring: Ring | None = None) -> Var | None:
         """The rows and columns of a table for this call; None where it cannot be evaluated.
@@ -195,6 +196,29 @@ class Tables:
             stays = self.mb.sub(x=np.ones((1, 1, 1, 1), np_dtype(places)), y=taken, name="stays")
             self._blends[ring, dtype] = stays, places
         return self._blends[ring, dtype]
+
+    def last(self, ring: Ring | None, reach: int, dtype: str) -> Var:
+        """For each of the last tokens before a call, and those of it, a row of zeros with 1 at its slot.
+
+        Rows of tokens before the first one are all zeros.
+
+        Args:
+            ring: what holds the tokens; all of them are kept by default.
+            reach: how many before the call.
+            dtype: of what is kept: "fp16" or "fp32".
+        """
+        key = (ring, reach, dtype)
+        if key not in self._lasts:
+            slots, rows = self.context if ring is None else ring.size, reach + self.length
+            each = np.arange(slots, dtype=np.int32) - np.arange(rows, dtype=np.int32)[:, None] + reach
+            each = (each if ring is None else each % slots)[None, None]
+            found = self.mb.equal(x=self.slot(ring), y=each, name="last")
+            if ring is not None:
+                since = reach - np.arange(rows, dtype=np.int32)[None, None, :, None]
+                read = self.mb.greater_equal(x=self.position, y=since, name="read")
+                found = self.mb.logical_and(x=found, y=read, name="last")
+            self._lasts[key] = self.mb.cast(x=found, dtype=dtype, name="last_places")
+        return self._lasts[key]
 
     def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
         """An op of whole numbers."""

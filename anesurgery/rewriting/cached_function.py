@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import chosen_lengths, rings
+from anesurgery.facts import causal_windows, chosen_lengths, rings
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.protobuf import copy_program
@@ -104,6 +104,8 @@ class CachedFunction:
     """Kept value -> the shape of its store."""
     filled: dict[Kept, Var] = field(default_factory=dict)
     """What is kept -> the operand of a product that looks at all tokens."""
+    rows: dict[Var, Var] = field(default_factory=dict)
+    """Kept value -> the rows of all tokens that are kept, those of this call among them."""
     blends: dict[Shape, dict[int, Var]] = field(default_factory=dict)
     """Store -> place -> what it holds after what is new was blended in."""
     held: dict[Shape, Var] = field(default_factory=dict)
@@ -124,6 +126,8 @@ class CachedFunction:
             ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
             self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
             self.rings = self.made_rings()
+            if (refusal := self.kept_twice()) is not None:
+                return refusal
             for var, axis in inputs.items():
                 self.shorten_input(var, axis)
             self.position = self.add_input("position", (1,), types.int32)
@@ -140,14 +144,24 @@ class CachedFunction:
         return None
 
     def made_rings(self) -> dict[Operation, Ring | None]:
-        """The rings of attentions that look back a few tokens only."""
-        if not self.in_rings:
-            return {}
-        spans = rings.windows(self.tokens, {key: kept.value for key, kept in self.kept.items()})
+        """The rings of attentions and of convolutions that look back a few tokens only."""
+        spans = {op: reach + 1 for op, reach in self.tokens.reaches.items()}
+        if self.in_rings:
+            seen = {key: kept.value for key, kept in self.kept.items() if key[0] not in spans}
+            spans |= rings.windows(self.tokens, seen)
         over = not self.how.blended
         return {
             op: rings.ring(span, self.longest, self.how.context, runs_over=over) for op, span in spans.items()
         }
+
+    def kept_twice(self) -> Refusal | None:
+        """Why what is kept cannot be kept once: two that look at it need other rings."""
+        ring_of: dict[Var, Ring | None] = {}
+        for (op, _), kept in self.kept.items():
+            ring = self.rings.get(op)
+            if ring_of.setdefault(kept.value, ring) != ring:
+                return Refusal(f"%{kept.value.name} is looked at by convolutions and attentions at once", op)
+        return None
 
     def before(self, op: Operation) -> Builder:
         """A builder that makes ops right before another."""
@@ -227,16 +241,44 @@ class CachedFunction:
             new[var] = cut
         changed = self.swapped(op, new)
         for (product, name), kept in self.kept.items():
-            if product is op:
+            if product is op and op in self.tokens.reaches:
+                changed |= self.convolved(op, kept)
+            elif product is op:
                 changed[name] = self.look_back(op, kept, seen)
         axes = self.tokens.axes[op.outputs[0]]
         length = {NEW: self.length, SEEN: seen, WEIGHTS: seen}
         for name, value in lengthened(op, axes, length).items():
             array = np.array(value, bool if name.endswith("mask") else np.int32)
             changed[name] = self.before(op).const(val=array, name=f"{op.name}_{name}")
+        if (axis := self.tokens.first.get(op)) is not None:
+            changed |= self.first(op, axis, length[axes[axis]])
         op.set_inputs(no_check_var_types=True, **changed)
         op.type_value_inference(overwrite_output=True)
         return None
+
+    def convolved(self, op: Operation, kept: Kept) -> dict[str, Any]:
+        """The parameters of a convolution that looks at the tokens before those of this call."""
+        mb, ring, reach = self.before(op), self.rings.get(op), self.tokens.reaches[op]
+        rows = self.written(mb, kept, ring)
+        last = self.tables.last(ring, reach, dtype_name(rows))
+        seen = mb.matmul(x=last, y=rows, name=f"{kept.value.name}_last")
+        length = reach + self.length
+        value = caches.from_rows(mb, kept, seen, length)
+        x = caches.through(mb, kept.way, value, self.tokens, length)
+        pads = causal_windows.without_pads(op, self.tokens.new_axis(op.outputs[0]))
+        return {"x": x, **{n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in pads.items()}}
+
+    def first(self, op: Operation, axis: int, length: int) -> dict[str, Any]:
+        """The parameters of a slice that takes as many from the beginning of an axis."""
+        if op.op_type == "slice_by_size":
+            return {}
+        mb, x = self.before(op), op.x
+        mask = np.array([True] * x.rank)
+        mask[axis] = False
+        stop = [length if a == axis else int(d) for a, d in enumerate(x.shape)]
+        parts = {"begin": np.zeros(x.rank, np.int32), "end": np.array(stop, np.int32)}
+        parts |= {"begin_mask": mask, "end_mask": mask}
+        return {n: mb.const(val=value, name=f"{op.name}_{n}") for n, value in parts.items()}
 
     def swapped(self, op: Operation, new: Mapping[Var, Var]) -> dict[str, Any]:
         """The inputs of an op that read a value with another in its place."""
@@ -258,7 +300,13 @@ class CachedFunction:
         return self.filled[kept]
 
     def written(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
-        """The rows of all tokens, after those of this call were written."""
+        """The rows of all tokens, after those of this call were written, once."""
+        if kept.value not in self.rows:
+            self.rows[kept.value] = self.write(mb, kept, ring)
+        return self.rows[kept.value]
+
+    def write(self, mb: Builder, kept: Kept, ring: Ring | None) -> Var:
+        """Write what is new, and read the rows of all tokens."""
         shape, at, name = self.store_of[kept.value], self.places[kept.value], kept.value.name
         rows = caches.as_rows(mb, kept, self.length)
         narrowed = self.how.as_state and dtype_name(kept.value) != "fp16"

@@ -25,13 +25,15 @@ import checkpoints
 import numpy as np
 import torch
 import transformers
+import unseen_again
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
 
-BEGIN, END = "<!-- unseen: begin -->", "<!-- unseen: end -->"
+MARKS = {name: (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in ("unseen", "unseen again")}
+"""Set of configurations -> between what its table stands on the page."""
 CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
 TIE = 1e-3
 """Of a range: what fp16 cannot be asked to tell apart."""
@@ -186,7 +188,7 @@ class Text:
 
 def save_checkpoint(name: str, folder: Path) -> None:
     """Write a checkpoint with random weights, the same each time, and a tokenizer."""
-    config, options = CONFIGURATIONS[name]
+    config, options = (CONFIGURATIONS | unseen_again.CONFIGURATIONS)[name]
     options = dict(options)
     kind = getattr(transformers, options.pop("name"))
     torch.manual_seed(0)
@@ -275,13 +277,13 @@ def compared(
     return Text(same, error, chunks, gap, len(others), told and bool(np.any(others <= last)))
 
 
-def table(found: dict[str, Text]) -> str:
+def table(found: dict[str, Text], command: str) -> str:
     """A line for each configuration."""
     right, refused = sum(text.right for text in found.values()), sum(bool(t.refused) for t in found.values())
     lines = [
         f"{len(found)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
-        "transformers in fp32 (`python tests/support/unseen_decoders.py --page docs/decoders.md`): "
-        f"{right} right, {refused} refused, {len(found) - right - refused} wrong. Ties are nearer than {TIE:g} "
+        f"transformers in fp32 (`{command}`): {right} right, {refused} refused, "
+        f"{len(found) - right - refused} wrong. Ties are nearer than {TIE:g} "
         "of the range of logits; a token has other experts where transformers gives these logits too, with "
         "numbers that are moved by a rounding of fp16. The error is that of a logit, by the range.",
         "",
@@ -300,13 +302,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     parser.add_argument("--keep", type=Path, help="a file with what came out before, which is not tried again")
+    parser.add_argument("--again", action="store_true", help="the second set (`unseen_again`)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     keep = options.keep
     rows = json.loads(keep.read_text()) if keep and keep.exists() else {}
     found = {name: Text(**row) for name, row in rows.items()}
-    for name in options.names or CONFIGURATIONS:
+    rows_of = unseen_again.CONFIGURATIONS if options.again else CONFIGURATIONS
+    for name in options.names or rows_of:
         if name in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -318,11 +322,12 @@ def main() -> None:
         print(name, found[name].chunks, found[name], f"{found[name].error:.1e}", flush=True)
         if keep:
             keep.write_text(json.dumps({name: asdict(text) for name, text in found.items()}))
-    found = {name: found[name] for name in CONFIGURATIONS if name in found}
+    found = {name: found[name] for name in rows_of if name in found}
     if options.page:
-        page = options.page.read_text()
-        text = f"{BEGIN}\n{table(found)}\n{END}"
-        options.page.write_text(re.sub(f"{BEGIN}.*?{END}", lambda _: text, page, flags=re.DOTALL))
+        (begin, end), page = MARKS["unseen again" if options.again else "unseen"], options.page.read_text()
+        command = f"python tests/support/unseen_decoders.py{' --again' * options.again} --page docs/decoders.md"
+        text = f"{begin}\n{table(found, command)}\n{end}"
+        options.page.write_text(re.sub(f"{begin}.*?{end}", lambda _: text, page, flags=re.DOTALL))
 
 
 if __name__ == "__main__":

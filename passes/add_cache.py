@@ -77,7 +77,9 @@ once and written once then, and no op but masks and tables needs the position (`
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
-by default. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
+by default. `contexts` are smaller ones with functions of their own, as `prefill_256` and `decode_256`: they share
+all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that fits.
+`fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
 position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
 `decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
 a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
@@ -120,6 +122,8 @@ class AddCache(Pass):
     )
     context: int | None = None
     """The most tokens that are kept; all that the model reads by default."""
+    contexts: tuple[int, ...] = ()
+    """Smaller contexts, each with functions of its own over the same weights and the same cache."""
     prefill: int = 64
     """Tokens in a call of `prefill`; the context, where that is less."""
     cache: str = "state"
@@ -144,6 +148,8 @@ class AddCache(Pass):
             value = getattr(self, option)
             if value is not None and (type(value) is not int or value < 1):
                 raise an.PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
+        if not all(type(c) is int and c > 0 for c in self.contexts):
+            raise an.PassError(f"{self.name}: contexts={self.contexts!r}; they must be positive integers")
 
     def requires(self, program: Program) -> Refusal | None:
         """One function of iOS 18."""
@@ -180,7 +186,11 @@ class AddCache(Pass):
             raise an.PassError(
                 f"{self.name}: context={context} is longer than the {longest} positions of the model"
             )
-        calls = {"prefill": min(self.prefill, context), "decode": 1}
+        if max(self.contexts, default=0) >= context:
+            raise an.PassError(
+                f"{self.name}: contexts={self.contexts!r}; they must be smaller than the context of {context}"
+            )
+        calls = self.calls(context)
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
             how = self.caching(chosen, context, chunk_of)
@@ -203,6 +213,15 @@ class AddCache(Pass):
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
+
+    def calls(self, context: int) -> dict[str, an.cached_function.Reading]:
+        """What each function reads."""
+        words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
+        return {
+            f"{name}{word}": an.cached_function.Reading(min(length, size), size)
+            for size, word in words.items()
+            for name, length in (("prefill", self.prefill), ("decode", 1))
+        }
 
     def caching(
         self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]

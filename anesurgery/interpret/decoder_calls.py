@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.files import arrays
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampling import index_range
-from anesurgery.interpret.state import POSITION
+from anesurgery.interpret.state import POSITION, reached
 from anesurgery.mil import Array, Var, consumers, np_dtype, static_shape, types
 
 BACK = "_out"
@@ -128,6 +129,13 @@ class Call:
         inputs = [e.function.inputs for p in predictors for e in p.executables]
         return [values[POSITION] for values in inputs if POSITION in values]
 
+    @cached_property
+    def context(self) -> int:
+        """The most tokens that it reads, those of the call among them."""
+        if not self.cached:
+            return self.length
+        return min((count for p in self.positions for count, _ in reached(p)), default=sys.maxsize)
+
     def reads(self, position: int) -> bool:
         """Can it give the logits of the last token, where so many have been read with those of this call?"""
         filled = position >= self.length if self.cached else position == self.length
@@ -169,7 +177,7 @@ class Call:
 
 
 def calls_of(whole: Predictor, precision: str, device: str, output: str | None) -> list[Call]:
-    """The functions of a decoder, the shortest call first.
+    """The functions of a decoder, the shortest call first, and of several the one of the smallest context.
 
     Raises:
         InterpretError: this is not the interface of a decoder.
@@ -178,7 +186,7 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
     predictors = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
     makers = {n: predictors.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
     calls = (call_of(predictor, output, makers.get(n)) for n, predictor in predictors.items())
-    decoding = sorted(calls, key=lambda call: call.length)
+    decoding = sorted(calls, key=lambda call: (call.length, call.context))
     if not all(call.cached for call in decoding) and len(decoding) > 1:
         raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")
     return decoding

@@ -24,7 +24,6 @@ from anesurgery.interpret.decoder_calls import Call, Tables, calls_of, tables_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.interpret.sampler import Sampler, is_whole
 from anesurgery.interpret.sampling import generator
-from anesurgery.interpret.state import reached
 from anesurgery.mil import Array, np_dtype, static_shape
 
 Chooser = Callable[[Array, np.random.Generator], int]
@@ -96,8 +95,10 @@ class Decoder:
         self._tables = tables_of(model, self._calls[-1], tables or {})
         self._calls = [call.with_words(self.vocabulary) for call in self._calls]
         self._causal = self._calls[0].cached  # a stateless model has yet to show that it is
-        for executable in self._calls[0].predictor.executables if self._calls[0].cached else ():
-            executable.plan.room = spare()  # one run for each token
+        for call in self._calls:
+            if call.cached and call.length == self._calls[0].length:
+                for executable in call.predictor.executables:
+                    executable.plan.room = spare()  # one run for each token
         self.context = self._context()
         if drop is not None and not (is_whole(drop) and 0 < drop < self.context):
             raise InterpretError(
@@ -117,8 +118,7 @@ class Decoder:
             raise InterpretError(
                 "it has an input 'position', but no state and no input that begins with 'cache_'"
             )
-        positions = [position for call in self._calls for position in call.positions]
-        return min([rows, *(count for p in positions for count, _ in reached(p))])
+        return min(rows, max(call.context for call in self._calls))
 
     def reset(self) -> None:
         """Forget all that was read."""
@@ -248,7 +248,7 @@ class Decoder:
         """Tokens that fit into the longest function; the logits of each (`whole`), or of the last at least."""
         axis, before = self._calls[0].axis, self.position
         count = part.shape[axis]
-        call = next(c for c in self._calls if c.length >= count)
+        call = next(c for c in self._calls if c.length >= count and c.context >= before + count)
         singly = call.one_row and (whole or not call.reads(before + count))
         if count > 1 and singly and self._calls[0].reads(before + 1):
             return [self._feed_part(part.take([at], axis), whole)[0] for at in range(count)]

@@ -72,6 +72,9 @@ def reached(position: Var) -> Iterator[tuple[int, int]]:
     for place in consumers(position):
         if place.op_type == "equal" and place.x.rank == 4:  # what add_cache blends in
             yield int(place.x.shape[2]), int(place.x.shape[3])
+        if place.op_type == "sub" and place.y is position and place.x.val is not None:  # a mask by distance
+            for count in _rows_from(place.outputs[0]):
+                yield int(place.x.val[0]) + 1, count
         if place.op_type != "concat":
             continue
         at = [v is position for v in place.inputs["values"] for _ in range(int(v.shape[0]))].index(True)
@@ -79,6 +82,12 @@ def reached(position: Var) -> Iterator[tuple[int, int]]:
             if op.op_type in PLACED and op.begin is place.outputs[0]:
                 part = op.update if op.op_type == "slice_update" else op.outputs[0]
                 yield int(op.x.shape[at]), int(part.shape[at])
+
+
+def _rows_from(diagonal: Var) -> Iterator[int]:
+    """The rows of the masks that begin at a diagonal."""
+    places = (op.outputs[0] for op in consumers(diagonal) if op.op_type == "concat")
+    return (int(op.outputs[0].shape[-2]) for at in places for op in consumers(at) if op.op_type in PLACED)
 
 
 def check_position(position: Any, var: Var, states: States) -> None:

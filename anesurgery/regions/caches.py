@@ -105,6 +105,9 @@ class Tables:
     length: int
     """Tokens in a call."""
     context: int
+    """The most tokens that are looked at."""
+    most: int
+    """The most tokens that are kept; rings are made for those."""
     _cuts: dict[tuple[Any, ...], Var] = field(default_factory=dict)
     _begins: dict[tuple[int, int, Var], Var] = field(default_factory=dict)
     _starts: dict[tuple[str, Ring | None], Var] = field(default_factory=dict)
@@ -129,10 +132,12 @@ class Tables:
         return self._cuts[key]
 
     def _cut(self, name: str, value: Array, axes: Axes, ring: Ring | None) -> Var:
-        for axis in axes:
-            value = value.take(range(self.context), axis=axis)
         rows = next((a for a, label in axes.items() if label == NEW), None)
         columns = [a for a in axes if a != rows]
+        for axis in axes:  # rows alone are those of all contexts, and stored once
+            value = value.take(range(self.context if columns and ring is None else self.most), axis=axis)
+        if rows is not None and not columns and (value == value.take([0], axis=rows)).all():
+            return self._constant(value.take(range(self.length), axis=rows), f"{name}_alike")
         if ring is not None and rows is None:
             value = value.take(range(ring.size), axis=columns[0])
         if rows is None:

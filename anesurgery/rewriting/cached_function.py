@@ -39,12 +39,23 @@ MASKS = (
 
 
 @dataclass(frozen=True)
+class Reading:
+    """What one function reads."""
+
+    length: int
+    """Tokens in a call."""
+    context: int
+    """The most tokens, those of the call among them."""
+
+
+@dataclass(frozen=True)
 class Caching:
     """What the functions that share a cache agree about."""
 
     tokens: Mapping[str, int]
     """The inputs that hold them, or a row for each position -> the axis of the tokens."""
     context: int
+    """The most tokens that are kept."""
     as_state: bool
     """Is what is kept in states, or in inputs and outputs?"""
     windows: str | None = None
@@ -58,9 +69,9 @@ class Caching:
 
 
 def cached_functions(
-    session: Session, program: Program, calls: Mapping[str, int], how: Caching
+    session: Session, program: Program, calls: Mapping[str, Reading], how: Caching
 ) -> dict[str, Function] | Refusal:
-    """Copies of the one function of a program, each for its number of tokens in a call; or why not.
+    """Copies of the one function of a program, each for what it reads; or why not.
 
     The note of the session says where rings would take a state too many, and masks are kept for that.
     """
@@ -70,9 +81,10 @@ def cached_functions(
     made: dict[str, Function] = {}
     for in_rings in (True, False) if how.windows != "mask" else (False,):
         stores = 0
-        for word, length in calls.items():
+        longest = max(call.length for call in calls.values())
+        for word, call in calls.items():
             made[word] = copy_program(program).functions[name]
-            plan = CachedFunction(session, made[word], how, length, max(calls.values()), in_rings)
+            plan = CachedFunction(session, made[word], how, call.length, call.context, longest, in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal
             stores = max(Counter(chunk for chunk, *_ in plan.stores).values(), default=0)
@@ -90,6 +102,8 @@ class CachedFunction:
     function: Function
     how: Caching
     length: int
+    context: int
+    """The most tokens that it looks at, of those that are kept."""
     longest: int
     """The most tokens in a call of any function that shares what is kept."""
     in_rings: bool
@@ -131,9 +145,8 @@ class CachedFunction:
             for var, axis in inputs.items():
                 self.shorten_input(var, axis)
             self.position = self.add_input("position", (1,), types.int32)
-            self.tables = Tables(
-                self.before(self.function.operations[0]), self.position, self.length, self.how.context
-            )
+            first = self.before(self.function.operations[0])
+            self.tables = Tables(first, self.position, self.length, self.context, self.how.context)
             self.add_stores()
             for op in ops:
                 if (refusal := self.edit_op(op)) is not None:
@@ -233,7 +246,7 @@ class CachedFunction:
         new: dict[Var, Var] = {}
         self.tables.mb = self.before(op)
         ring = self.rings.get(op)
-        seen = self.how.context if ring is None else ring.size
+        seen = self.context if ring is None else ring.size
         for var, axes in self.tokens.tables[op].items():
             cut = self.tables.cut(var, axes, ring)
             if cut is None:
@@ -330,7 +343,7 @@ class CachedFunction:
             first = mb.select(cond=self.tables.ran_over(ring), a=over, b=first, name=f"{name}_around")
             ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, self.length, kept.width]}
             value = self.stored(mb, shape, f"{name}_around", x=value, update=first, **ends)
-        found = part(0, self.how.context if ring is None else ring.size, "kept")
+        found = part(0, self.context if ring is None else ring.size, "kept")
         made: Var = mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
         return made
 
@@ -344,7 +357,8 @@ class CachedFunction:
             self.held[shape] = store = self.stores[shape]
             if self.how.as_state:
                 self.held[shape] = mb.read_state(input=store, name=f"{store.name}_before")
-        ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, shape[-1], kept.width]}
+        slots = self.context if ring is None else shape[-1]
+        ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, slots, kept.width]}
         old = mb.slice_by_index(x=self.held[shape], **ends, name=f"{name}_before")
         stays, places = self.tables.blend(ring, dtype_name(rows))
         placed = mb.mul if self.length == 1 else mb.matmul
@@ -362,6 +376,10 @@ class CachedFunction:
             if self.how.as_state:
                 ends = {"begin": [0] * value.rank, "end": [int(d) for d in value.shape]}
                 self.stored(mb, shape, store.name, x=self.held[shape], update=value, **ends)
+            elif value.shape[2] < shape[-1]:  # what a larger context keeps
+                begin = [0, 0, int(value.shape[2]), 0]
+                rest = mb.slice_by_size(x=self.held[shape], begin=begin, size=[-1] * value.rank)
+                self.stores[shape] = mb.concat(values=(value, rest), axis=2, name=f"{store.name}_all")
             else:
                 self.stores[shape] = value
 

@@ -28,6 +28,10 @@ def build(
     limit: Annotated[str | None, typer.Option(help='Most weights of a chunk, as "900 MB".')] = None,
     prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that are read at once.")] = 64,
     cache: Annotated[str, typer.Option(help="Where keys and values are kept: state or io.")] = "state",
+    smaller: Annotated[
+        list[int] | None,
+        typer.Option("--smaller", min=2, help="A smaller context with functions of its own; several times."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -47,6 +51,7 @@ def build(
             limit=limit,
             prefill=prefill,
             cache=cache,
+            contexts=smaller or (),
             overwrite=overwrite,
             quiet=True,
         )

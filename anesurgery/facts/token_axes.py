@@ -318,6 +318,19 @@ def _concat(op: Operation, tokens: Tokens) -> Made:
     return _opened(labels)
 
 
+def _log_sum(op: Operation, tokens: Tokens) -> Made:
+    """The weight of all scores that a causal mask keeps, as sinks are compared with."""
+    labels, along = tokens.axes[op.x], ints(op, "axes")
+    masked = [a for a, label in labels.items() if label == SEEN]
+    if [a % op.x.rank for a in along] != masked or masked != [op.x.rank - 1]:
+        return _carried(op, tokens)
+    window = window_of(chain_to(op.x), op)
+    if isinstance(window, Refusal):
+        return window
+    tokens.windows[op] = window
+    return {a: label for a, label in labels.items() if a not in masked}
+
+
 def _reduce_max(op: Operation, tokens: Tokens) -> Made:
     """The maximum of scores, where it is only taken away before their softmax: that changes nothing."""
     labels = tokens.axes[op.x]
@@ -407,6 +420,7 @@ RULES: dict[str, Rule] = {
     "conv": _conv,
     "matmul": _matmul,
     "pad": _pad,
+    "reduce_log_sum_exp": _log_sum,
     "reduce_max": _reduce_max,
     "scaled_dot_product_attention": _fused,
     "softmax": _softmax,

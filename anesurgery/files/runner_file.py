@@ -31,8 +31,9 @@ class Runner:
         model: the package, or the folder of chunks.
         chunks: the packages in the order in which they run; one for a whole model.
         functions: by name: `inputs`, `outputs` and `states` by name, each with `shape` and `dtype`;
-            `inputs_from`, the function that makes other inputs of it from the position, or ""; and `units`, the
-            compute units.
+            `inputs_from`, the function that makes other inputs of it from the position, or ""; `context`, the
+            most tokens that it reads, those of the call among them; and `units`, the compute units. Of those
+            that read enough tokens at once, the one of the smallest context that holds the text is taken.
         tokens: the input that holds the tokens.
         logits: the output that holds the logits, or tokens in place of them.
         context: the most tokens that it reads.

@@ -115,6 +115,8 @@ class Call:
     """Does it give the logits of one token only, of several that it reads?"""
     maker: Predictor | None = None
     """The function that makes some of its inputs from the position."""
+    name: str = ""
+    """Of the function."""
 
     def from_position(self, position: int) -> dict[str, Any]:
         """The inputs that follow from the number of tokens before."""
@@ -185,7 +187,7 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
     names = list(whole.parts[0].program.functions)
     predictors = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
     makers = {n: predictors.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
-    calls = (call_of(predictor, output, makers.get(n)) for n, predictor in predictors.items())
+    calls = (replace(call_of(predictor, output, makers.get(n)), name=n) for n, predictor in predictors.items())
     decoding = sorted(calls, key=lambda call: (call.length, call.context))
     if not all(call.cached for call in decoding) and len(decoding) > 1:
         raise InterpretError("several functions, but no input 'position': this is no decoder of add_cache")

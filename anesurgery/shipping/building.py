@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -33,6 +33,7 @@ from anesurgery.files.runner_file import NAME, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.forking import patched
+from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, quiet_host
@@ -71,6 +72,7 @@ class Options:
     limit: str | None
     prefill: int
     cache: str
+    contexts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,8 @@ class Build:
     def __str__(self) -> str:
         size = f"{self.bytes / (1 << 20):,.1f} MiB"
         parts = f" in {self.chunks} chunks" if self.chunks > 1 else ""
-        lines = [f"{self.folder}: {size}{parts}, a context of {self.options.context} tokens"]
+        smaller = "".join(f" or {c}" for c in self.options.contexts)
+        lines = [f"{self.folder}: {size}{parts}, a context of {self.options.context}{smaller} tokens"]
         lines += [f"{name}: {words}" for name, words in self.placed.items()]
         lines.append(
             f"beside the checkpoint: {self.psnr:.1f} dB, and the same likeliest token after {self.top:.1%} "
@@ -126,6 +129,7 @@ def build(
     limit: str | None = None,
     prefill: int = 64,
     cache: str = "state",
+    contexts: Sequence[int] = (),
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -141,6 +145,8 @@ def build(
         limit: the most weights of a chunk, as "900 MB"; one package when absent.
         prefill: tokens of the prompt that are read at once.
         cache: where keys and values are kept: "state" or "io".
+        contexts: smaller contexts, which get functions of their own over the same weights and the same cache; a
+            runner takes the smallest that fits.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -155,7 +161,7 @@ def build(
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))
     checkpoint = Checkpoint.read(source)
-    options = _options(checkpoint, context, target, bits, limit, prefill, cache)
+    options = _options(checkpoint, context, target, bits, limit, prefill, cache, tuple(contexts))
     _check_out(place, overwrite)
     return _Builder(checkpoint, place, options, quiet).build()
 
@@ -168,6 +174,7 @@ def _options(
     limit: str | None,
     prefill: int,
     cache: str,
+    contexts: tuple[int, ...],
 ) -> Options:
     """The options, with what follows from the checkpoint.
 
@@ -184,8 +191,11 @@ def _options(
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
     if limit is not None:
         read_size(limit)
-    _steps(context=context, prefill=prefill, cache=cache)  # says what it does not take
-    return Options(context, None if target is None else str(Target.parse(target)), bits, limit, prefill, cache)
+    _steps(context=context, prefill=prefill, cache=cache, contexts=contexts)  # says what it does not take
+    if (largest := max(contexts, default=0)) >= context:
+        raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
+    aim = None if target is None else str(Target.parse(target))
+    return Options(context, aim, bits, limit, prefill, cache, contexts)
 
 
 def _check_out(place: Path, overwrite: bool) -> None:
@@ -281,7 +291,8 @@ class _Builder:
     def cached(self, model: Path) -> Path:
         """The package with functions that keep keys and values; or a folder of its chunks."""
         own, parts = self.options, self.parts(model)
-        steps = {"context": own.context, "prefill": own.prefill, "cache": own.cache, "chunks": parts}
+        steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
+        steps |= {"chunks": parts, "contexts": own.contexts}
         key = _hash([self.key, own.bits, own.target, steps])
 
         def make(place: Path) -> None:
@@ -347,7 +358,8 @@ class _Builder:
         """Where `decode` and `prefill` run."""
         if self.options.target is None or model.name == CHUNKS:
             return {}
-        found = {n: inspect(model, target=self.options.target, function=n) for n in ("decode", "prefill")}
+        steps = [n for n in sorted(load(model).program.functions) if not n.endswith(INPUTS)]
+        found = {n: inspect(model, target=self.options.target, function=n) for n in steps}
         return {
             name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "
             f"{len(one.segments)} segments"

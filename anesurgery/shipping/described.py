@@ -31,7 +31,7 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str
     return Runner(
         model,
         tuple(f"{model}/{name}" for name in names) or (model,),
-        functions(folder / model),
+        functions(folder / model, decoder),
         call.tokens,
         call.output,
         decoder.context,
@@ -45,8 +45,9 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str
     )
 
 
-def functions(model: Path) -> dict[str, Any]:
+def functions(model: Path, decoder: Decoder) -> dict[str, Any]:
     """What each function of a model reads and gives."""
+    contexts = {call.name: min(call.context, decoder.context) for call in decoder.calls}
     whole = Predictor(model)
     names = list(whole.parts[0].program.functions)
     found = {}
@@ -60,6 +61,7 @@ def functions(model: Path) -> dict[str, Any]:
             "outputs": _ports(made),
             "states": {n: _state(v) for n, v in states.items()},
             "inputs_from": maker,
+            "context": contexts.get(name.removesuffix(INPUTS), decoder.context),
             "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
         }
     return found

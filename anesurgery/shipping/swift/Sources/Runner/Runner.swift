@@ -77,14 +77,25 @@ public final class Runner {
             read = []
             return try await feed(left)
         }
-        let longest = file.functions["prefill"]?.inputs[file.tokens]?.shape.last ?? 1
+        let longest = file.functions.values.compactMap { $0.inputs[file.tokens]?.shape.last }.max() ?? 1
         var logits: [Float] = []
         for start in stride(from: 0, to: tokens.count, by: longest) {
             let part = tokens[start..<min(start + longest, tokens.count)]
             read += part
-            logits = try await step(part.count == 1 ? "decode" : "prefill", newest: part.count)
+            logits = try await step(function(reading: part.count), newest: part.count)
         }
         return logits
+    }
+
+    /// Of the functions that read enough tokens at once, the one of the smallest context that holds the text.
+    private func function(reading count: Int) throws -> String {
+        let sizes = file.functions.mapValues {
+            (length: $0.inputs[file.tokens]?.shape.last ?? 0, context: $0.context ?? file.context)
+        }
+        let fitting = sizes.filter { $0.value.length >= count && $0.value.context >= read.count }
+        let smallest = fitting.min { ($0.value.length, $0.value.context) < ($1.value.length, $1.value.context) }
+        guard let smallest else { throw RunnerError.missing("prefill") }
+        return smallest.key
     }
 
     /// One call, whose last token is the last that was read.
@@ -94,7 +105,7 @@ public final class Runner {
         }
         let length = port.shape.last ?? 1
         // Near the end of the context a call begins earlier, and reads some tokens again.
-        let start = min(read.count - newest, file.context - length)
+        let start = min(read.count - newest, (function.context ?? file.context) - length)
         let row = Array(read[start...]) + Array(repeating: 0, count: max(0, length - (read.count - start)))
         var values = held
         let tokens = MLShapedArray<Int32>(scalars: row, shape: port.shape)

@@ -13,11 +13,13 @@ public struct RunnerFile: Decodable {
         public let states: [String: Port]
         /// The function that makes other inputs of this one from the position, or "".
         public let inputsFrom: String
+        /// The most tokens that it reads, those of the call among them; those of the whole where it is not said.
+        public let context: Int?
         /// The compute units, as Core ML calls them.
         public let units: String
 
         enum CodingKeys: String, CodingKey {
-            case inputs, outputs, states, units
+            case inputs, outputs, states, units, context
             case inputsFrom = "inputs_from"
         }
     }

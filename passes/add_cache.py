@@ -77,9 +77,9 @@ once and written once then, and no op but masks and tables needs the position (`
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
-by default. `contexts` are smaller ones with functions of their own, as `prefill_256` and `decode_256`: they share
-all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that fits.
-`fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
+by default. `contexts` are smaller ones with functions of their own, as `prefill_256` and `decode_256`: they
+share all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that
+fits. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
 position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
 `decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
 a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.

@@ -358,7 +358,7 @@ class _Builder:
         """Where `decode` and `prefill` run."""
         if self.options.target is None or model.name == CHUNKS:
             return {}
-        steps = [n for n in sorted(load(model).program.functions) if not n.endswith(INPUTS)]
+        steps = [n for n in sorted(_read_stage(model).program.functions) if not n.endswith(INPUTS)]
         found = {n: inspect(model, target=self.options.target, function=n) for n in steps}
         return {
             name: f"{one.residency['ops']:.1%} of the ops expected on the ANE of {self.options.target}, "

@@ -172,6 +172,11 @@ class HostBuilder(OpMakers):
     scope: Any
 
 
+def new_symbol() -> Any:
+    """A length that differs from call to call."""
+    return _mil.get_new_symbol()
+
+
 mb = cast(HostBuilder, _mil.Builder)
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
 
@@ -207,6 +212,7 @@ __all__ = [
     "mb",
     "nested_ops",
     "nesting",
+    "new_symbol",
     "next_op",
     "np_dtype",
     "op_inputs",

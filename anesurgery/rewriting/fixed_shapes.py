@@ -77,13 +77,13 @@ class Shapes:
         try:
             with function:  # some ops build others to infer their shapes
                 for var in dynamic_inputs(function):
-                    _set_type(var, types.tensor(var.dtype, [sizes.get(d, d) for d in var.shape]))
+                    set_type(var, types.tensor(var.dtype, [sizes.get(d, d) for d in var.shape]))
                 for op in function.operations:
                     if op.op_type != "const":
-                        _infer(op)
+                        infer(op)
         except PassError:
             for var, kind, value in held:
-                _set_type(var, kind)
+                set_type(var, kind)
                 setattr(var, "_sym_val", value)  # noqa: B010
             raise
 
@@ -111,7 +111,7 @@ def widen_choices(function: Function) -> None:
 def widen_choice(op: Operation) -> None:
     """The same for one op; not for one that is kept, which coremltools would not read back."""
     if _chooses_numbers(op) and not op.outputs[0].rank:
-        _set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
+        set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
 
 
 def _chooses_numbers(op: Operation) -> bool:
@@ -119,12 +119,12 @@ def _chooses_numbers(op: Operation) -> bool:
     return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
 
 
-def _set_type(var: Var, sym_type: Any) -> None:
+def set_type(var: Var, sym_type: Any) -> None:
     """The type of a value, which coremltools sets once."""
     setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
 
 
-def _infer(op: Operation) -> None:
+def infer(op: Operation) -> None:
     """The types and values of the results, from those of the operands.
 
     Raises:

@@ -31,6 +31,7 @@ from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import padding_between, varying
+from anesurgery.shipping.lengthened import lengthened
 from anesurgery.shipping.shared_tables import share_tables
 from anesurgery.shipping.traced import converter
 from anesurgery.splitting.merge import FUNCTIONS, merge
@@ -49,15 +50,18 @@ class SizedModel:
         models: name of a size -> the model at it; they share their weights.
         shapes: name of a size -> the shapes of the inputs that were given.
         padding: how inputs between two sizes are run, where that is proved to change nothing; else why not.
+        assumed: of a model of one fixed size, what its numbers do not show: which were read as they stand.
     """
 
     models: Mapping[str, Loaded]
     shapes: Mapping[str, Shapes]
     padding: Padding
+    assumed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"{name}: {in_words(self.shapes[name])}" for name in self.models]
-        return "\n".join([*rows, f"between sizes: {self.padding}"])
+        assumed = [f"assumed: {words}" for words in self.assumed]
+        return "\n".join([*rows, f"between sizes: {self.padding}", *assumed])
 
     @property
     def one_package(self) -> bool:
@@ -179,6 +183,7 @@ def sizes(
         UnknownName: no such input.
     """
     wanted = _in_order(shapes)
+    assumed: tuple[str, ...] = ()
     is_module = hasattr(model, "state_dict")
     if dtypes is not None and not is_module:
         raise SurgeryError("sizes: dtypes= is for a PyTorch module; other models say what their inputs are")
@@ -197,12 +202,34 @@ def sizes(
         padding = Padding({}, {}, "each size was converted by itself")
     else:
         loaded = load(model)
+        loaded, assumed = _dynamic(loaded, wanted)
         if mask is not None:
             loaded, wanted = _masked(loaded, wanted, mask)
         names = _names(wanted)
         models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
         padding = padding_between(loaded, wanted)
-    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding)
+    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding, assumed)
+
+
+def _dynamic(loaded: Loaded, wanted: Sequence[Shapes]) -> tuple[Loaded, tuple[str, ...]]:
+    """The model, with dynamic axes where it has one fixed size; and what that assumes.
+
+    Raises:
+        SurgeryError: an op cannot be another size.
+        UnknownName: no such input.
+    """
+    chosen = function_of(loaded.program, default_function(loaded))
+    for name in wanted[0]:
+        if name not in chosen.inputs:
+            raise UnknownName("input", name, chosen.inputs)
+    if not any(any_symbolic(v.shape or ()) for v in chosen.inputs.values()):
+        return lengthened(loaded, wanted)
+    for shapes in wanted:
+        if not allows(loaded.described_inputs, shapes):
+            raise SurgeryError(
+                f"sizes: the model does not take {in_words(shapes)}; its description has another range"
+            )
+    return loaded, ()
 
 
 def _masked(
@@ -264,20 +291,6 @@ def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
         SurgeryError: it cannot have that size.
         UnknownName: no such input.
     """
-    chosen = function_of(loaded.program, default_function(loaded))
-    for name in next(iter(wanted.values())):
-        if name not in chosen.inputs:
-            raise UnknownName("input", name, chosen.inputs)
-    if not any(any_symbolic(v.shape or ()) for v in chosen.inputs.values()):
-        raise SurgeryError(
-            "sizes: every input of this model has one fixed shape, and its tables and masks have that size; "
-            "convert it with ct.RangeDim, or give a function that converts it at each size"
-        )
-    for shapes in wanted.values():
-        if not allows(loaded.described_inputs, shapes):
-            raise SurgeryError(
-                f"sizes: the model does not take {in_words(shapes)}; its description has another range"
-            )
     models = {name: _at(loaded, name, shapes) for name, shapes in wanted.items()}
     _share(models)
     return models

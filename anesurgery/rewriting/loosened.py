@@ -1,0 +1,326 @@
+"""A function of fixed shapes becomes one of dynamic shapes, which takes the sizes that are wanted.
+
+It is followed at all these sizes at once, op by op. What an op says of lengths is found by
+`facts.length_edits`, and put right at each size, so that the types of all results can be inferred there. Then
+the same is done to the function that is given back, where lengths are read from the shapes of the inputs, and
+tables are cut from those of the largest size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import PassError, Refusal, Refused
+from anesurgery.facts.length_edits import (
+    Column,
+    Edit,
+    Edits,
+    Lengths,
+    Numbers,
+    Rows,
+    Share,
+    Unmarked,
+    edits,
+    varies,
+)
+from anesurgery.facts.meeting_axes import Operand
+from anesurgery.mil import Function, Operation, Var, is_constexpr, is_stored, mb, new_symbol, operands, types
+from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
+from anesurgery.rewriting.fixed_shapes import infer, set_type
+
+MOST_MARKS = 1000
+"""Numbers that turn out to be lengths, one after the other."""
+
+
+@dataclass
+class Loosened:
+    """What was found at all sizes.
+
+    Attributes:
+        columns: value -> the lengths of each axis.
+        edits: op -> what it says at other lengths.
+        assumed: what the numbers of the model do not show.
+    """
+
+    columns: dict[str, list[Column]] = field(default_factory=dict)
+    edits: dict[str, Edits] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()
+
+
+def followed(worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> Loosened | Refusal:
+    """What of a function says lengths, by following it at several sizes at once.
+
+    Args:
+        worlds: copies of the function; the first stays as it is, the others are edited.
+        wanted: for each of the others, the shapes of the inputs that are given.
+    """
+    try:
+        return _Walk(worlds, wanted).result()
+    except Refused as refused:
+        return refused.args[0]
+
+
+class _Walk:
+    """One walk through the copies."""
+
+    def __init__(self, worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> None:
+        self.worlds = worlds
+        for function, shapes in zip(worlds[1:], wanted, strict=True):
+            for name, shape in shapes.items():
+                var = function.inputs[name]
+                set_type(var, types.tensor(var.dtype, [int(n) for n in shape]))
+        self.vars = [
+            {v.name: v for v in (*f.inputs.values(), *(o for op in f.operations for o in op.outputs))}
+            for f in worlds
+        ]
+        self.ops = [list(f.operations) for f in worlds]
+        self.place = {op: i for i, op in enumerate(self.ops[0])}
+        self.follows = Lengths(self.column, count=len(worlds))
+        self.edits: dict[str, Edits] = {}
+
+    def column(self, var: Var, axis: int) -> Column:
+        """The lengths of an axis."""
+        return tuple(int(there[var.name].shape[axis]) for there in self.vars)
+
+    def result(self) -> Loosened:
+        """Follow all ops.
+
+        Raises:
+            Refused: one cannot have another length.
+        """
+        base = self.worlds[0]
+        for var in base.inputs.values():
+            self._check_single(var)
+        i = marks = 0
+        while i < len(self.ops[0]):
+            try:
+                self._step(i)
+                i += 1
+            except Unmarked as unmarked:
+                marks += 1
+                i = self._mark(unmarked)
+            if marks > MOST_MARKS:
+                raise Refused(Refusal("too many of its numbers turn out to be lengths", self.ops[0][i]))
+        for refusal in self.follows.open.values():
+            raise Refused(refusal)
+        columns = {v.name: self.follows.columns(v) for v in (*base.inputs.values(), *_results(base))}
+        return Loosened(
+            columns, {n: e for n, e in self.edits.items() if e}, tuple(self.follows.assumed.values())
+        )
+
+    def _mark(self, unmarked: Unmarked) -> int:
+        """Note numbers that are lengths; the place of the first op that says one."""
+        for (op, operand, axis), column in unmarked.marks.items():
+            held = self.follows.marks.setdefault(op.name, {})
+            if held.setdefault((operand, axis), column) != column:
+                raise Refused(Refusal("one of its numbers stands for several lengths", op))
+        return min(self.place[op] for op, _, _ in unmarked.marks)
+
+    def _step(self, i: int) -> None:
+        """Follow one op in all copies."""
+        op = self.ops[0][i]
+        if is_stored(op.outputs[0]) or is_constexpr(op):
+            self.follows.still.update(op.outputs)
+            return
+        if op.op_type in CONTROL | LISTS | STATEFUL | RANDOM:
+            raise Refused(Refusal(f"{op.op_type} is not followed at another length", op))
+        if all(v in self.follows.still for _, v in operands(op)):
+            self.follows.still.update(op.outputs)
+            return
+        self.edits[op.name] = edits(op, self.follows)
+        for w in range(1, len(self.worlds)):
+            self._apply(self.worlds[w], self.ops[w][i], self.edits[op.name], w)
+        for var in op.outputs:
+            self._check_single(var)
+
+    def _apply(self, function: Function, op: Operation, changes: Edits, world: int) -> None:
+        with function:
+            new = {operand: _fixed(op, edit, world) for operand, edit in changes.items()}
+            if new:
+                op.set_inputs(no_check_var_types=True, **_replaced(op, new))
+            try:
+                infer(op)
+            except PassError as error:
+                if why := [r for (v, _), r in self.follows.open.items() if v.name == op.outputs[0].name]:
+                    raise Refused(why[0]) from error
+                shapes = " and ".join("x".join(map(str, v.shape)) for _, v in operands(op) if v.rank)
+                raise Refused(Refusal(f"it cannot read {shapes}: {error.__cause__}", op)) from error
+
+    def _check_single(self, var: Var) -> None:
+        """An axis of length 1 is repeated where it meets a longer one, so that it cannot be followed."""
+        for axis, column in self.follows.varying(var).items():
+            if column[0] == 1:
+                raise Refused(
+                    Refusal(
+                        f"axis {axis} of %{var.name} is 1 long, and cannot be told from one that is repeated; "
+                        "convert the model at a larger size"
+                    )
+                )
+
+
+def _results(function: Function) -> list[Var]:
+    return [v for op in function.operations for v in op.outputs]
+
+
+def _fixed(op: Operation, edit: Edit, world: int) -> Var:
+    """What an op reads at one size."""
+    if isinstance(edit, Rows):
+        cut = [slice(edit.axes[a][world] if a in edit.axes else None) for a in range(edit.whole.ndim)]
+        return mb.const(val=np.ascontiguousarray(edit.whole[tuple(cut)]), before_op=op)
+    if isinstance(edit, Share):
+        length = edit.length[world]
+        value = np.float32(length if edit.divides else 1 / length)
+        return mb.const(
+            val=value.astype(types.nptype_from_builtin(types.string_to_builtin(edit.dtype))), before_op=op
+        )
+    return mb.const(
+        val=_numbers(edit, [n if isinstance(n, int) else n[world] for n in edit.values]), before_op=op
+    )
+
+
+def _numbers(edit: Numbers, values: Sequence[int]) -> Any:
+    """A parameter of whole numbers, or of booleans."""
+    return (
+        np.int32(values[0])
+        if edit.scalar
+        else np.array(values, bool if values and type(values[0]) is bool else np.int32)
+    )
+
+
+def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
+    """The inputs of an op with others in some places."""
+    changed: dict[str, Any] = {}
+    for (name, i), var in new.items():
+        value = changed.get(name, op.inputs.get(name))
+        changed[name] = (*value[:i], var, *value[i + 1 :]) if isinstance(value, (list, tuple)) else var
+    return changed
+
+
+def loosen(function: Function, loosened: Loosened) -> None:
+    """Let a function take all sizes at which it was followed.
+
+    Raises:
+        Refused: a length is needed before it can be read.
+    """
+    _Emitter(function, loosened).run()
+
+
+class _Emitter:
+    """What writes how lengths are read."""
+
+    def __init__(self, function: Function, loosened: Loosened) -> None:
+        self.function, self.loosened = function, loosened
+        self.symbols: dict[Column, Any] = {}
+        self.holders: dict[Column, tuple[Var, int]] = {}
+        self.lengths: dict[Column, Var] = {}
+
+    def run(self) -> None:
+        """Write all edits, and give every value its type."""
+        for var in self.function.inputs.values():
+            self._type(var)
+        for op in list(self.function.operations):
+            with self.function:
+                new = {o: self._built(op, o, edit) for o, edit in self.loosened.edits.get(op.name, {}).items()}
+            if new:
+                op.set_inputs(no_check_var_types=True, **_replaced(op, new))
+            for var in op.outputs:
+                self._type(var)
+
+    def _type(self, var: Var) -> None:
+        """A symbol for each length that differs between sizes."""
+        columns = self.loosened.columns.get(var.name, [])
+        longer = {a: c for a, c in enumerate(columns) if varies(c)}
+        if not longer:
+            return
+        shape = [self._symbol(longer[a]) if a in longer else int(n) for a, n in enumerate(var.shape)]
+        set_type(var, types.tensor(var.dtype, shape))
+        for axis, column in longer.items():
+            self.holders.setdefault(column, (var, axis))
+
+    def _symbol(self, column: Column) -> Any:
+        return self.symbols.setdefault(column, new_symbol())
+
+    def _built(self, op: Operation, operand: Operand, edit: Edit) -> Var:
+        """What an op reads, at whatever length."""
+        name = f"{op.name}_{operand[0]}_{operand[1]}_at_length"
+        if isinstance(edit, Rows):
+            return self._cut(op, edit, name)
+        if isinstance(edit, Share):
+            number = mb.cast(x=self._length(op, edit.length), dtype="fp32", before_op=op, name=f"{name}_n")
+            if not edit.divides:
+                number = mb.real_div(x=np.float32(1), y=number, before_op=op, name=f"{name}_share")
+            return mb.cast(x=number, dtype=edit.dtype, before_op=op, name=f"{name}_cast")
+        if edit.scalar and not isinstance(edit.values[0], int):
+            return self._length(op, edit.values[0])
+        if not any(map(varies, edit.values)):
+            return mb.const(
+                val=_numbers(edit, [n for n in edit.values if isinstance(n, int)]), before_op=op, name=name
+            )
+        return self._vector(op, edit.values, name)
+
+    def _cut(self, op: Operation, edit: Rows, name: str) -> Var:
+        """The first rows of a table."""
+        ends = [edit.axes.get(a, n) for a, n in enumerate(edit.whole.shape)]
+        rows = mb.slice_by_index(
+            x=edit.whole,
+            begin=np.zeros(edit.whole.ndim, np.int32),
+            end=self._vector(op, ends, f"{name}_end"),
+            end_mask=[a not in edit.axes for a in range(edit.whole.ndim)],
+            before_op=op,
+            name=f"{name}_rows",
+        )
+        shape = [self._symbol(edit.axes[a]) if a in edit.axes else n for a, n in enumerate(edit.whole.shape)]
+        set_type(rows, types.tensor(rows.dtype, shape))
+        return rows
+
+    def _vector(self, op: Operation, values: Sequence[int | Column], name: str) -> Var:
+        """Numbers side by side, some of them lengths."""
+        parts = [self._length(op, n) if isinstance(n, tuple) and varies(n) else _first(n) for n in values]
+        return mb.concat(values=tuple(parts), axis=0, before_op=op, name=name)
+
+    def _length(self, op: Operation, column: Column) -> Var:
+        """A length, read from the first value that has it.
+
+        Raises:
+            Refused: no value before the op has it.
+        """
+        if column in self.lengths:
+            return self.lengths[column]
+        if column not in self.holders:
+            self.lengths[column] = self._derived(op, column)
+            return self.lengths[column]
+        var, axis = self.holders[column]
+        shape = mb.shape(x=var, before_op=op, name=f"{op.name}_shape_{len(self.lengths)}")
+        length = mb.gather(
+            x=shape, indices=np.int32(axis), axis=0, before_op=op, name=f"{op.name}_length_{len(self.lengths)}"
+        )
+        self.lengths[column] = length
+        return length
+
+    def _derived(self, op: Operation, column: Column) -> Var:
+        """A length that is another one times or by a number, and some more.
+
+        Raises:
+            Refused: there is none.
+        """
+        name = f"{op.name}_length_of"
+        for other in self.holders:
+            for times in range(1, column[0] // other[0] + 1):
+                more = column[0] - times * other[0]
+                if tuple(times * n + more for n in other) == column:
+                    length = self._length(op, other)
+                    if times > 1:
+                        length = mb.mul(x=length, y=np.int32(times), before_op=op, name=f"{name}_times")
+                    return mb.add(x=length, y=np.int32(more), before_op=op, name=name) if more else length
+            for part in range(2, other[0] // column[0] + 2):
+                if tuple(n // part for n in other) == column:
+                    return mb.floor_div(x=self._length(op, other), y=np.int32(part), before_op=op, name=name)
+        raise Refused(Refusal(f"it needs a length, {column[0]} here, that no value before it has", op))
+
+
+def _first(number: int | Column) -> Any:
+    return np.int32(number if isinstance(number, int) else number[0])

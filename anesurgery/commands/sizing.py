@@ -79,7 +79,7 @@ def sizes(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a model of dynamic shapes at several fixed sizes, with its weights stored once."""
+    """Make a model at several fixed sizes, with its weights stored once."""
     each = [dict(map(read_shape, text.split(","))) for text in size]
     if any(shapes.keys() != each[0].keys() for shapes in each):
         raise SurgeryError("each --size needs the same inputs, as --size ids=1x64,mask=1x64")

@@ -163,7 +163,8 @@ def sizes(
     """A model at several fixed sizes, which run on the engine where ranges may not.
 
     Args:
-        model: path, MLModel or MIL program whose inputs have dynamic shapes; or a PyTorch module, which is
+        model: path, MLModel or MIL program whose inputs have dynamic shapes, or fixed ones that each op shows
+            how to change (`.assumed` says what it does not show); or a PyTorch module, which is
             converted anew for each size, with its tables and masks (iOS 18, fp16; inputs are named as in
             `forward`); or a function that is called with the shapes of a size, {"ids": (1, 64)}, and gives a
             model of that size.

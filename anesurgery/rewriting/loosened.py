@@ -61,7 +61,7 @@ def followed(worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[
     try:
         return _Walk(worlds, wanted).result()
     except Refused as refused:
-        return refused.args[0]
+        return _reason(refused)
 
 
 class _Walk:
@@ -200,13 +200,19 @@ def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
     return changed
 
 
-def loosen(function: Function, loosened: Loosened) -> None:
-    """Let a function take all sizes at which it was followed.
+def loosen(function: Function, loosened: Loosened) -> Refusal | None:
+    """Let a function take all sizes at which it was followed; a reason where a length cannot be read in time."""
+    try:
+        _Emitter(function, loosened).run()
+    except Refused as refused:
+        return _reason(refused)
+    return None
 
-    Raises:
-        Refused: a length is needed before it can be read.
-    """
-    _Emitter(function, loosened).run()
+
+def _reason(refused: Refused) -> Refusal:
+    """The reason that was raised."""
+    reason: Refusal = refused.args[0]
+    return reason
 
 
 class _Emitter:

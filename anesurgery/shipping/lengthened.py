@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from anesurgery.errors import Refusal, Refused, SurgeryError
+from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.loading import clone
@@ -37,12 +37,9 @@ def lengthened(
     if isinstance(loosened, Refusal):
         raise SurgeryError(f"sizes: this model of one size cannot be made another: {loosened}")
     copied = replace(clone(loaded), spec=_ranged(loaded.spec, wanted))
-    try:
-        loosen(function_of(copied.program, name), loosened)
-    except Refused as refused:
-        raise SurgeryError(
-            f"sizes: this model of one size cannot be made another: {refused.args[0]}"
-        ) from refused
+    refusal = loosen(function_of(copied.program, name), loosened)
+    if refusal is not None:
+        raise SurgeryError(f"sizes: this model of one size cannot be made another: {refusal}")
     return copied, loosened.assumed
 
 

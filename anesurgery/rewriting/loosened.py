@@ -201,7 +201,7 @@ def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
 
 
 def loosen(function: Function, loosened: Loosened) -> Refusal | None:
-    """Let a function take all sizes at which it was followed; a reason where a length cannot be read in time."""
+    """Let a function take all sizes at which it was followed; a reason where a length is not there in time."""
     try:
         _Emitter(function, loosened).run()
     except Refused as refused:

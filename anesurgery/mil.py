@@ -224,6 +224,7 @@ __all__ = [
     "quiet_host",
     "reads",
     "remove_input",
+    "remove_operand",
     "stamp",
     "static_shape",
     "types",
@@ -454,6 +455,13 @@ def remove_input(function: Function, name: str) -> None:
     if var.child_ops or var.consuming_blocks:
         raise ValueError(f"%{name} is still read")
     function.placeholder_inputs.pop(name, None)
+
+
+def remove_operand(op: Operation, name: str) -> None:
+    """Take away a parameter that an op may do without."""
+    op.inputs[name].remove_child_op(op)
+    op._input_vars[name] = None
+    setattr(op, name, None)
 
 
 def stamp(op: Operation | None, origin: Operation) -> None:

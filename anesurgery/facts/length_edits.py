@@ -53,11 +53,20 @@ class Share:
 
     length: Column
     dtype: str
-    divides: bool = False
-    """Is it their number itself, by which something is divided?"""
+    form: str = "part"
+    """A part, 1 / n; their number, n; or what corrects a variance, n / (n - 1)."""
+
+    def of(self, count: int) -> float:
+        """The number at a length."""
+        return {"part": 1 / count, "number": float(count), "corrected": count / max(count - 1, 1)}[self.form]
 
 
-Edit: TypeAlias = "Numbers | Rows | Share"
+@dataclass(frozen=True)
+class Absent:
+    """A parameter that says what the others say too."""
+
+
+Edit: TypeAlias = "Numbers | Rows | Share | Absent"
 Edits: TypeAlias = "dict[Operand, Edit]"
 
 
@@ -80,8 +89,8 @@ class Lengths:
     """By op, numbers and axes of tables that are lengths, since what they make meets what is as long."""
     still: set[Var] = field(default_factory=set)
     """Values that depend on no input."""
-    merged: set[Column] = field(default_factory=set)
-    """Lengths that are made of several axes, or of parts of one."""
+    merged: dict[Column, tuple[Column, ...]] = field(default_factory=dict)
+    """Lengths that are made of several axes or of parts of one: of which, in their order; or unknown."""
     sums: dict[Var, set[Column]] = field(default_factory=dict)
     """Values that are sums or means over places, times numbers: over how many."""
     factors: dict[Var, set[float]] = field(default_factory=dict)
@@ -95,10 +104,7 @@ class Lengths:
         """Of all axes of a value."""
         if var in self.still:
             return [(int(n),) * self.count for n in var.shape]
-        return [
-            (int(n),) * self.count if (var, a) in self.open else self.column_of(var, a)
-            for a, n in enumerate(var.shape)
-        ]
+        return [self.column_of(var, a) for a in range(var.rank)]
 
     def varying(self, var: Var) -> dict[int, Column]:
         """The axes of a value whose length differs between sizes."""
@@ -272,7 +278,7 @@ def _all_steady(value: Array, axes: Mapping[int, Column]) -> bool:
 def _reshape(op: Operation, lengths: Lengths) -> Edits:
     """Each new axis is made of whole old ones, in their order, and of parts of fixed ones."""
     new = [int(n) for n in op.outputs[0].shape]
-    old = lengths.columns(op.x)
+    old = [part for column in lengths.columns(op.x) for part in lengths.merged.get(column) or (column,)]
     dims: list[Column] = []
     starts = np.cumprod([1, *(c[0] for c in old)])
     ends = np.cumprod([1, *new])
@@ -285,7 +291,8 @@ def _reshape(op: Operation, lengths: Lengths) -> Edits:
         part = size // math.prod(c[0] for c in whole)
         column = tuple(part * math.prod(c[i] for c in whole) for i in range(lengths.count))
         if len(whole) > 1 or (whole and part > 1):
-            lengths.merged.add(column)
+            digits = _digits(old, low, high)
+            lengths.merged[column] = digits if lengths.merged.get(column, digits) == digits else ()
         dims.append(column)
     if lost := [a for a, c in enumerate(old) if varies(c) and a not in taken]:
         words = f"takes apart axis {lost[0]}, of {old[lost[0]][0]}; which part is the length is not known"
@@ -295,6 +302,18 @@ def _reshape(op: Operation, lengths: Lengths) -> Edits:
     free = (products or longer)[0]
     values = tuple(-1 if j == free else c if varies(c) else c[0] for j, c in enumerate(dims))
     return {("shape", 0): Numbers(values)}
+
+
+def _digits(old: Sequence[Column], low: int, high: int) -> tuple[Column, ...]:
+    """The axes, and parts of fixed ones, of which an axis is made, by the elements before and behind it."""
+    digits, start = list[Column](), 1
+    for column in old:
+        end = start * column[0]
+        inside = min(end, high) // max(start, low)
+        if end > low and start < high and inside > 1:
+            digits.append(column if varies(column) else (inside,) * len(column))
+        start = end
+    return tuple(digits)
 
 
 def _slice(op: Operation, lengths: Lengths) -> Edits:
@@ -381,7 +400,7 @@ def _tile(op: Operation, lengths: Lengths) -> Edits:
         raise Refused(Refusal("how often it repeats is computed", op))
     for a in lengths.varying(op.x):
         if reps[a] != 1:
-            lengths.merged.add(tuple(n * reps[a] for n in lengths.columns(op.x)[a]))
+            lengths.merged[tuple(n * reps[a] for n in lengths.columns(op.x)[a])] = ()
     return {("reps", 0): Numbers(tuple(marked.get(a, n) for a, n in enumerate(reps)))} if marked else {}
 
 
@@ -420,9 +439,9 @@ def _same_rest(op: Operation, column: Column, stride: int) -> None:
 
 
 def _windows(op: Operation, lengths: Lengths) -> Edits:
-    if op.op_type == "conv_transpose" and op.inputs.get("output_shape") is not None and lengths.varying(op.x):
-        raise Refused(Refusal("it says the shape that it makes", op))
-    if op.op_type == "conv_transpose" or str(constant(op.inputs.get("pad_type"))) in ("same", "same_lower"):
+    if op.op_type == "conv_transpose":
+        return _transposed(op, lengths)
+    if str(constant(op.inputs.get("pad_type"))) in ("same", "same_lower"):
         return {}
     pads = window_pads(op)
     for a, column in lengths.varying(op.x).items():
@@ -430,6 +449,26 @@ def _windows(op: Operation, lengths: Lengths) -> Edits:
         if stride and pads[2 * (a - 2) + 1] > pads[2 * (a - 2)]:
             _same_rest(op, column, stride)
     return {}
+
+
+def _transposed(op: Operation, lengths: Lengths) -> Edits:
+    """A convolution that makes more places; the shape that it may say is that which follows from the rest."""
+    says = ints(op, "output_shape")
+    if not says or not lengths.varying(op.x):
+        return {}
+    pads, spatial = ints(op, "pad"), op.x.rank - 2
+    strides, dilations = (ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
+    kind = str(constant(op.inputs.get("pad_type")) or "valid")
+    if kind == "valid":
+        pads = [0] * 2 * spatial
+    for i in range(spatial):
+        window = dilations[i] * (int(op.weight.shape[2 + i]) - 1) + 1
+        follows = (int(op.x.shape[2 + i]) - 1) * strides[i] + window - sum(pads[2 * i : 2 * i + 2])
+        if kind not in ("valid", "custom") or says[-spatial + i] != follows:
+            raise Refused(
+                Refusal(f"it says that it makes {says[-spatial + i]} places, and {follows} follow", op)
+            )
+    return {("output_shape", 0): Absent()}
 
 
 WIDEST = 4
@@ -545,7 +584,7 @@ def _concat(op: Operation, lengths: Lengths) -> Edits:
     at = axis % op.values[0].rank
     columns = [lengths.columns(v)[at] for v in op.values]
     if any(c in lengths.merged for c in columns):
-        lengths.merged.add(tuple(map(sum, zip(*columns, strict=True))))
+        lengths.merged[tuple(map(sum, zip(*columns, strict=True)))] = ()
     for var in op.values:
         if any(map(varies, columns)) and var in lengths.still and var.shape[at] > 1:
             value = evaluate_static(var)
@@ -599,12 +638,19 @@ def _product(op: Operation, lengths: Lengths) -> Edits:
         share = factor if op.op_type == "mul" else 1 / factor
         if math.isclose(share, 1 / near[0], rel_tol=1e-3) and len(sums) == 1 and op.op_type == "mul":
             return {operand: Share(near, dtype_name(var))}
+        if op.op_type == "mul" and len(sums) == 1 and _corrects(factor, near[0]) and min(near) > 1:
+            return {operand: Share(near, dtype_name(var), "corrected")}
         if op.op_type == "real_div" and factor == near[0] and operand[0] == "y" and len(sums) == 1:
-            return {operand: Share(near, dtype_name(var), divides=True)}
+            return {operand: Share(near, dtype_name(var), "number")}
         raise Refused(
             Refusal(f"the factor {factor:g} of a sum over {near[0]} places may be made of their number", op)
         )
     return {}
+
+
+def _corrects(factor: float, count: int) -> bool:
+    """Is a factor n / (n - 1), which makes the variance of a sample of a mean of squares?"""
+    return count > 2 and factor != 1 and math.isclose(factor, count / (count - 1), rel_tol=5e-4)
 
 
 def is_made_of(factor: float, length: int) -> bool:

@@ -55,8 +55,8 @@ def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refu
         return _by_distance(whole, rest)
     ((axis, length),) = rest.items()
     rows = np.moveaxis(whole, axis, 0)
-    waves = _waves(rows, rows.shape[0]) is not None or _is_wavy(rows)
-    if not waves and (why := _made_of_length(rows)) is not None:
+    follows = _longer(rows, rows.shape[0]) is not None or _is_wavy(rows)
+    if not follows and (why := _made_of_length(rows)) is not None:
         return Refusal(why)
     if length > rows.shape[0]:
         longer = _longer(rows, length)
@@ -66,7 +66,7 @@ def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refu
                 "or a model of the largest size"
             )
         return Table(np.ascontiguousarray(np.moveaxis(longer, 0, axis)))
-    if waves or _counted(rows, length) is not None:
+    if follows:
         return Table(whole)
     if not adds:
         return Refusal("its rows follow no formula, so that those of another length may be others")
@@ -118,7 +118,7 @@ def _one_slope(rows: Array) -> str | None:
 
 def _longer(rows: Array, length: int) -> Array | None:
     """More rows, by the formula that gives all that are there, bit for bit; None where there is none."""
-    for way in (_counted, _waves):
+    for way in (_counted, _waves, _slopes):
         longer: Array | None = way(rows, length)
         if longer is not None:
             return longer
@@ -130,6 +130,17 @@ def _counted(rows: Array, length: int) -> Array | None:
     places = np.arange(length).reshape([-1] + [1] * (rows.ndim - 1))
     longer = (rows[:1].astype(np.int64) + places).astype(rows.dtype)
     return longer if (longer[: len(rows)] == rows).all() else None
+
+
+def _slopes(rows: Array, length: int) -> Array | None:
+    """Rows that rise by 2 ** (-8 / heads) and its powers, a power for each head, as ALiBi has it."""
+    flat = rows.reshape(rows.shape[0], -1)
+    heads = flat.shape[1]
+    if rows.dtype.kind != "f" or heads < 2 or heads & (heads - 1):
+        return None
+    slopes = 2.0 ** (-8 / heads * np.arange(1, heads + 1))
+    longer: Array = np.outer(np.arange(length), slopes).astype(rows.dtype)
+    return longer.reshape(length, *rows.shape[1:]) if (longer[: len(rows)] == flat).all() else None
 
 
 def _turned(length: int, width: int, base: float) -> torch.Tensor:

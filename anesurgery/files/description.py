@@ -147,6 +147,7 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
     by_name = {f.name: f for f in features}
     for name, var in wanted:
         if name in by_name and by_name[name].type.WhichOneof("Type") != "multiArrayType":
+            _picture(by_name[name].type, port(name, var).shape)
             continue
         if name not in by_name:
             by_name[name] = features.add(name=name)
@@ -161,6 +162,26 @@ def _features(features: Any, wanted: list[tuple[str, Var]]) -> None:
         fixed = array.shape and array.WhichOneof("ShapeFlexibility") is None and None not in shape
         if fixed and list(array.shape) != list(shape):
             array.shape[:] = [int(d or 1) for d in shape]
+
+
+def _picture(kind: Any, shape: Sequence[int | None]) -> None:
+    """An image that was fixed has the size of its value, (1, channels, height, width), and no other."""
+    if kind.WhichOneof("Type") != "imageType" or len(shape) != 4 or None in shape:
+        return
+    image, (height, width) = kind.imageType, shape[2:]
+    flexible = image.WhichOneof("SizeFlexibility")
+    if flexible is not None and len(_sizes_of(image)) > 1:
+        image.ClearField(flexible)
+    if image.WhichOneof("SizeFlexibility") is None and (image.height, image.width) != (height, width):
+        image.height, image.width = int(height or 1), int(width or 1)
+
+
+def _sizes_of(image: Any) -> set[tuple[int, int]]:
+    """Some of the sizes that a flexible image may have: all that are named, or the least and the largest."""
+    if image.WhichOneof("SizeFlexibility") == "enumeratedSizes":
+        return {(s.height, s.width) for s in image.enumeratedSizes.sizes}
+    high, wide = image.imageSizeRange.heightRange, image.imageSizeRange.widthRange
+    return {(high.lowerBound, wide.lowerBound), (high.upperBound, wide.upperBound)}
 
 
 def _admits_others(array: Any, shape: Sequence[int | None]) -> bool:

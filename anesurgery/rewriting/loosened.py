@@ -16,8 +16,8 @@ import numpy as np
 
 from anesurgery.errors import PassError, Refusal, Refused
 from anesurgery.facts.length_edits import (
+    Absent,
     Column,
-    Edit,
     Edits,
     Lengths,
     Numbers,
@@ -28,7 +28,18 @@ from anesurgery.facts.length_edits import (
     varies,
 )
 from anesurgery.facts.meeting_axes import Operand
-from anesurgery.mil import Function, Operation, Var, is_constexpr, is_stored, mb, new_symbol, operands, types
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    is_constexpr,
+    is_stored,
+    mb,
+    new_symbol,
+    operands,
+    remove_operand,
+    types,
+)
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
 from anesurgery.rewriting.fixed_shapes import infer, set_type
 
@@ -139,9 +150,8 @@ class _Walk:
 
     def _apply(self, function: Function, op: Operation, changes: Edits, world: int) -> None:
         with function:
-            new = {operand: _fixed(op, edit, world) for operand, edit in changes.items()}
-            if new:
-                op.set_inputs(no_check_var_types=True, **_replaced(op, new))
+            kept = {operand: edit for operand, edit in changes.items() if not isinstance(edit, Absent)}
+            _change(op, changes, {operand: _fixed(op, edit, world) for operand, edit in kept.items()})
             try:
                 infer(op)
             except PassError as error:
@@ -149,6 +159,13 @@ class _Walk:
                     raise Refused(why[0]) from error
                 shapes = " and ".join("x".join(map(str, v.shape)) for _, v in operands(op) if v.rank)
                 raise Refused(Refusal(f"it cannot read {shapes}: {error.__cause__}", op)) from error
+        for var, axis in self.follows.open:
+            if var.name == op.outputs[0].name:  # as long as it says, until it turns out to be a length
+                shape = op.outputs[0].shape
+                set_type(
+                    op.outputs[0],
+                    types.tensor(op.outputs[0].dtype, (*shape[:axis], var.shape[axis], *shape[axis + 1 :])),
+                )
 
     def _check_single(self, var: Var) -> None:
         """An axis of length 1 is repeated where it meets a longer one, so that it cannot be followed."""
@@ -166,14 +183,13 @@ def _results(function: Function) -> list[Var]:
     return [v for op in function.operations for v in op.outputs]
 
 
-def _fixed(op: Operation, edit: Edit, world: int) -> Var:
+def _fixed(op: Operation, edit: Numbers | Rows | Share, world: int) -> Var:
     """What an op reads at one size."""
     if isinstance(edit, Rows):
         cut = [slice(edit.axes[a][world] if a in edit.axes else None) for a in range(edit.whole.ndim)]
         return mb.const(val=np.ascontiguousarray(edit.whole[tuple(cut)]), before_op=op)
     if isinstance(edit, Share):
-        length = edit.length[world]
-        value = np.float32(length if edit.divides else 1 / length)
+        value = np.float32(edit.of(edit.length[world]))
         return mb.const(
             val=value.astype(types.nptype_from_builtin(types.string_to_builtin(edit.dtype))), before_op=op
         )
@@ -189,6 +205,15 @@ def _numbers(edit: Numbers, values: Sequence[int]) -> Any:
         if edit.scalar
         else np.array(values, bool if values and type(values[0]) is bool else np.int32)
     )
+
+
+def _change(op: Operation, changes: Edits, new: Mapping[Operand, Var]) -> None:
+    """Give an op other inputs, and take away those that say what the others say."""
+    for (name, _), edit in changes.items():
+        if isinstance(edit, Absent) and op.inputs.get(name) is not None:
+            remove_operand(op, name)
+    if new:
+        op.set_inputs(no_check_var_types=True, **_replaced(op, new))
 
 
 def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
@@ -230,9 +255,9 @@ class _Emitter:
             self._type(var)
         for op in list(self.function.operations):
             with self.function:
-                new = {o: self._built(op, o, edit) for o, edit in self.loosened.edits.get(op.name, {}).items()}
-            if new:
-                op.set_inputs(no_check_var_types=True, **_replaced(op, new))
+                changes = self.loosened.edits.get(op.name, {})
+                kept = {o: edit for o, edit in changes.items() if not isinstance(edit, Absent)}
+                _change(op, changes, {o: self._built(op, o, edit) for o, edit in kept.items()})
             for var in op.outputs:
                 self._type(var)
 
@@ -250,15 +275,15 @@ class _Emitter:
     def _symbol(self, column: Column) -> Any:
         return self.symbols.setdefault(column, new_symbol())
 
-    def _built(self, op: Operation, operand: Operand, edit: Edit) -> Var:
+    def _built(self, op: Operation, operand: Operand, edit: Numbers | Rows | Share) -> Var:
         """What an op reads, at whatever length."""
         name = f"{op.name}_{operand[0]}_{operand[1]}_at_length"
         if isinstance(edit, Rows):
             return self._cut(op, edit, name)
         if isinstance(edit, Share):
             number = mb.cast(x=self._length(op, edit.length), dtype="fp32", before_op=op, name=f"{name}_n")
-            if not edit.divides:
-                number = mb.real_div(x=np.float32(1), y=number, before_op=op, name=f"{name}_share")
+            if edit.form != "number":
+                number = self._part(op, number, edit.form, name)
             return mb.cast(x=number, dtype=edit.dtype, before_op=op, name=f"{name}_cast")
         if edit.scalar and not isinstance(edit.values[0], int):
             return self._length(op, edit.values[0])
@@ -267,6 +292,13 @@ class _Emitter:
                 val=_numbers(edit, [n for n in edit.values if isinstance(n, int)]), before_op=op, name=name
             )
         return self._vector(op, edit.values, name)
+
+    def _part(self, op: Operation, number: Var, form: str, name: str) -> Var:
+        """The number 1 / n, or n / (n - 1)."""
+        if form == "part":
+            return mb.real_div(x=np.float32(1), y=number, before_op=op, name=f"{name}_part")
+        less = mb.sub(x=number, y=np.float32(1), before_op=op, name=f"{name}_less")
+        return mb.real_div(x=number, y=less, before_op=op, name=f"{name}_corrected")
 
     def _cut(self, op: Operation, edit: Rows, name: str) -> Var:
         """The first rows of a table."""

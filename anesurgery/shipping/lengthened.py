@@ -58,6 +58,10 @@ def _ranged(spec: Any, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:
             sizes = feature.type.multiArrayType.shapeRange.sizeRanges
             for low, high in ends:
                 sizes.add(lowerBound=low, upperBound=high)
+        elif ends and feature.type.WhichOneof("Type") == "imageType":
+            pixels = feature.type.imageType.imageSizeRange
+            for side, (low, high) in zip((pixels.heightRange, pixels.widthRange), ends[-2:], strict=True):
+                side.lowerBound, side.upperBound = low, high
     for feature in ranged.description.output:
         if feature.type.WhichOneof("Type") == "multiArrayType":
             feature.type.multiArrayType.ClearField("shape")

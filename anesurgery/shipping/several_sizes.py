@@ -19,7 +19,7 @@ from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_sized, written
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
-from anesurgery.interpret.features import allows, images
+from anesurgery.interpret.features import allows
 from anesurgery.loading import load
 from anesurgery.mil import any_symbolic, exclusive, function_of
 from anesurgery.placement.inspection import Inspection
@@ -310,7 +310,6 @@ def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:
     """
     subject = MLProgram(loaded).clone()
     session = Session(prove_sites=False)
-    session.images = images(loaded.described_inputs)
     run_pass(make_pass("fix_shapes", shapes=dict(shapes)), subject.program, session)
     if not session.changes:
         reasons = "; ".join(str(refusal) for _, refusal in session.refusals)

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import anesurgery as ane
+from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(0)
@@ -117,6 +119,43 @@ def chomped(x: Var, n: int) -> Var:
     return mb.add(x=channels, y=mb.slice_by_index(x=wide, begin=[0, 0, 0], end=[1, WIDTH, n]))
 
 
+def curved(x: Var, n: int) -> Var:
+    """The same, with a function between the cut and what it meets."""
+    channels = mb.transpose(x=x, perm=[0, 2, 1])
+    weight = np.repeat(WEIGHT[..., None], 4, 2)
+    wide = mb.conv(x=channels, weight=weight, pad_type="custom", pad=[2, 2])
+    return mb.add(x=channels, y=mb.relu(x=mb.slice_by_index(x=wide, begin=[0, 0, 0], end=[1, WIDTH, n])))
+
+
+def deviation(x: Var, n: int) -> Var:
+    """The variance of a sample over places: a mean times n / (n - 1)."""
+    moved = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True))
+    return mb.mul(x=mb.reduce_mean(x=mb.mul(x=moved, y=moved), axes=[1]), y=np.float16(n / (n - 1)))
+
+
+def widened(x: Var, n: int) -> Var:
+    """Twice as many places, by an op that says its shape."""
+    return mb.conv_transpose(
+        x=mb.transpose(x=x, perm=[0, 2, 1]),
+        weight=np.repeat(WEIGHT[..., None], 2, 2),
+        strides=[2],
+        pad_type="valid",
+        output_shape=[1, WIDTH, 2 * n],
+    )
+
+
+def slopes(n: int) -> np.ndarray:
+    """The bias of ALiBi for two heads."""
+    return np.stack([2.0**-4 * np.arange(n), 2.0**-8 * np.arange(n)])[:, None].astype(np.float16)
+
+
+def pictured(x: Var, n: int) -> Var:
+    """A picture of n by 16 places, whose places are taken together, mixed, and taken apart again."""
+    flat = mb.reshape(x=mb.expand_dims(x=x, axes=[0]), shape=[1, n * WIDTH, 1])
+    shares = mb.softmax(x=mb.matmul(x=flat, y=flat, transpose_y=True), axis=-1)
+    return mb.reshape(x=mb.matmul(x=shares, y=flat), shape=[1, n, WIDTH])
+
+
 def recurrent(x: Var, n: int) -> Var:
     steps = mb.transpose(x=x, perm=[1, 0, 2])
     zero = np.zeros((1, 4), np.float16)
@@ -141,6 +180,15 @@ RIGHT: dict[str, tuple[Build, int, tuple[int, ...]]] = {
     "slices": (of(ends), 16, (6, 16, 24)),
     "strides": (of(convolved), 16, (4, 8, 24)),
     "steps": (of(recurrent), 16, (1, 5, 24)),
+    "windows that are cut, and curved": (of(curved), 16, (5, 24)),
+    "a deviation": (of(deviation), 16, (5, 24)),
+    "more places": (of(widened), 16, (5, 24)),
+    "slopes": (
+        of(lambda x, n: mb.add(x=mb.expand_dims(x=by_channels(x, n), axes=[1]), y=slopes(n))),
+        16,
+        (5, 24),
+    ),
+    "a picture with as many rows as columns": (of(pictured), 16, (5, 16, 20)),
     "windows that are cut": (of(chomped), 16, (5, 24)),
     "several rows": (of(lambda x, n: mb.reshape(x=x, shape=[n, 4, 4]), rank2=True), 16, (5, 24)),
 }
@@ -329,3 +377,26 @@ def test_a_converted_module(base: int, tmp_path: Path) -> None:
         got = ane.run(folder, values, precision="fp16")
         for one, other in zip(got.values(), expected.values(), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+def test_pictures_have_the_size_of_each(tmp_path: Path) -> None:
+    """An image of one size, and one of a range: the packages say the size that they take."""
+    torch.manual_seed(0)
+    module: Any = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, padding=1), torch.nn.ReLU()).eval()
+    traced: Any = torch.jit.trace(module, torch.zeros(1, 3, 8, 8))  # type: ignore[no-untyped-call]
+    for side in (8, ct.RangeDim(4, 32, default=8)):
+        image = ct.ImageType("x", shape=(1, 3, side, side), scale=1 / 255)
+        model: Any = ct.convert(
+            traced, inputs=[image], skip_model_load=True, minimum_deployment_target=ct.target.iOS17
+        )
+        folder = ane.sizes(model, {"x": [(1, 3, 8, 8), (1, 3, 12, 16)]}).save(tmp_path / f"sized_{side}")
+        for size, (height, width) in (("size_8x8", (8, 8)), ("size_12x16", (12, 16))):
+            package = folder / f"{size}.mlpackage"
+            described = load(package).described_inputs[0].type.imageType
+            assert (described.height, described.width) == (height, width)
+            assert described.WhichOneof("SizeFlexibility") is None
+            pixels = Image.fromarray(RNG.integers(0, 255, (height, width, 3)).astype(np.uint8))
+            (got,) = ane.run(package, {"x": pixels}).values()
+            exact = torch.from_numpy(np.asarray(pixels).transpose(2, 0, 1)[None] / 255).float()
+            with torch.no_grad():
+                np.testing.assert_allclose(got, module(exact).numpy(), atol=4e-3)

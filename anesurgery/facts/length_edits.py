@@ -101,7 +101,7 @@ class Lengths:
     """Axes whose length is a number that may be one of the inputs', and why to refuse if it is none."""
 
     def columns(self, var: Var) -> list[Column]:
-        """Of all axes of a value."""
+        """The lengths of all axes of a value."""
         if var in self.still:
             return [(int(n),) * self.count for n in var.shape]
         return [self.column_of(var, a) for a in range(var.rank)]

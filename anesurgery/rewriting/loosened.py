@@ -1,7 +1,7 @@
 """A function of fixed shapes becomes one of dynamic shapes, which takes the sizes that are wanted.
 
 It is followed at all these sizes at once, op by op. What an op says of lengths is found by
-`facts.length_edits`, and put right at each size, so that the types of all results can be inferred there. Then
+`length_edits`, and put right at each size, so that the types of all results can be inferred there. Then
 the same is done to the function that is given back, where lengths are read from the shapes of the inputs, and
 tables are cut from those of the largest size.
 """
@@ -15,19 +15,6 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import PassError, Refusal, Refused
-from anesurgery.facts.length_edits import (
-    Absent,
-    Column,
-    Edits,
-    Lengths,
-    Numbers,
-    Rows,
-    Share,
-    Unmarked,
-    edits,
-    varies,
-)
-from anesurgery.facts.meeting_axes import Operand
 from anesurgery.mil import (
     Function,
     Operation,
@@ -42,6 +29,19 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
 from anesurgery.rewriting.fixed_shapes import infer, set_type
+from anesurgery.rewriting.length_edits import (
+    Absent,
+    Column,
+    Edits,
+    Lengths,
+    Numbers,
+    Rows,
+    Share,
+    Unmarked,
+    edits,
+    varies,
+)
+from anesurgery.rewriting.meeting_axes import Operand
 
 MOST_MARKS = 1000
 """Numbers that turn out to be lengths, one after the other."""

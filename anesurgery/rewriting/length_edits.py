@@ -18,11 +18,11 @@ import numpy as np
 
 from anesurgery.errors import Refusal, Refused
 from anesurgery.facts.masks import evaluate_static
-from anesurgery.facts.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.facts.place_tables import continued
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands
 from anesurgery.ops import NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
+from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import each_axis, ints, number
 from anesurgery.semantics.rows import axes_of

@@ -31,7 +31,7 @@ from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, hashes
 from anesurgery.files.sizes import read_size
-from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.forking import patched
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.interpret.decoding import Decoder
@@ -43,6 +43,7 @@ from anesurgery.placement.target import Target
 from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import convert
 from anesurgery.shipping.described import runner_of
+from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, apply
@@ -257,13 +258,14 @@ class _Builder:
         reference = self.out / STAGES / "reference.npz"
 
         def make(place: Path) -> None:
-            module = self.checkpoint.module()
-            ids = self.tried(int(module.config.get_text_config().vocab_size))
-            with silent():
+            with scratch_folder(self.out / STAGES) as work, silent():
+                module = self.checkpoint.module(work)
+                ids = self.tried(int(module.config.get_text_config().vocab_size))
                 arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
-                loaded = _read_stage(convert(module, self.options.context))
-            loaded.spec.description.metadata.userDefined.pop(DATED, None)
-            save(loaded, place)
+                with mapped_constants(work):
+                    loaded = _read_stage(convert(module, self.options.context))
+                loaded.spec.description.metadata.userDefined.pop(DATED, None)
+                save(loaded, place)
 
         return self.stage("converted", self.key, make)
 

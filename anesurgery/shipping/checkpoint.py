@@ -16,6 +16,7 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.absent_weights import not_fetched
 from anesurgery.files.runner_file import hashed
+from anesurgery.shipping.mapped_weights import widened
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WEIGHT_INDEX = "model.safetensors.index.json"
@@ -70,8 +71,11 @@ class Checkpoint:
         found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         return int(found) if isinstance(found, int) else None
 
-    def module(self) -> Any:
-        """The model in fp32, ready to be traced.
+    def module(self, work: Path) -> Any:
+        """The model in fp32, ready to be traced; its weights are mapped from files.
+
+        Args:
+            work: a folder for weights in fp32, where the checkpoint has none; it is needed as long as the model.
 
         Raises:
             LoadError: transformers cannot make it, or weights are missing.
@@ -82,7 +86,7 @@ class Checkpoint:
         try:
             with silent():
                 model, info = AutoModelForCausalLM.from_pretrained(
-                    self.folder,
+                    widened(self.folder, work / "fp32"),
                     local_files_only=True,
                     dtype=torch.float32,
                     output_loading_info=True,

@@ -101,7 +101,12 @@ _PATCHES: list[tuple[int, Any, str, Any]] = []
 def patched(holder: Any, name: str, value: Any) -> Iterator[None]:
     """Give an attribute another value in the body, but not in a process that another thread forks meanwhile."""
     own = vars(holder).get(name) if isinstance(holder, type) else None
-    patch = (threading.get_ident(), holder, name, own if isinstance(own, staticmethod) else getattr(holder, name))
+    patch = (
+        threading.get_ident(),
+        holder,
+        name,
+        own if isinstance(own, staticmethod) else getattr(holder, name),
+    )
     _PATCHES.append(patch)
     setattr(holder, name, value)
     try:

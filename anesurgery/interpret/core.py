@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control
 from anesurgery.interpret.ops.tensor import sliced_at
+from anesurgery.interpret.quick_steps import Quick, quick
 from anesurgery.interpret.table import TABLE, Unsupported
 from anesurgery.mil import (
     Array,
@@ -35,6 +37,9 @@ from anesurgery.mil import (
 from anesurgery.text import to_text
 
 Env = dict[Var, Any]
+
+OFTEN = 2
+"""Runs after which it pays to bind the steps to their constants, which are all kept by then."""
 
 
 @dataclass
@@ -88,7 +93,10 @@ class Plan:
         fuse = fuse and arithmetic == "fp32"
         self.direct = self._fuse(ops, set(keep)) if fuse else self.steps
         self.in_place = state.updates(ops) if outside is None else set[Operation]()
+        given = [v for v in self.outer if v not in self.constants and not _is_const(v)]
+        self.beside = state.beside(((step.op, step.dead) for step in self.direct), given)
         self.runs, self.kept = 0, dict[Var, torch.Tensor]()
+        self.quick: list[Quick | None] | None = None
         self.ready_bytes = sum(4 * s.fixed[k].numel() for s in self.steps for k in s.stored)
 
     def _constant(self, op: Operation) -> bool:
@@ -198,8 +206,30 @@ class Plan:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""
         self.runs += 1
         self._check_sources()
-        for step in self.direct if listener is None else self.steps:
-            self.take(step, env, listener)
+        if listener is not None:
+            for step in self.steps:
+                self.take(step, env, listener)
+            return
+        if self.runs > OFTEN and self.quick is None:
+            self.quick = [self._quick(step) for step in self.direct]
+        for step, short in zip(self.direct, self.quick or repeat(None), strict=False):
+            if short is None:
+                self.take(step, env)
+                continue
+            try:
+                short(env)
+            except Exception:  # taken as a whole it says what is wrong
+                self.take(step, env)
+
+    def _quick(self, step: Step) -> Quick | None:
+        """A step bound to its constants, where they are all there."""
+        fixed = dict(step.fixed)
+        for name in step.stored:
+            kept = self.kept.get(step.op.inputs[name])
+            if kept is None:
+                return None
+            fixed[name] = kept
+        return None if step.op in self.in_place else quick(step, fixed, self.constants)
 
     def take(self, step: Step, env: Env, listener: Listener | None = None) -> None:
         """Evaluate one step."""
@@ -225,7 +255,8 @@ class Plan:
             if step.function is None:
                 return control.TABLE[step.op.op_type](self, step.op, arguments, env, listener)
             if listener is None and step.op in self.in_place:
-                result = state.update(step.op, env, arguments, spent=step.op.x in step.dead)
+                spent, others = step.op.x in step.dead, self.beside[step.op]
+                result = state.update(step.op, env, arguments, spent=spent, others=others)
             else:
                 result = step.function(**arguments)
         except Exception as error:
@@ -352,6 +383,7 @@ class Executable:
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
         self.stored = {_place(t) for t in self.plan.stored()}
+        self.bind = inputs.Binder(self.function)
         self.exact: Collection[str] = ()
         """The inputs that are not rounded to their type, as they come from another part of one model."""
 
@@ -369,7 +401,7 @@ class Executable:
             InterpretError: inputs that do not fit, or an op that fails.
         """
         device = self.plan.device
-        bound = inputs.bind(self.function, values, state, self.exact)
+        bound = self.bind(values, state, self.exact)
         env = {var: devices.move(value, device) for var, value in bound.items()}
         with torch.inference_mode(), devices.default(device):
             self.plan.run(env, listener)
@@ -386,7 +418,8 @@ class Executable:
         if not isinstance(value, torch.Tensor):
             return value
         memory = {_place(b.value if isinstance(b, state.Box) else b) for b in bound}
-        return value.clone() if _place(value) in self.stored | memory else value
+        place = _place(value)
+        return value.clone() if place in self.stored or place in memory else value
 
     def make_state(self) -> state.States:
         """States of this function, all zero."""

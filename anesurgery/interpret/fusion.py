@@ -16,12 +16,14 @@ Heads of keys and values that are repeated for groups of queries are read as the
 computes each group at once.
 
 Not done when a value between is read elsewhere, and in arithmetics that round each op. A run that is listened
-to computes op by op. A row that is masked as a whole is NaN in the written form and 0 in torch's: for such
-a mask, found while the program runs, the written form is computed.
+to computes op by op. Keys after the last one that a mask keeps are not read, where they and their values are
+finite. A row that is masked as a whole is NaN in the written form and 0 in torch's: for such a mask, found
+while the program runs, the written form is computed.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,6 +59,19 @@ def attend(
 ) -> Tensor:
     """softmax(query keyᵀ * scale + mask) value; a boolean mask keeps where it is true."""
     key = key if turned else key.transpose(-1, -2)
+    if mask is not None:
+        shows, seen = _seen(mask)
+        if seen < key.shape[-2] and _finite(key[..., seen:, :]) and _finite(value[..., seen:, :]):
+            key, value, mask = key[..., :seen, :], value[..., :seen, :], mask[..., :seen]
+    else:
+        shows = True
+    return _attend(query, key, value, mask, scale, shows)
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, shows: bool
+) -> Tensor:
+    """The same for keys that are not transposed; does each row of the mask keep something?"""
     batch, heads, rows, width = query.shape
     groups = heads // key.shape[1]
     if groups > 1 and rows > 1:
@@ -64,22 +79,30 @@ def attend(
     elif groups > 1:
         if mask is not None and mask.ndim > 2 and mask.shape[-3] == heads:
             mask = mask.reshape(*mask.shape[:-3], -1, groups, mask.shape[-1])
-        attended = attend(query.reshape(batch, -1, groups, width), key, value, mask, scale, turned=True)
+        attended = _attend(query.reshape(batch, -1, groups, width), key, value, mask, scale, shows)
         return attended.reshape(batch, heads, 1, -1)
     if mask is not None:  # torch's fused kernel wants four axes
         mask = mask.reshape((1,) * (RANK - mask.ndim) + mask.shape)
-    if mask is None or _shows(mask):
+    if shows or mask is None:
         return F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
     scores = query @ key.transpose(-1, -2) * scale
     hidden = torch.where(mask, scores, -torch.inf) if mask.dtype == torch.bool else scores + mask
     return torch.softmax(hidden, -1) @ value
 
 
-def _shows(mask: Tensor) -> bool:
-    """Does every row of a mask keep something?"""
-    if mask.dtype == torch.bool:
-        return bool(mask.any(-1).all())
-    return bool((mask.amax(-1) > -torch.inf).all())
+def _seen(mask: Tensor) -> tuple[bool, int]:
+    """Does every row of a mask keep something; and how many keys, up to the last one that a row keeps?"""
+    if not mask.ndim or mask.shape[-1] < 2:
+        keeps = mask if mask.dtype == torch.bool else mask > -torch.inf
+        return bool(keeps.all()), sys.maxsize
+    keeps = (mask if mask.dtype == torch.bool else mask > -torch.inf).reshape(-1, mask.shape[-1])
+    places = keeps.any(0).nonzero()
+    return bool(keeps.any(-1).all()), int(places[-1]) + 1 if len(places) else 1
+
+
+def _finite(x: Tensor) -> bool:
+    """Are all its numbers finite, and their sum? What is not makes NaN of a row, hidden or not."""
+    return bool(x.sum().isfinite())
 
 
 def find(ops: Sequence[Operation], keep: set[Var]) -> list[Fusible]:

@@ -69,13 +69,46 @@ class Sampler:
         Raises:
             InterpretError: the logits are not numbers.
         """
-        if self.repetition_penalty != 1 and len(read):
-            logits = self._less_of(np.array(logits, np.float64), np.unique(read))
-        largest = np.max(logits)
-        if not np.isfinite(largest):
-            raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
+        logits, largest = self._penalised(logits, read)
         if not self.temperature:
             return int(np.argmax(logits))
+        order, weights = self._shares(logits, largest)
+        return int(order[rng.choice(len(order), p=weights)])
+
+    def probabilities(self, logits: Array, read: Sequence[int] = ()) -> Array:
+        """With which probability each token is chosen: fp64, as many as there are logits.
+
+        Args:
+            logits: of each token.
+            read: the tokens of the text so far, for the penalty of repetitions.
+
+        Raises:
+            InterpretError: the logits are not numbers.
+        """
+        logits, largest = self._penalised(logits, read)
+        found = np.zeros(len(logits))
+        if not self.temperature:
+            found[np.argmax(logits)] = 1
+        else:
+            order, weights = self._shares(logits, largest)
+            found[order] = weights
+        return found
+
+    def _penalised(self, logits: Array, read: Sequence[int]) -> tuple[Array, float]:
+        """Logits after the penalty of repetitions, and the largest.
+
+        Raises:
+            InterpretError: they are not numbers.
+        """
+        if self.repetition_penalty != 1 and len(read):
+            logits = self._less_of(np.array(logits, np.float64), np.unique(read))
+        largest = float(np.max(logits))
+        if not np.isfinite(largest):
+            raise InterpretError(f"the largest logit is {largest}; look for the op with `anesurgery.ranges`")
+        return logits, largest
+
+    def _shares(self, logits: Array, largest: float) -> tuple[Array, Array]:
+        """The tokens that may be chosen, the likeliest first, and the probability of each."""
         with np.errstate(over="ignore"):
             scaled = (np.asarray(logits, np.float64) - largest) / self.temperature
         order = np.argsort(-scaled, kind="stable")[: self.top_k or None]
@@ -83,7 +116,7 @@ class Sampler:
         weights /= weights.sum()
         inside = (np.cumsum(weights) - weights < self.top_p) & (weights >= self.min_p * weights[0])
         weights = np.where(inside, weights, 0)
-        return int(order[rng.choice(len(order), p=weights / weights.sum())])
+        return order, weights / weights.sum()
 
     def _less_of(self, logits: Array, tokens: Array) -> Array:
         """Logits with those of some tokens brought down."""

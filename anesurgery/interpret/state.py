@@ -40,31 +40,28 @@ PLACED = ("slice_update", "slice_by_size", "slice_by_index")
 
 def make(function: Function) -> States:
     """The states of a function, all zero."""
-    states = {}
-    for name, var in function.inputs.items():
-        if types.is_state(var.sym_type):
-            wrapped = var.sym_type.wrapped_type()
-            states[name] = Box(torch.zeros([int(d) for d in wrapped.get_shape()]))
-    return states
+    return {name: Box(torch.zeros(shape)) for name, shape in shapes(function).items()}
 
 
-def bind(function: Function, states: States | None) -> dict[Var, Box]:
-    """The state inputs of a function.
+def shapes(function: Function) -> dict[str, tuple[int, ...]]:
+    """The shapes of its states by name."""
+    states = {name: var.sym_type for name, var in function.inputs.items() if types.is_state(var.sym_type)}
+    return {name: tuple(int(d) for d in held.wrapped_type().get_shape()) for name, held in states.items()}
+
+
+def check(wanted: Mapping[str, tuple[int, ...]], states: Any) -> None:
+    """See that states have the wanted shapes.
 
     Raises:
-        InterpretError: the states are those of another function.
+        InterpretError: they are those of another function.
     """
-    fresh = make(function)
-    states = fresh if states is None else states
-    wanted = _shapes(fresh)
     if not isinstance(states, dict) or not all(isinstance(b, Box) for b in states.values()):
         raise InterpretError(f"a state holds {wanted}, and is made with make_state()")
-    shapes = _shapes(states)
-    if shapes != wanted:
+    held = {name: tuple(box.value.shape) for name, box in states.items()}
+    if held != wanted:
         raise InterpretError(
-            f"the state is of another model: {shapes}, expected {wanted}; make it with make_state()"
+            f"the state is of another model: {held}, expected {wanted}; make it with make_state()"
         )
-    return {function.inputs[name]: box for name, box in states.items()}
 
 
 def reached(position: Var) -> Iterator[tuple[int, int]]:
@@ -90,14 +87,19 @@ def _rows_from(diagonal: Var) -> Iterator[int]:
     return (int(op.outputs[0].shape[-2]) for at in places for op in consumers(at) if op.op_type in PLACED)
 
 
-def check_position(position: Any, var: Var, states: States) -> None:
+def room(position: Var) -> tuple[int, int]:
+    """The rows that are written or read at a position, and those of one call, where least is left."""
+    return min(reached(position), key=lambda pair: pair[0] - pair[1], default=(sys.maxsize, 1))
+
+
+def check_position(position: Any, room: tuple[int, int], states: States) -> None:
     """See that a call of a decoder stays within the context, and that what it looks back at was read.
 
     Raises:
         InterpretError: the position is below 0, or leaves no room for the tokens of the call; or it says that
             tokens came before, and nothing was written yet.
     """
-    rows, count = min(reached(var), key=lambda pair: pair[0] - pair[1], default=(sys.maxsize, 1))
+    rows, count = room
     if position.min() < 0 or position.max() > rows - count:
         raise InterpretError(
             f"position is {int(position.min())}, the number of tokens before; with the {count} of this call it "
@@ -108,10 +110,6 @@ def check_position(position: Any, var: Var, states: States) -> None:
             f"position is {int(position.max())}, but the state holds no tokens yet: first read those before "
             "by prefill, from position 0 on and with this state"
         )
-
-
-def _shapes(states: States) -> dict[str, tuple[int, ...]]:
-    return {name: tuple(box.value.shape) for name, box in states.items()}
 
 
 @impl("read_state")
@@ -154,7 +152,43 @@ def _state_of(op: Operation) -> Var:
     return held
 
 
-def update(op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], *, spent: bool) -> torch.Tensor:
+FRESH = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "concat", "gather", "rsqrt"})
+FRESH |= {
+    "linear",
+    "matmul",
+    "softmax",
+    "silu",
+    "gelu",
+    "sigmoid",
+    "tanh",
+    "reduce_mean",
+    "reduce_sum",
+    "layer_norm",
+}
+"""Ops whose result has memory of its own."""
+
+
+def beside(ops: Iterable[tuple[Operation, Sequence[Var]]], inputs: Iterable[Var]) -> dict[Operation, list[Var]]:
+    """slice_update -> the values alive before it that may share memory with another value.
+
+    Args:
+        ops: in order, each with the values that are dead after it.
+        inputs: the values that are there before the first.
+    """
+    alive, found = dict.fromkeys(inputs), dict[Operation, list[Var]]()
+    for op, dead in ops:
+        if op.op_type == "slice_update":
+            found[op] = list(alive)
+        if op.op_type not in FRESH:
+            alive |= dict.fromkeys(op.outputs)
+        for var in dead:
+            alive.pop(var, None)
+    return found
+
+
+def update(
+    op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], *, spent: bool, others: Iterable[Var]
+) -> torch.Tensor:
     """One of `updates`: in the memory of the state, unless another value holds what is overwritten.
 
     Args:
@@ -162,13 +196,13 @@ def update(op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], 
         env: all values that are alive.
         arguments: what the op reads.
         spent: does nothing read what is updated after it?
+        others: of these values, those that may share memory with another one (`beside`).
     """
     x, where = arguments["x"], [arguments.get(name) for name in tensor.SLICE]
     state = _state_of(op.x.op)
     own = (state, op.x) if spent else (state,)
-    others = (value for var, value in env.items() if var not in own)
-    part = tensor.slice_by_index(x, *where)
-    if env[state].value is not x or _overlaps(part, others):
+    part = tensor.block(x, *where)
+    if env[state].value is not x or _overlaps(part, [env.get(var) for var in others if var not in own]):
         return tensor.overwrite(x.clone(), arguments["update"], *where)
     part.copy_(arguments["update"])
     return x
@@ -176,19 +210,18 @@ def update(op: Operation, env: Mapping[Var, Any], arguments: Mapping[str, Any], 
 
 def _overlaps(part: torch.Tensor, others: Iterable[Any]) -> bool:
     """Does another value hold some of the memory of a tensor?"""
-    first, last = _extent(part)
-    same = (v for v in _tensors(others) if v.untyped_storage().data_ptr() == part.untyped_storage().data_ptr())
-    return any(begin < last and first < end for begin, end in map(_extent, same))
-
-
-def _tensors(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    for value in values:
+    place, same = part.untyped_storage().data_ptr(), list[torch.Tensor]()
+    waiting = list(others)
+    for value in waiting:
         if isinstance(value, torch.Tensor):
-            yield value
+            if value.untyped_storage().data_ptr() == place:
+                same.append(value)
         elif isinstance(value, Box):
-            yield value.value
+            waiting.append(value.value)
         elif isinstance(value, (list, tuple)):
-            yield from _tensors(value)
+            waiting += value
+    first, last = _extent(part) if same else (0, 0)
+    return any(begin < last and first < end for begin, end in map(_extent, same))
 
 
 def _extent(x: torch.Tensor) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class Checkpoint:
         """The model in fp32, ready to be traced; its weights are mapped from files.
 
         Args:
-            work: a folder for weights in fp32, where the checkpoint has none; it is needed as long as the model.
+            work: a folder for weights in fp32, where the checkpoint has others; the model needs it.
 
         Raises:
             LoadError: transformers cannot make it, or weights are missing.

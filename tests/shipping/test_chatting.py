@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from checkpoints import WORDS, save_checkpoint, tokenizer
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import anesurgery as ane
@@ -61,6 +61,7 @@ def test_characters_of_several_tokens_come_whole() -> None:
     assert not [piece for piece in pieces if "�" in piece]
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.text("abc", max_size=3), max_size=8),
     st.lists(st.text("abc", min_size=1, max_size=3), max_size=3),

@@ -74,7 +74,9 @@ def test_a_checkpoint_of_16_bits_is_widened_in_shards(tmp_path: Path, monkeypatc
 
 @pytest.mark.parametrize("largest", [65504.0, 65505.0, 1e37, 1e38, np.inf, np.nan, -70000.0, -np.inf])
 @pytest.mark.parametrize("at", [0, 199])
-def test_what_leaves_fp16_is_what_the_host_says(monkeypatch: pytest.MonkeyPatch, largest: float, at: int) -> None:
+def test_what_leaves_fp16_is_what_the_host_says(
+    monkeypatch: pytest.MonkeyPatch, largest: float, at: int
+) -> None:
     from coremltools.converters.mil.mil.passes.defs.quantization import FP16ComputePrecision
 
     monkeypatch.setattr(mapped_weights, "PIECE", 64)
@@ -87,8 +89,13 @@ def test_what_leaves_fp16_is_what_the_host_says(monkeypatch: pytest.MonkeyPatch,
         return mb.add(x=x, y=mb.const(val=values))
 
     (op,) = program.functions["main"].find_ops(op_type="add")
-    asked = []
-    ours = mapped_weights._in_pieces(lambda given: asked.append(given) or False)
+    asked: list[Any] = []
+
+    def ask(given: Any) -> bool:
+        asked.append(given)
+        return False
+
+    ours = mapped_weights._in_pieces(ask)
     assert ours(op) == host(op)
     assert not asked  # of large constants the host would make copies
     assert not ours(SimpleNamespace(inputs={}))

@@ -118,7 +118,14 @@ def _on_dense(function: Callable[..., Any]) -> Callable[..., Any]:
             **{k: v.contiguous() if isinstance(v, torch.Tensor) else v for k, v in operands.items()}
         )
 
+    compute.on_dense = function  # type: ignore[attr-defined]
     return compute
+
+
+def undressed(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
+    """The function itself, and whether its operands must have the order of their axes in memory."""
+    inner = getattr(function, "on_dense", None)
+    return (function, False) if inner is None else (inner, True)
 
 
 def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> Any:

@@ -123,11 +123,17 @@ _SIGMOID, _GELU, _ELU, _SOFTPLUS = (_steady(f) for f in (torch.sigmoid, F.gelu, 
 
 
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x, y: function(x, y)
+    return _named(lambda x, y: function(x, y), function)
 
 
 def _unary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    return lambda x: function(x)
+    return _named(lambda x: function(x), function)
+
+
+def _named(meaning: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function whose parameters have names, which knows the one that it calls."""
+    meaning.plain = plain  # type: ignore[attr-defined]
+    return meaning
 
 
 TABLE.update({name: Meaning(_binary(f), False) for name, f in BINARY.items()})

@@ -173,6 +173,17 @@ def slice_by_index(
     return _taken(x, *_places(x.shape, begin, end, stride, begin_mask, end_mask, squeeze_mask))
 
 
+def block(x: Tensor, begin: Any, end: Any, *how: Any) -> Tensor:
+    """`slice_by_index`, quick where it only says where a block begins and ends."""
+    places = list(zip(x.shape, ints(begin), ints(end), strict=False))
+    if any(h is not None for h in how) or any(not 0 <= b <= e <= n for n, b, e in places):
+        return slice_by_index(x, begin, end, *how)
+    for axis, (n, b, e) in enumerate(places):
+        if e - b < n:
+            x = x.narrow(axis, b, e - b)
+    return x
+
+
 def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
     """`slice_by_index` with constant places, which are worked out once for a shape.
 
@@ -186,7 +197,22 @@ def sliced_at(where: Mapping[str, Any]) -> Callable[..., Tensor]:
             places[x.shape] = _places(x.shape, *(where.get(name) for name in SLICE))
         return _taken(x, *places[x.shape])
 
+    sliced.stands_for = slice_by_index  # type: ignore[attr-defined]
     return sliced
+
+
+def sliced_by(shape: Sequence[int], *where: Any) -> Callable[[Tensor], Tensor]:
+    """`slice_by_index` of tensors of one shape, at constant places; `where` is what it takes besides x."""
+    forward, backward, dropped = _places(shape, *where)
+    cut = [
+        (a, p.indices(n))
+        for a, (p, n) in enumerate(zip(forward, shape, strict=True))
+        if p.indices(n) != (0, n, 1)
+    ]
+    if backward or dropped or len(cut) != 1 or cut[0][1][2] != 1:
+        return lambda x: _taken(x, forward, backward, dropped)
+    ((axis, (start, stop, _)),) = cut
+    return lambda x: x.narrow(axis, start, stop - start)
 
 
 def _places(

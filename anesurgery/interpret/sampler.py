@@ -86,13 +86,13 @@ class Sampler:
             InterpretError: the logits are not numbers.
         """
         logits, largest = self._penalised(logits, read)
-        found = np.zeros(len(logits))
+        shares = np.zeros(len(logits))
         if not self.temperature:
-            found[np.argmax(logits)] = 1
+            shares[np.argmax(logits)] = 1
         else:
             order, weights = self._shares(logits, largest)
-            found[order] = weights
-        return found
+            shares[order] = weights
+        return shares
 
     def _penalised(self, logits: Array, read: Sequence[int]) -> tuple[Array, float]:
         """Logits after the penalty of repetitions, and the largest.

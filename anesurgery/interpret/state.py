@@ -175,15 +175,15 @@ def beside(ops: Iterable[tuple[Operation, Sequence[Var]]], inputs: Iterable[Var]
         ops: in order, each with the values that are dead after it.
         inputs: the values that are there before the first.
     """
-    alive, found = dict.fromkeys(inputs), dict[Operation, list[Var]]()
+    alive, besides = dict.fromkeys(inputs), dict[Operation, list[Var]]()
     for op, dead in ops:
         if op.op_type == "slice_update":
-            found[op] = list(alive)
+            besides[op] = list(alive)
         if op.op_type not in FRESH:
             alive |= dict.fromkeys(op.outputs)
         for var in dead:
             alive.pop(var, None)
-    return found
+    return besides
 
 
 def update(

@@ -99,11 +99,11 @@ def mapped_constants(folder: Path) -> Iterator[None]:
         return _mapped(value, folder / str(next(names))) if _is_held(value) else value
 
     def values(op: Any, output_types: Any) -> Any:
-        found = infer(op, output_types)
-        for one in found:
+        inferred = infer(op, output_types)
+        for one in inferred:
             if one is not None:
                 one.val = mapped(one.val)
-        return found
+        return inferred
 
     with ExitStack() as stack:
         stack.enter_context(patched(Operation, "_auto_val", values))

@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 EDITABLE := --config-settings editable_mode=compat --editable
 
 .DEFAULT_GOAL := help
-.PHONY: help sized hazards demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -95,6 +95,12 @@ sized: $(READY)  ## models of many families at six sizes, at each and between th
 
 hazards: $(READY)  ## what goes wrong in numbers, and what repairs it: docs/hazards.md
 	$(BIN)/python tests/support/hazard_page.py --page docs/hazards.md
+
+alarms: $(READY)  ## which numeric findings an input triggers, over all models that there are: docs/alarms.md
+	$(BIN)/python tests/benchmarks/alarms.py --page docs/alarms.md
+
+exactness: $(READY)  ## whether `safe_numbers` and `auto` leave the corpus at least as exact
+	$(BIN)/python tests/benchmarks/exactness.py
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

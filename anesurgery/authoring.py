@@ -48,6 +48,7 @@ from anesurgery.facts import (
     token_ids,
     unvarying_ops,
     whole_numbers,
+    wide_values,
     window_pads,
 )
 from anesurgery.files.copying import copied
@@ -398,6 +399,7 @@ __all__ = [
     "weights",
     "whole_floats",
     "whole_numbers",
+    "wide_values",
     "window_padding",
     "window_pads",
     "window_rows",

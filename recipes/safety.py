@@ -30,6 +30,7 @@ from anesurgery.passes.scale_scores import ScaleScores
 from anesurgery.passes.scale_shares import ScaleShares
 from anesurgery.passes.scale_spectra import ScaleSpectra
 from anesurgery.passes.sum_to_mean import SumToMean
+from anesurgery.passes.widen_to_fp32 import WidenToFp32
 from anesurgery.surgery import Recipe
 
 FREE = (FuseExponential(), SumToMean(most=4.0), MeanQuotient(), ScaleScores())
@@ -56,6 +57,7 @@ STEPS = (
     CausalMaskTensor(),
     PaddingMaskTensor(),
     CutRows(),
+    WidenToFp32(),
 )
 
 safe_numbers = Recipe(

@@ -18,7 +18,18 @@ import numpy as np
 
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
-from anesurgery.mil import Operation, Var, constant, dtype_name, is_stored, np_dtype, operands, static_shape
+from anesurgery.facts.wide_values import wide_region
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    dtype_name,
+    is_stored,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
 from anesurgery.semantics.constant_ends import LARGEST, MOST, Interval, of_constant
 from anesurgery.semantics.intervals import interval
@@ -101,7 +112,21 @@ def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
             found.stays = _before_guard(op) | found.stays
         if op.op_type == "cast" and np_dtype(op.outputs[0]).kind in "iu":
             found.stays = _before_integers(op, ranges) | found.stays
+        found.stays = _widened(op) | found.stays
     return found
+
+
+def _widened(op: Operation) -> dict[Operation, str]:
+    """The ops that were widened, of values of fp16, since fp16 does not hold what lies between."""
+    region = wide_region(op, bits=32)
+    if region is None:
+        return {}
+    inside = {v for o in region.ops for v in o.outputs}
+    entries = [v for o in region.ops for _, v in operands(o) if v not in inside and dtype_name(v) == "fp32"]
+    casts = [producer(v, "cast") for v in entries if not is_stored(v)]
+    if not all(cast is not None and dtype_name(cast.x) != "fp32" for cast in casts):
+        return {}
+    return dict.fromkeys(region.ops, f"it was widened to fp32: {region.why}")
 
 
 def _follow_fill(op: Operation, found: Verdicts) -> None:

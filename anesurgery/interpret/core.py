@@ -80,6 +80,7 @@ class Plan:
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
         ops = list(ops)
+        self.mixed = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
         self._check_sources()
         ops = [op for op in ops if not self._constant(op)]
@@ -127,10 +128,9 @@ class Plan:
             )
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
-        outs = [
-            (v, dtypes.run_dtype(v, self.arithmetic), dtypes.rounding(v, self.arithmetic)) for v in op.outputs
-        ]
-        function = meaning and dtypes.meaning(op, meaning, self.arithmetic)
+        arithmetic = dtypes.computes_in(op, self.arithmetic, self.mixed)
+        outs = [(v, dtypes.run_dtype(v, arithmetic), dtypes.rounding(v, arithmetic)) for v in op.outputs]
+        function = meaning and dtypes.meaning(op, meaning, arithmetic)
         return Step(op, function, fixed, reads, stored, outs, dead)
 
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:

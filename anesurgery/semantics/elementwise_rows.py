@@ -19,6 +19,8 @@ DIP = -0.2785
 """Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
 NORMAL = 2.0**-14
 """The smallest number of fp16 that is not subnormal."""
+LEAST = 2.0**-24
+"""The smallest number above 0 of fp16."""
 OVERFLOWS = 700.0
 """Where an exponential of fp64 is no number any more, less what is left for rounding."""
 STEP = 2.0**-9
@@ -56,7 +58,30 @@ def _square(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _pow(op: Operation, ranges: Ranges) -> Interval:
-    return _square(op, ranges) if squared(op) is not None else ANY
+    """A square, or one power of numbers above 0; what fp16 rounds of it is left out."""
+    if squared(op) is not None:
+        return _square(op, ranges)
+    (low, high), exponent = ranges.at(op.x), number(op.y)
+    if exponent is None or low <= 0:
+        return ANY
+    with np.errstate(over="ignore"):
+        ends = [float(np.float64(v) ** exponent) for v in (low, high)]
+    return min(ends) * (1 - STEP), max(ends) * (1 + STEP)
+
+
+def _log(op: Operation, ranges: Ranges) -> Interval:
+    """What is read is a finite number of its type; a step of fp16 is added."""
+    low, high = ranges.at(op.x)
+    epsilon = number(op.inputs.get("epsilon")) or 0.0
+    low, high = max(low, 0.0) + epsilon, min(high, float(np.finfo(np_dtype(op.x)).max)) + epsilon
+    least = math.log(low) if low >= LEAST else -math.inf
+    return least - abs(least) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
+
+
+def _bent(op: Operation, ranges: Ranges) -> Interval:
+    """Below 0 it rises by another slope, unless that is negative."""
+    slope = number(op.inputs.get("alpha"))
+    return _monotone(op, ranges) if slope is None or slope >= 0 else ANY
 
 
 def _sqrt(op: Operation, ranges: Ranges) -> Interval:
@@ -216,6 +241,8 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     "sigmoid_hard": (0.0, 1.0),
     **dict.fromkeys(names("tanh erf softsign"), _saturating(-1.0)),
     **dict.fromkeys(names("sin cos sign"), (-1.0, 1.0)),
+    **dict.fromkeys(names("elu leaky_relu"), _bent),
+    "log": _log,
     "relu6": (0.0, 6.0),
     "atan": (-1.58, 1.58),
     **dict.fromkeys(names("gelu silu"), _gate),

@@ -6,10 +6,20 @@ import math
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, operands
+from anesurgery.mil import Operation, Var, constant, is_stored, is_symbolic, operands
 from anesurgery.semantics.byte_sizes import elements, shape_of
-from anesurgery.semantics.constant_ends import Interval, of_constant
-from anesurgery.semantics.meaning import BROADCAST, CONTRACTED, MIXED, Axes, Meaning, Operand, Place, Ranges
+from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.semantics.meaning import (
+    BROADCAST,
+    CONTRACTED,
+    MIXED,
+    Axes,
+    Meaning,
+    Operand,
+    Place,
+    Ranges,
+    times,
+)
 from anesurgery.semantics.reading import channels, flag, ints
 from anesurgery.semantics.row_lengths import norms, row_length
 
@@ -40,6 +50,17 @@ def _bounded(op: Operation, ranges: Ranges) -> Interval:
     ranges.products -= 1
     most = reach(op, ranges)
     return -most, most
+
+
+def _of_values(op: Operation, ranges: Ranges) -> Interval:
+    """A stored weight bounds it; two values do by the largest of both and the number of terms."""
+    if is_stored(op.x) or is_stored(op.y):
+        return _bounded(op, ranges)
+    length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    if is_symbolic(length):
+        return ANY
+    ends = [a * b for a in ranges.at(op.x) for b in ranges.at(op.y)]
+    return ANY if any(map(math.isnan, ends)) else times(int(length), (min(ends), max(ends)))
 
 
 def _linear_axes(op: Operation) -> Axes:
@@ -189,7 +210,7 @@ ROWS: dict[str, Meaning] = {
     "conv_transpose": Meaning(axes=_images, work=_conv_transpose),
     "einsum": Meaning(axes=_einsum_axes, work=_einsum),
     "linear": Meaning(_bounded, _linear_axes, _linear),
-    "matmul": Meaning(_bounded, _matmul_axes, _matmul),
+    "matmul": Meaning(_of_values, _matmul_axes, _matmul),
     "scaled_dot_product_attention": Meaning(axes=_attention_axes, work=_attention),
     **dict.fromkeys(("gru", "lstm", "rnn"), Meaning(work=_recurrent)),
 }

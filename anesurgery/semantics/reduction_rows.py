@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from anesurgery.mil import Operation, static_shape
 from anesurgery.ops import REDUCTIONS, names
 from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
@@ -96,12 +98,23 @@ def _sum(op: Operation, ranges: Ranges) -> Interval:
     return times(summed(op), ranges.at(op.x))
 
 
+def _product(op: Operation, ranges: Ranges) -> Interval:
+    """Numbers that are not negative have such a product; that of others has no known sign."""
+    (low, high), count = ranges.at(op.x), summed(op)
+    if low < 0 or math.isinf(count):
+        return ANY
+    with np.errstate(over="ignore"):
+        ends = np.float64(low) ** count, np.float64(high) ** count
+    return float(ends[0]), float(ends[1])
+
+
 def _running(op: Operation, ranges: Ranges) -> Interval:
     """Sums of none up to all elements of an axis."""
     numbers = ranges.at(op.x)
     length = (static_shape(op.x) or (math.inf,) * op.x.rank)[int(number(op.inputs.get("axis")) or 0)]
     low, high = times(length, numbers)
-    return min(low, numbers[0], 0.0), max(high, numbers[1], 0.0)
+    first = numbers[0] if numbers[0] > 0 and not flag(op, "exclusive") else 0.0
+    return min(low, numbers[0], first), max(high, numbers[1], 0.0)
 
 
 def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
@@ -123,6 +136,7 @@ ROWS: dict[str, Meaning] = {
     **dict.fromkeys(REDUCTIONS, Meaning(axes=_reduced)),
     **dict.fromkeys(names("reduce_max reduce_min reduce_mean"), Meaning(same, _reduced)),
     "reduce_sum": Meaning(_sum, _reduced),
+    "reduce_prod": Meaning(_product, _reduced),
     **dict.fromkeys(names("reduce_argmax reduce_argmin"), Meaning(axes=_position, positions=0)),
     "argsort": Meaning(axes=_along, positions=0),
     "topk": Meaning(same, _along, positions=1),

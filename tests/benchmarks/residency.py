@@ -171,14 +171,19 @@ Model = tuple[str, Callable[[], Path]]
 
 def models(folder: Path, everything: bool) -> Iterator[Model]:
     """Name and place of each model; those that are made lie in the folder, and are taken from it later."""
+    yield from corpus(folder, everything)
+    for family in MADE:
+        for name in family.names():
+            yield name, partial(family.package, name, folder)
+
+
+def corpus(folder: Path, everything: bool) -> Iterator[Model]:
+    """The public models, and the graphs with random weights."""
     suffixes = ("mlpackage", "mlmodel", "mlmodelc") if everything else ("mlpackage",)
     for path in sorted(p for suffix in suffixes for p in CORPUS.glob(f"*.{suffix}")):
         yield path.name if everything else path.stem, partial(Path, path)
     for path in sorted((CORPUS / "graphs").glob("*.mlpackage")):
         yield path.stem, partial(_filled, path, folder / "graphs" / path.name)
-    for family in MADE:
-        for name in family.names():
-            yield name, partial(family.package, name, folder)
 
 
 def _filled(graph: Path, target: Path) -> Path:

@@ -342,6 +342,62 @@ def rows_at_places(constant: bool) -> Build:
     return build
 
 
+def product_of_three(x: Var) -> Var:
+    """(a * b) * c."""
+    a, b, c = mb.split(x=x, num_splits=3, axis=1)
+    return mb.mul(x=mb.mul(x=a, y=b), y=c, name="y")
+
+
+def linear_attention(x: Var) -> Var:
+    """q (k^T v) over q sum(k), of elu + 1, as it is converted."""
+    a, b, v = mb.split(x=x, num_splits=3, axis=0)
+    q, k = (mb.add(x=mb.elu(x=w, alpha=HALF(1)), y=HALF(1)) for w in (a, b))
+    total = mb.reduce_sum(x=k, axes=[-2], keep_dims=True)
+    share = mb.inverse(x=mb.matmul(x=q, y=total, transpose_y=True), epsilon=HALF(1e-4))
+    return mb.mul(x=mb.matmul(x=q, y=mb.matmul(x=k, y=v, transpose_x=True)), y=share, name="y")
+
+
+def square_over_more(x: Var) -> Var:
+    """x^2 / (1 + x^2), taken of the cube, as robust losses are weighed."""
+    power = mb.mul(x=mb.square(x=x), y=x)
+    return mb.real_div(x=power, y=mb.add(x=mb.abs(x=power), y=HALF(1e4)), name="y")
+
+
+def generalized_mean(x: Var) -> Var:
+    """The cube root of a mean of cubes."""
+    cubes = mb.pow(x=mb.clip(x=x, alpha=HALF(1e-6), beta=HALF(np.inf)), y=HALF(3))
+    return mb.pow(x=mb.reduce_mean(x=cubes, axes=[-1], keep_dims=True), y=HALF(1 / 3), name="y")
+
+
+def distances(x: Var) -> Var:
+    """|x|^2 + |y|^2 - 2 x y."""
+    total = rows(mb.reduce_sum, mb.square(x=x))
+    product = mb.matmul(x=mb.mul(x=x, y=HALF(2)), y=x, transpose_y=True)
+    return mb.sub(x=mb.add(x=total, y=mb.transpose(x=total, perm=[1, 0])), y=product, name="y")
+
+
+def shares_by_hand(x: Var) -> Var:
+    """Weights that are divided by their sum after the product with the values."""
+    weights = mb.sigmoid(x=mb.matmul(x=bounded(x), y=bounded(x), transpose_y=True))
+    return mb.real_div(x=mb.matmul(x=weights, y=x), y=rows(mb.reduce_sum, weights), name="y")
+
+
+def log_of_rest(x: Var) -> Var:
+    """log(1 - exp(-|x|))."""
+    share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
+    return mb.log(x=mb.sub(x=HALF(1), y=share), epsilon=NONE, name="y")
+
+
+def log_of_product(x: Var) -> Var:
+    """The logarithm of a product of probabilities."""
+    return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=x)), epsilon=NONE, name="y")
+
+
+def surely(build: Build) -> Build:
+    """The same of numbers from 1 to 2."""
+    return lambda x: build(mb.add(x=mb.sigmoid(x=x), y=HALF(1)))
+
+
 WIDE = random(2, 64, scale=10)
 LARGE = random(2, 64, scale=500)
 KAS = "cadamcat/llms-on-apple-neural-engine"
@@ -720,9 +776,9 @@ HAZARDS: tuple[Hazard, ...] = (
         random(1, 4),
         angles(32),
         "num-angle",
-        "",
+        "widen_to_fp32",
         "fp16",
-        "fp16 holds an angle of 2048 to one or two; make a table in fp32 (`rotary_tables` does, of positions)",
+        "fp16 holds an angle of 2048 to one or two; `rotary_tables` makes tables, of positions",
     ),
     Hazard(
         "angle of a quotient",
@@ -744,6 +800,97 @@ HAZARDS: tuple[Hazard, ...] = (
         "halve_exponent",
         "fp16",
         "above 11.09 it overflows, though it is made small afterwards",
+    ),
+    Hazard(
+        "product of three",
+        product_of_three,
+        random(2, 3, 64, scale=40) * np.array([10, 10, 1e-4], HALF).reshape(3, 1),
+        of_bounded(product_of_three),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a product above 65504 is made small by the third factor",
+    ),
+    Hazard(
+        "linear attention",
+        linear_attention,
+        random(3, 512, 16, scale=8, shift=4),
+        of_bounded(linear_attention),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "sums over all keys are divided by sums over all keys",
+        twin_shape=(3, 32, 16),
+    ),
+    Hazard(
+        "quotient of powers",
+        square_over_more,
+        random(2, 64, scale=60),
+        of_bounded(square_over_more),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a power above 65504 is divided by one",
+    ),
+    Hazard(
+        "generalized mean",
+        generalized_mean,
+        np.abs(random(2, 64, scale=50)),
+        of_bounded(generalized_mean),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "cubes above 65504 have a small root",
+    ),
+    Hazard(
+        "expanded distances",
+        distances,
+        random(16, 16, shift=30),
+        of_bounded(distances),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "large squares and products nearly cancel",
+    ),
+    Hazard(
+        "shares by hand times values",
+        shares_by_hand,
+        random(512, 16, scale=30, shift=200),
+        of_bounded(shares_by_hand),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "the product overflows before it is divided by the sum of the weights",
+    ),
+    Hazard(
+        "exp(x) - 1 near 0",
+        lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y"),
+        random(2, 64, scale=1e-3),
+        surely(lambda x: mb.sub(x=mb.exp(x=x), y=HALF(1), name="y")),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "the exponential is rounded to steps of 0.001 next to 1",
+    ),
+    Hazard(
+        "logarithm of the rest of a share",
+        log_of_rest,
+        np.abs(random(2, 64, scale=1e-3)) + HALF(1e-4),
+        surely(log_of_rest),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "next to 1 a share is rounded to it, and the logarithm of 0 is infinite",
+    ),
+    Hazard(
+        "logarithm of a product of shares",
+        log_of_product,
+        random(2, 32),
+        surely(log_of_product),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a product of shares below 6e-8 is 0, and its logarithm infinite",
     ),
     Hazard(
         "gather_nd at indices of the run",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.table import Meaning, to_int32
-from anesurgery.mil import Operation, Var, np_dtype, quiet_host, types
+from anesurgery.mil import Operation, Var, np_dtype, operands, producer, quiet_host, types
 
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = frozenset(
@@ -88,6 +88,26 @@ def run_dtype(var: Var, precision: str | Arithmetic = "fp32") -> torch.dtype | N
     kind = np_dtype(var).kind
     floats = getattr(precision, "floats", torch.float32)
     return {"f": floats, "b": torch.bool}.get(kind, torch.int32)
+
+
+def computes_in(op: Operation, precision: str | Arithmetic, mixed: bool) -> str | Arithmetic:
+    """The arithmetic of one op: in a program that mixes types, the engine takes none that computes in fp32."""
+    if not mixed or not isinstance(precision, str) or not precision.startswith("ane"):
+        return precision
+    read = [] if op.op_type == "cast" else [v for _, v in operands(op)]
+    floats = [v for v in (*read, *op.outputs) if _is_float(v)]
+    return "fp32" if floats and all(np_dtype(v) == np.float32 for v in floats) else precision
+
+
+def _is_float(var: Var) -> bool:
+    return (types.is_tensor(var.sym_type) or types.is_scalar(var.sym_type)) and np_dtype(var).kind == "f"
+
+
+def is_mixed(ops: Iterable[Operation]) -> bool:
+    """Is a value of fp16 read or made, so that types say where fp32 is meant?"""
+    computing = (op for op in ops if op.op_type != "const")
+    values = (v for op in computing for v in (*(v for _, v in operands(op)), *op.outputs))
+    return any(_is_float(v) and np_dtype(v) == np.float16 and producer(v, "const") is None for v in values)
 
 
 def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:

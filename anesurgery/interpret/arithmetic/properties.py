@@ -88,7 +88,8 @@ ELEMENTS: tuple[Element, ...] = (
         ALL,
         "measured",
         f"{STUDY}; {FORGE}",
-        "after every op, whatever dtype the program says",
+        "after every op, whatever dtype the program says; but where a program computes in fp16, its ops of "
+        "fp32 run on the CPU or GPU, and are exact",
         everywhere=True,
     ),
     Element(

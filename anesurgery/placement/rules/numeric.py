@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
+from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
 from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotient_of_sums
@@ -32,7 +33,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.ops import COMPARISONS, NORMS, PRODUCTS, SINGULAR
+from anesurgery.ops import COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.mask_fills import (
     FILLING,
@@ -91,7 +92,7 @@ def large_square(op: Operation, target: Target) -> str:
     return f"%{op.x.name} {size}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
-SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"})
+SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS
 """Ops of which an infinity makes the same as a large number."""
 PASS_ON = frozenset({"add", "sub", "mul", "cast", "identity"})
 
@@ -106,9 +107,16 @@ def _saturates(op: Operation) -> bool:
         for reader in var.child_ops:
             if reader.op_type in PASS_ON:
                 pending += reader.outputs
-            elif reader.op_type not in SATURATE:
+            elif reader.op_type not in SATURATE and not _vanishes(reader, var):
                 return False
     return not pending
+
+
+def _vanishes(reader: Operation, var: Var) -> bool:
+    """Is what is made of a large number next to 0: exp of a negative one, or a constant divided by it?"""
+    if reader.op_type == "exp":
+        return bounds.interval(var)[1] <= EXP_LIMIT
+    return reader.op_type == "inverse" or (reader.op_type == "real_div" and number(reader.x) is not None)
 
 
 STEPS = 12
@@ -192,7 +200,7 @@ ALIKE = 2.0
 def vanished_share(op: Operation, target: Target) -> str:
     """The logarithm of a softmax or a sigmoid."""
     form = written_exponential(op) if _half(op) else None
-    if form is None or form.op_type not in LOGS_OF_SHARES:
+    if form is None or form.op_type not in LOGS_OF_SHARES or form.guard >= NORMAL:
         return ""
     low, high = bounds.interval(form.exponential.x)
     apart = high - low if form.op_type == "log_softmax" else high if form.opposite else -low
@@ -236,6 +244,27 @@ ANGLE = 64.0
 def _is_phase(var: Var) -> bool:
     """Is an angle what is left of a division by a turn?"""
     return producer(var, "mod", "atan") is not None
+
+
+def wide_between(op: Operation, target: Target) -> str:
+    """A value between two that fit is beyond fp16."""
+    region = wide_values.wide_region(op)
+    if region is None or region.cancels or region.is_angle or wide_values.goes_on(op) or _is_known_form(op):
+        return ""
+    return f"{region.why}, though %{op.outputs[0].name} may be small"
+
+
+def _is_known_form(op: Operation) -> bool:
+    """Does another rule name what an op ends, with a repair of its own?"""
+    forms = (written_exponential, spectrum, cosine, quotient_of_sums)
+    rooted = op.op_type in ("sqrt", "rsqrt", "pow", "log") and read_by_root(op) is not None
+    return rooted or any(form(op) is not None for form in forms)
+
+
+def cancelled(op: Operation, target: Target) -> str:
+    """A small difference of numbers that fp16 has rounded."""
+    region = wide_values.wide_region(op)
+    return region.why if region is not None and region.cancels else ""
 
 
 def unbounded_exponential(op: Operation, target: Target) -> str:
@@ -778,7 +807,30 @@ RULES: tuple[Rule, ...] = (
         f"{STUDY}: the elementwise unit is fp16",
         test=large_angle,
         kind="numeric",
+        remedy="widen_to_fp32",
         advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
+    ),
+    Rule(
+        "num-between",
+        wide_values.ENDS,
+        "the elementwise unit is fp16: above 65504 a value is infinite, below 6e-8 it is 0, whatever is made "
+        "of it then",
+        STUDY,
+        test=wide_between,
+        kind="numeric",
+        remedy="widen_to_fp32",
+        advice="scale what is multiplied or added before, or compute these few ops in fp32, on the CPU",
+    ),
+    Rule(
+        "num-cancel",
+        frozenset({"add", "sub", "log"}),
+        "fp16 has eleven binary digits, and what two numbers have in common is lost when one is taken from the "
+        "other",
+        f"{STUDY}: the elementwise unit is fp16",
+        test=cancelled,
+        kind="numeric",
+        remedy="widen_to_fp32",
+        advice="subtract before squaring, or compute these few ops in fp32, on the CPU",
     ),
     Rule(
         "num-exp-range",

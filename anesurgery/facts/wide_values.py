@@ -1,0 +1,524 @@
+"""Numbers of fp16 that go where fp16 cannot follow, and come back: what lies between two values that fit.
+
+`(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
+above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
+`exp(x) - 1`, `log(1 - p)` and the sines of large angles lose all digits on the way.
+
+Sizes are reckoned in powers of the largest number: a value of which nothing is known has the size `UNKNOWN`, a
+product the sum of the sizes of its factors, a root half of that of what it is taken of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+
+from anesurgery.facts.written_exponentials import written_exponential
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_stored,
+    is_symbolic,
+    np_dtype,
+    operands,
+    producer,
+)
+from anesurgery.ops import MOVING, names
+from anesurgery.semantics.constant_ends import LARGEST, of_constant
+from anesurgery.semantics.intervals import interval, magnitude
+from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.reduction_rows import summed
+from anesurgery.semantics.row_lengths import squared
+
+UNKNOWN = 0.7
+"""The size of a value of which nothing is known: 2^11, so that a square of it is too large, and it is not."""
+BITS = 16.0
+"""Powers of two up to the largest number, which has the size 1."""
+OVER, UNDER = 1.0, -1.0
+"""Sizes beyond which fp16 does not hold a value to all its digits."""
+FITS, LEAST = 1.25, -0.9
+"""Sizes of a result between these count as that of one number; a length of rows is somewhat more."""
+ANGLE = 64.0
+"""Above it fp16 holds an angle to a thirtieth."""
+MOST = 48
+"""Ops of a region."""
+SHARES = frozenset({"softmax", "sigmoid", "exp"})
+"""Ops of which a result between 0 and 1 may vanish."""
+NEAR_ONE = SHARES | {"tanh", "erf", "cos"}
+"""Ops of which a result may lie next to 1."""
+CARRYING = names(
+    "add sub mul maximum minimum clip abs relu select pow reduce_sum reduce_mean reduce_max reduce_min"
+)
+THROUGH = (
+    CARRYING
+    | MOVING
+    | names("square sqrt rsqrt inverse real_div exp matmul linear concat stack reduce_prod cumsum")
+    | names("reduce_sum_square reduce_l2_norm reduce_log_sum log")
+)
+"""Ops that a region may hold."""
+ANGLES = MOVING | names("add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow")
+"""Ops that make an angle of numbers and frequencies."""
+ENDS = names(
+    "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm"
+)
+"""Ops whose result may fit again."""
+
+
+@dataclass(frozen=True)
+class WideRegion:
+    """Ops between values that fp16 holds, and a result that it holds."""
+
+    ops: tuple[Operation, ...]
+    """All of them, the last one first."""
+    widest: Operation
+    """The op whose value fp16 does not hold, or which cancels."""
+    why: str
+    """What of that value, in words."""
+    cancels: bool = False
+    """Is a small difference of large numbers the reason, and not the size of a value?"""
+
+    @property
+    def is_angle(self) -> bool:
+        """Is it the angle of a sine?"""
+        return self.ops[0].op_type in ("sin", "cos")
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What is known of one value: its size, and the ops since the values that fit, if it has left those."""
+
+    size: float
+    ops: tuple[Operation, ...] = ()
+    widest: Operation | None = None
+    why: str = ""
+
+
+def wide_region(op: Operation, bits: int = 16) -> WideRegion | None:
+    """The region that an op ends, if it ends one.
+
+    Args:
+        op: the op.
+        bits: of the floats that it computes with; of fp32 is told what fp16 could not hold.
+    """
+    if op.op_type not in ENDS or not _is_float(op, bits):
+        return None
+    difference = _difference(op)
+    found = _angle(op, bits) or difference or _Search(bits).ending(op)
+    if found is None or found.widest is None or len(found.ops) > MOST:
+        return None
+    return WideRegion(found.ops, found.widest, found.why, found is difference)
+
+
+def goes_on(op: Operation) -> bool:
+    """Does a region that ends further downstream hold the op too?"""
+    pending, seen = [op], {op}
+    while pending and len(seen) < NEXT:
+        for var in pending.pop().outputs:
+            for reader in consumers(var):
+                if reader in seen:
+                    continue
+                seen.add(reader)
+                region = wide_region(reader)
+                if region is not None and op in region.ops:
+                    return True
+                if reader.op_type in THROUGH:
+                    pending.append(reader)
+    return False
+
+
+NEXT = 12
+"""Ops downstream of an end that are looked at for another end."""
+
+
+def _is_float(op: Operation, bits: int) -> bool:
+    """Does an op compute with floats of so many bits?"""
+    values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]
+    return bool(values) and all(8 * np_dtype(v).itemsize == bits for v in values)
+
+
+@dataclass
+class _Search:
+    """One look upstream."""
+
+    bits: int
+    seen: dict[Var, _Size] = field(default_factory=dict)
+
+    def ending(self, op: Operation) -> _Size | None:
+        """What an op ends, if its result fits and an operand did not."""
+        values = [v for v in _read(op) if not is_stored(v)]
+        reached = [self.at(v) for v in values]
+        wide = [r for r in reached if r.widest is not None]
+        if not wide or not self._fits(op, values, reached):
+            return None
+        worst = max(wide, key=lambda r: abs(r.size))
+        scaled = is_stored(op.y) if op.op_type == "real_div" else op.op_type == "mul" and len(values) == 1
+        if scaled and worst.widest is not None and worst.widest.op_type != "cumsum":
+            return None  # `scale_scores`, `scale_powers`, `sum_to_mean` and `halve_exponent` scale before
+        return _Size(0.0, _joined(op, reached), worst.widest, worst.why)
+
+    def _fits(self, op: Operation, values: list[Var], reached: list[_Size]) -> bool:
+        if op.op_type in ("log", "reduce_argmin", "reduce_argmax"):
+            return True
+        if op.op_type == "cast":
+            return np_dtype(op.outputs[0]).kind in "iu"
+        if op.op_type in ("sub", "add", "sin", "cos"):
+            return False
+        if op.op_type == "real_div" and len(reached) == 2 and all(r.widest is not None for r in reached):
+            return True
+        if op.op_type == "mul" and len(values) == 2 and _shrinks(values, reached):
+            return True
+        return LEAST <= self.size(op) <= FITS and _is_ratio(op)
+
+    def at(self, var: Var) -> _Size:
+        """What is known of a value."""
+        if var not in self.seen:
+            self.seen[var] = _Size(0.0)  # of a loop, which no program has
+            self.seen[var] = self._found(var)
+        return self.seen[var]
+
+    def _found(self, var: Var) -> _Size:
+        op = var.op
+        if (
+            op is None
+            or is_stored(var)
+            or op.op_type not in THROUGH
+            or not _is_float(op, self.bits)
+            or len(self.seen) > 4 * MOST
+        ):
+            return _Size(_leaf(var))
+        if op.op_type in ("matmul", "linear") and is_stored(
+            op.inputs.get("y" if op.op_type == "matmul" else "weight")
+        ):
+            one = self.at(op.x)
+            if one.widest is None:
+                return _Size(_leaf(var))
+            return _Size(one.size, _joined(op, [one]), one.widest, one.why)
+        size = min(self.size(op), math.log2(max(magnitude(var), 1.0)) / BITS)
+        reached = [_beside(op, self.at(v), size) for v in _read(op) if not is_stored(v)]
+        why = _leaves(op, size, reached)
+        ops = _joined(op, reached)
+        if why:
+            maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
+            return _Size(size, ops if maker is None else (*ops, maker), op, why)
+        wide = max((r for r in reached if r.widest is not None), key=lambda r: abs(r.size), default=None)
+        if wide is None or op.op_type == "log":
+            return _Size(size)
+        return _Size(size, ops, wide.widest, wide.why)
+
+    def size(self, op: Operation) -> float:
+        """The size of a result, by those of the operands."""
+        rule = SIZES.get(op.op_type)
+        operand = [0.0 if is_stored(v) else self.at(v).size for v in _read(op)]
+        return max(operand, default=0.0) if rule is None else rule(op, operand)
+
+
+def _beside(op: Operation, one: _Size, size: float) -> _Size:
+    """A term of a sum; one that is small beside another may vanish."""
+    vanishes = op.op_type in ("add", "sub", "maximum") and one.size < min(size, 0.0)
+    return _Size(one.size) if vanishes else one
+
+
+def _read(op: Operation) -> list[Var]:
+    """The numbers that an op computes with."""
+    return [
+        v for name, v in operands(op) if np_dtype(v).kind == "f" and name not in ("epsilon", "alpha", "beta")
+    ]
+
+
+def _leaf(var: Var) -> float:
+    """The size of a value by its interval, or as of any."""
+    most = magnitude(var, products=1)
+    return UNKNOWN if math.isinf(most) else min(UNKNOWN, math.log2(max(most, 1.0)) / BITS)
+
+
+def _power(op: Operation, sizes: list[float]) -> float:
+    exponent = number(op.y)
+    return sizes[0] * exponent if exponent is not None else sizes[0]
+
+
+def _added(count: Callable[[Operation], float], op: Operation, sizes: list[float]) -> float:
+    """A sum is larger by the number of its terms."""
+    terms = count(op)
+    return sum(sizes) + math.log2(max(terms, 1.0)) / BITS if math.isfinite(terms) else sum(sizes)
+
+
+def _terms(op: Operation) -> float:
+    """The products that a matmul adds up."""
+    length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    return math.inf if is_symbolic(length) else float(length)
+
+
+def _length(op: Operation) -> float:
+    """The numbers that a running sum adds up."""
+    length = op.x.shape[int(number(op.inputs.get("axis")) or 0)]
+    return math.inf if is_symbolic(length) else float(length)
+
+
+def _smaller(op: Operation, sizes: list[float]) -> float:
+    """In a product a stored factor counts where it is much smaller than 1."""
+    stored = [v for v in _read(op) if is_stored(v)]
+    most = max((max(map(abs, of_constant(v))) for v in stored), default=1.0)
+    typical = _typical(stored[0]) if stored else 1.0
+    shift = max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 and math.isfinite(most) else 0.0
+    return sum(sizes) + shift
+
+
+def _typical(var: Var) -> float:
+    """The median magnitude of a constant."""
+    value = constant(var)
+    return (
+        1.0 if value is None or np.size(value) == 0 else float(np.median(np.abs(np.asarray(value, np.float64))))
+    )
+
+
+def _quotient(op: Operation, sizes: list[float]) -> float:
+    if is_stored(op.y):
+        return sizes[0] - math.log2(max(_typical(op.y), 1.0)) / BITS
+    return sizes[0] - sizes[1]
+
+
+SIZES: dict[str, Callable[[Operation, list[float]], float]] = {
+    "mul": _smaller,
+    "real_div": _quotient,
+    "square": lambda op, sizes: 2 * sizes[0],
+    "pow": _power,
+    "sqrt": lambda op, sizes: sizes[0] / 2,
+    "rsqrt": lambda op, sizes: -sizes[0] / 2,
+    "inverse": lambda op, sizes: -sizes[0],
+    "exp": lambda op, sizes: 0.0,
+    "log": lambda op, sizes: 0.1,
+    "reduce_sum": partial(_added, summed),
+    "reduce_sum_square": lambda op, sizes: 2 * _added(summed, op, sizes),
+    "reduce_l2_norm": lambda op, sizes: sizes[0],
+    "cumsum": partial(_added, _length),
+    "matmul": partial(_added, _terms),
+    "linear": lambda op, sizes: max(sizes),
+    "reduce_prod": lambda op, sizes: summed(op) * sizes[0],
+}
+"""Op type -> the size of its result; of others, the largest of the operands."""
+
+
+def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
+    """How a value leaves fp16 at an op, in words; "" where it does not."""
+    out = op.outputs[0]
+    wide = any(r.widest is not None for r in reached)
+    if op.op_type == "exp":
+        most = interval(op.x)[1]
+        return f"%{out.name}, an exponential without a bound, overflows" if most > math.log(LARGEST) else ""
+    if op.op_type == "reduce_prod":
+        return (
+            f"%{out.name} is a product of {summed(op):g} numbers"
+            if summed(op) >= 4 and _may_vanish(op.x)
+            else ""
+        )
+    if op.op_type in ("real_div", "inverse") and not wide:
+        return _small_divisor(op)
+    if op.op_type == "matmul" and any(producer(v, "softmax") is not None for v in (op.x, op.y)):
+        return ""
+    if size > OVER and not any(r.size > OVER for r in reached) and op.op_type not in ("add", "sub"):
+        return f"%{out.name} overflows above {LARGEST:.0f}"
+    if size < UNDER and not any(r.size < UNDER for r in reached):
+        return f"%{out.name} is too small for fp16"
+    return ""
+
+
+def _may_vanish(var: Var) -> bool:
+    return interval(var)[0] < 0.5
+
+
+def _small_divisor(op: Operation) -> str:
+    """A division by what a guard keeps from 0, but not from where a quotient overflows."""
+    divisor = op.y if op.op_type == "real_div" else op.x
+    guard = producer(divisor, "add", "maximum", "clip")
+    if guard is None:
+        return ""
+    stored = (
+        guard.inputs.get("alpha") if guard.op_type == "clip" else guard.y if is_stored(guard.y) else guard.x
+    )
+    least = number(stored)
+    if least is None or not 0 < least < 1 / LARGEST or interval(divisor)[0] > 1 / LARGEST:
+        return ""
+    return f"%{op.outputs[0].name}, a quotient by {least:.2g} or more, overflows"
+
+
+def _joined(op: Operation, reached: list[_Size]) -> tuple[Operation, ...]:
+    """An op, and those upstream that are wide too; each once."""
+    return tuple(dict.fromkeys((op, *(o for r in reached if r.widest is not None for o in r.ops))))
+
+
+def _shrinks(values: list[Var], reached: list[_Size]) -> bool:
+    """Is a product of two values multiplied with a third, which may be small?"""
+    for wide, var, other in ((reached[0], values[0], values[1]), (reached[1], values[1], values[0])):
+        maker = producer(var, "mul")
+        if (
+            wide.widest is None
+            or maker is None
+            or wide.widest is not maker
+            or reached[values.index(other)].widest
+        ):
+            continue
+        if other in (maker.x, maker.y) or maker.x is maker.y or _is_mask(other):
+            continue
+        return True
+    return False
+
+
+def _is_mask(var: Var) -> bool:
+    """Was it cast from a boolean, or does it hold 0 and 1 as far as is known?"""
+    cast = producer(var, "cast")
+    return cast is not None and np_dtype(cast.x).kind in "biu"
+
+
+def _is_ratio(op: Operation) -> bool:
+    """Is the result smaller than what it is made of because something divides, or a root is taken?"""
+    if op.op_type == "mul":
+        makers = [producer(v, "inverse", "rsqrt", "real_div", "pow") for v in (op.x, op.y)]
+        return any(m is not None for m in makers) or any(is_stored(v) for v in (op.x, op.y))
+    if op.op_type == "pow":
+        exponent = number(op.y)
+        return exponent is not None and exponent < 1
+    if op.op_type == "real_div":
+        return not is_stored(op.x) or number(op.x) is not None
+    return True
+
+
+def _angle(op: Operation, bits: int) -> _Size | None:
+    """The sine of a large angle, with the ops that make it of numbers and frequencies."""
+    if (
+        op.op_type not in ("sin", "cos")
+        or magnitude(op.x, products=1) <= ANGLE
+        or producer(op.x, "mod", "atan")
+    ):
+        return None
+    ops, pending = [op], [op.x]
+    while pending and len(ops) <= MOST:
+        maker = producer(pending.pop(), *ANGLES)
+        if maker is not None and maker not in ops and _is_float(maker, bits):
+            ops.append(maker)
+            pending += [v for v in _read(maker) if not is_stored(v)]
+    return _Size(
+        0.0, tuple(ops), op, f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * 2.0**-11:.2g}"
+    )
+
+
+def _difference(op: Operation) -> _Size | None:
+    """What cancels: squares less twice a product, exp(x) - 1, what is next to 1 under a logarithm."""
+    return _distances(op) or _near_zero(op) or _complement(op)
+
+
+def _distances(op: Operation) -> _Size | None:
+    """`|x|^2 + |y|^2 - 2 x y`, at the last of its additions."""
+    if op.op_type not in ("add", "sub") or _adds(op.outputs[0].child_ops):
+        return None
+    terms, ops, pending = list[Operation](), [op], [op.x, op.y]
+    while pending and len(ops) <= MOST:
+        maker = producer(pending.pop(), *DISTANCES)
+        if maker is None:
+            continue
+        ops.append(maker)
+        if (
+            maker.op_type in ("matmul", "linear")
+            or squared(maker) is not None
+            or maker.op_type == "reduce_sum_square"
+        ):
+            terms.append(maker)
+        else:
+            pending += [v for v in _read(maker) if not is_stored(v)]
+    squares = [t for t in terms if t.op_type not in ("matmul", "linear")]
+    products = [t for t in terms if t not in squares]
+    sources = {squared(t) or t.x for t in squares}
+    if (
+        not squares
+        or len(products) != 1
+        or len(squares) > 2
+        or not any(_made_of(products[0], s) for s in sources)
+    ):
+        return None
+    if all(np.ptp(interval(s)) <= ALIKE for s in sources):
+        return None
+    why = f"%{op.outputs[0].name} is the small difference of large squares and products"
+    return _Size(0.0, tuple(dict.fromkeys(ops)), op, why)
+
+
+DISTANCES = MOVING | names("add sub mul real_div reduce_sum reduce_sum_square square pow matmul linear")
+ALIKE = 2.0
+"""Values within this of each other cancel no more than the last digits."""
+
+
+def _adds(readers: list[Operation]) -> bool:
+    return any(r.op_type in ("add", "sub") for r in readers)
+
+
+def _made_of(product: Operation, source: Var) -> bool:
+    """Does a product read a value, perhaps scaled or turned?"""
+    pending = [v for v in _read(product) if not is_stored(v)]
+    for _ in range(8):
+        if source in pending:
+            return True
+        makers = [producer(v, "mul", "transpose", *MOVING) for v in pending]
+        pending = [v for m in makers if m is not None for v in _read(m) if not is_stored(v)]
+    return False
+
+
+def _near_zero(op: Operation) -> _Size | None:
+    """exp(x) - 1 where x may be near 0."""
+    if op.op_type not in ("sub", "add"):
+        return None
+    pairs = ((op.x, op.y),) if op.op_type == "sub" else ((op.x, op.y), (op.y, op.x))
+    wanted = 1.0 if op.op_type == "sub" else -1.0
+    for value, one in pairs:
+        exponential = producer(value, "exp")
+        if exponential is None or number(one) != wanted:
+            continue
+        low, high = interval(exponential.x)
+        if low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
+            why = f"%{op.outputs[0].name} is exp(%{exponential.x.name}) - 1, which loses its digits near 0"
+            return _Size(0.0, (op, exponential), op, why)
+    return None
+
+
+def _is_tanh(op: Operation) -> bool:
+    """Is it divided as a tanh is, that is written out?"""
+    form = (written_exponential(r) for r in consumers(op.outputs[0]))
+    return any(f is not None and op in f.ops for f in form)
+
+
+NEAR = 0.05
+"""An exponent from which exp(x) - 1 keeps six binary digits of fp16."""
+
+
+def _complement(op: Operation) -> _Size | None:
+    """A logarithm of 1 - p, p / (1 - p) or p / q, of shares that may be next to 1 or vanish."""
+    if op.op_type != "log":
+        return None
+    inner = producer(op.x, "sub", "real_div", "mul")
+    if inner is None:
+        return None
+    ops, shares = [op, inner], list[Operation]()
+    pending = [v for v in _read(inner) if not is_stored(v)]
+    while pending and len(ops) <= MOST:
+        maker = producer(pending.pop(), "sub", "real_div", "mul", "neg", *MOVING, *NEAR_ONE)
+        if maker is None or maker in ops:
+            continue
+        ops.append(maker)
+        if maker.op_type in NEAR_ONE:
+            shares.append(maker)
+        else:
+            pending += [v for v in _read(maker) if not is_stored(v)]
+    if not shares or not any(_next_to_an_end(s) for s in shares):
+        return None
+    if inner.op_type == "mul" and len(shares) < 2:
+        return None
+    why = f"%{inner.outputs[0].name}, whose logarithm is taken, is made of shares that fp16 rounds to 0 or 1"
+    return _Size(0.0, tuple(ops), inner, why)
+
+
+def _next_to_an_end(share: Operation) -> bool:
+    low, high = interval(share.outputs[0])
+    return low < 1e-3 or (share.op_type != "softmax" and 0.99 < high <= 1.01)

@@ -1,0 +1,156 @@
+"""What fp16 cannot hold between values that it holds is computed in fp32.
+
+Before::
+
+    main(%a: 2x8xfp16, %b: 2x8xfp16, %c: 2x8xfp16) {
+      %ab: 2x8xfp16 = mul(x=%a, y=%b)
+      %y: 2x8xfp16 = mul(x=%ab, y=%c)
+      return %y
+    }
+
+After::
+
+    main(%a: 2x8xfp16, %b: 2x8xfp16, %c: 2x8xfp16) {
+      %y_widen_to_fp32_cast: 2x8 = cast(x=%a, dtype="fp32")
+      %y_widen_to_fp32_cast_1: 2x8 = cast(x=%b, dtype="fp32")
+      %y_widen_to_fp32_mul: 2x8 = mul(x=%y_widen_to_fp32_cast, y=%y_widen_to_fp32_cast_1)
+      %y_widen_to_fp32_cast_2: 2x8 = cast(x=%c, dtype="fp32")
+      %y_widen_to_fp32_mul_1: 2x8 = mul(x=%y_widen_to_fp32_mul, y=%y_widen_to_fp32_cast_2)
+      %y: 2x8xfp16 = cast(x=%y_widen_to_fp32_mul_1, dtype="fp16")
+      return %y
+    }
+
+Ops between values that fp16 holds are computed in fp32 where one of them is beyond 65504 or below what fp16 holds,
+as far as intervals, constants and weights tell: products of three, quotients of powers and of exponentials, roots
+of means of powers, the sums of linear attention and of shares by hand, logarithms of products of shares. So are
+small differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`) and large angles of sines. The region begins
+at casts of what it reads, and ends where the result is of the size of one number.
+
+Refuses when a part of the region is in another block; does not apply where intervals show that all values fit.
+
+Why it helps: fp16 gives infinities, zeros or no digit there (computed). Ops of fp32 run on the CPU or GPU, on no
+Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the right
+numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The time was
+not measured.
+
+Grade: proved; where integers above 2048 come in, which fp16 rounds, both sides differ, and nothing is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import (
+    Builder,
+    Match,
+    Operation,
+    OpPattern,
+    Ops,
+    Program,
+    Refusal,
+    Rewrite,
+    Var,
+    mb,
+    var,
+)
+
+COUNTS_TO = 2048
+"""fp16 holds all integers up to here."""
+
+
+@dataclass(frozen=True)
+class WidenToFp32(Rewrite):
+    """Ops between values of fp16 compute in fp32 where fp16 does not hold what they make."""
+
+    name: ClassVar[str] = "widen_to_fp32"
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
+    tolerates_nonfinite: ClassVar[bool] = False
+
+    def pattern(self, op: Ops) -> OpPattern:
+        """Every op whose result may fit again."""
+        return op.any(*an.wide_values.ENDS)()
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """An operand does not fit, and the result does."""
+        region = an.wide_values.wide_region(m.root)
+        if region is None or an.wide_values.goes_on(m.root):
+            return None
+        outside = [op for op in region.ops if op.enclosing_block is not m.root.enclosing_block]
+        if outside:
+            return Refusal(f"{outside[0].name} is in another block", m.root)
+        return m.bind(ops=region.ops, region=region)
+
+    def uncompared(self, m: Match) -> Refusal | None:
+        """fp16 rounds integers above 2048, and fp32 does not."""
+        whole = any(map(_is_whole, _entries(m.region.ops)))
+        return Refusal("integers above 2048, which fp16 rounds, are kept", m.root) if whole else None
+
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
+        """Make the same ops, of casts."""
+        wide: dict[Var, Var] = {}
+        for op in _in_order(m.region.ops):
+            inputs = {name: _operand(mb, op, name, value, wide) for name, value in an.op_inputs(op).items()}
+            if op.op_type == "cast":
+                inputs["dtype"] = an.dtype_name(op.outputs[0])
+            results = getattr(mb, op.op_type)(**inputs)
+            wide |= dict(
+                zip(op.outputs, results if isinstance(results, (list, tuple)) else [results], strict=True)
+            )
+        old = m.root.outputs[0]
+        if an.np_dtype(old).kind != "f":
+            return {old: wide[old]}
+        return an.float_types.for_readers(mb, old, wide[old])
+
+
+def _entries(ops: tuple[Operation, ...]) -> set[Var]:
+    """What the ops read that they do not make."""
+    return {v for op in ops for v in an.reads(op)} - {v for op in ops for v in op.outputs}
+
+
+def _is_whole(value: Var) -> bool:
+    """Is it an integer that becomes fp16, which may not hold it?"""
+    cast = an.producer(value, "cast")
+    return cast is not None and an.np_dtype(cast.x).kind in "iu" and an.magnitude(cast.x) > COUNTS_TO
+
+
+def _in_order(ops: tuple[Operation, ...]) -> list[Operation]:
+    """Sort them as they stand in the block."""
+    block = ops[0].enclosing_block
+    places = {op: k for k, op in enumerate(() if block is None else block.operations)}
+    return sorted(ops, key=places.__getitem__)
+
+
+def _operand(mb: Builder, op: Operation, name: str, value: Any, wide: dict[Var, Var]) -> Any:
+    """An operand in fp32: one of the new values, a constant, or a cast."""
+    if isinstance(value, (list, tuple)):
+        return [_operand(mb, op, name, v, wide) for v in value]
+    if not isinstance(value, Var) or an.np_dtype(value) != np.float16:
+        return value
+    if value not in wide:
+        wide[value] = _widened(mb, value)
+    return wide[value]
+
+
+def _widened(mb: Builder, value: Var) -> Var:
+    """A value in fp32, as it was before a cast to fp16."""
+    if an.producer(value, "const") is not None:
+        number = np.asarray(an.constant(value), np.float32)
+        return mb.shared(("fp32", value), lambda: number, f"{value.name}_fp32")
+    cast = an.producer(value, "cast")
+    whole = cast is not None and an.np_dtype(cast.x).kind in "iu"
+    return mb.cast(x=cast.x if whole and cast is not None else value, dtype="fp32")
+
+
+def example() -> Program:
+    """A product of three."""
+    specs = [mb.TensorSpec((2, 8), dtype=an.types.fp16) for _ in range(3)]
+
+    @mb.program(input_specs=specs)
+    def program(a: Var, b: Var, c: Var) -> Var:
+        return mb.mul(x=mb.mul(x=a, y=b, name="ab"), y=c, name="y")
+
+    return program

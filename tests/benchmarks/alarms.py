@@ -1,0 +1,334 @@
+"""How many numeric findings are false alarms: `make alarms` writes docs/alarms.md.
+
+    python tests/benchmarks/alarms.py [MODEL ...] [--page docs/alarms.md]
+
+Of every model of the corpus, of small models of families and of those written by hand, each finding is
+tried: the model runs in exact arithmetic on drawn inputs, on larger and smaller ones, and on those that the
+gradients of the op's values lead to; floats may be any number of fp16, ids are rows of their table.
+A finding is triggered where the op then reads or makes what the rule speaks of (`TRIGGERS`). A rule that speaks
+of constants, types and lengths alone needs no input, and is counted by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import residency
+import torch
+
+import anesurgery as ane
+from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.facts.wide_values import wide_region
+from anesurgery.files.package import Loaded
+from anesurgery.interpret import Executable, Listener
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.loading import load
+from anesurgery.mil import Array, Operation, Program, operands, quiet_host, walk_ops
+from anesurgery.placement.worst_inputs import Slopes, moved
+
+TARGET = "M1/macOS 14"
+LARGEST, CEILING, SLICE, WHOLE = 65504.0, 32768.0, 4094.0, 2048.0
+SCALES = (1.0, 0.0, 1e-3, 8.0, 64.0, 512.0, 4096.0, 30000.0)
+"""What drawn floats are multiplied with; no number goes beyond fp16."""
+CLIMBS = 4
+"""Steps along the gradients of an op that nothing else has triggered."""
+UPSTREAM = 12
+"""Ops before one that are looked at for what overflows."""
+Values = dict[str, list[torch.Tensor]]
+"""Parameter name, or "" for the results -> values."""
+
+
+def _most(values: Sequence[torch.Tensor]) -> float:
+    numbers = [v.abs().max().item() for v in values if v.numel() and v.is_floating_point()]
+    return max([0.0, *(n for n in numbers if n == n)])
+
+
+def _largest(limit: float) -> Callable[[Values], bool]:
+    """A result, or something upstream, is as large."""
+    return lambda seen: _most([*seen[""], *seen.get("upstream", [])]) > limit
+
+
+def _reads(limit: float) -> Callable[[Values], bool]:
+    """What is read is as large."""
+    return lambda seen: (
+        _most([v for name, found in seen.items() if name not in ("", "upstream") for v in found]) > limit
+    )
+
+
+def _exponent(seen: Values) -> bool:
+    """An exponent that overflows, here or upstream; a share that vanishes is one too."""
+    return _largest(LARGEST)(seen) or any(v.max().item() > 11.09 for v in seen.get("exponent", []))
+
+
+def _small(limit: float) -> Callable[[Values], bool]:
+    """What is read comes as near to 0."""
+    return lambda seen: any(
+        v.abs().min().item() <= limit for v in seen.get("x", []) + seen.get("y", []) if v.numel()
+    )
+
+
+def _whole(seen: Values) -> bool:
+    """A whole number that fp16 may not hold."""
+    found = [*seen[""], *seen.get("x", [])]
+    return max([0.0, *(v.abs().max().item() for v in found if v.numel())]) > WHOLE
+
+
+def _cancelled(seen: Values) -> bool:
+    """The result is small beside what is subtracted, or beside 1."""
+    apart = [v.abs().min().item() for v in seen[""] if v.numel()]
+    terms = _most([*seen.get("x", []), *seen.get("y", []), torch.ones(1)])
+    return bool(apart) and min(apart) < terms / 64
+
+
+def _apart_or_small(seen: Values) -> bool:
+    """An overflow, or a value too small for fp16, upstream."""
+    small = any(0 < v.abs().min().item() < 2.0**-24 for v in seen.get("upstream", []) if v.numel())
+    return _largest(LARGEST)(seen) or small
+
+
+TRIGGERS: dict[str, Callable[[Values], bool]] = {
+    **dict.fromkeys(
+        ("num-square", "num-root", "num-spectrum", "num-cosine", "num-reduce", "num-quotient"),
+        _largest(LARGEST),
+    ),
+    **dict.fromkeys(("num-exp", "num-softmax", "num-exp-range"), _exponent),
+    "num-between": lambda seen: _apart_or_small(seen) or _exponent(seen),
+    "num-variance": _cancelled,
+    "num-cancel": _cancelled,
+    "num-log-softmax": _small(2.0**-24),
+    "num-mac-32768": _largest(CEILING),
+    "num-scale-after": _largest(CEILING),
+    "num-slice-q4": _reads(SLICE),
+    "num-count": _whole,
+    "num-int": _whole,
+    "num-angle": _reads(64.0),
+    "num-atan": _small(2.0**-24),
+    "num-eps": _small(2.0**-24),
+    "num-eps-subnormal": _small(2.0**-14),
+}
+"""Rule -> does an op trigger it on these values? Others need no input."""
+
+
+@dataclass
+class Tried:
+    """One finding of one model."""
+
+    model: str
+    function: str
+    rule: str
+    op: Operation
+    message: str
+    triggered: bool = False
+    by: str = ""
+
+    @property
+    def needs_input(self) -> bool:
+        """Does it speak of what inputs do?"""
+        return self.rule in TRIGGERS
+
+
+@dataclass
+class Watch(Listener):
+    """Looks at the values of ops with findings, and at those upstream."""
+
+    tried: Sequence[Tried]
+    by: str = ""
+    near: dict[Operation, set[Operation]] = field(default_factory=dict)
+    """Op -> those with a finding for which its values count."""
+    seen: dict[Operation, Values] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for one in self.tried:
+            for op in upstream(one.op):
+                self.near.setdefault(op, set()).add(one.op)
+
+    def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
+        """Keep what ops with findings read."""
+        for root in self.near.get(op, ()):
+            seen = self.seen.setdefault(root, {"": [], "upstream": []})
+            found = {k: v if isinstance(v, (list, tuple)) else [v] for k, v in inputs.items()}
+            tensors = {k: [t.detach() for t in v if isinstance(t, torch.Tensor)] for k, v in found.items()}
+            if root is op:
+                for name, values in tensors.items():
+                    seen[name] = values
+            if op.op_type in ("exp", "sinh", "cosh"):
+                seen["exponent"] = [*seen.get("exponent", []), *tensors.get("x", [])]
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Keep what they make, and judge when the op itself has run."""
+        tensors = [t.detach() for t in outputs if isinstance(t, torch.Tensor)]
+        for root in self.near.get(op, ()):
+            self.seen.setdefault(root, {"": [], "upstream": []})["" if root is op else "upstream"] += tensors
+        if op in self.seen:
+            values = self.seen.pop(op)
+            for one in self.tried:
+                if one.op is op and not one.triggered and one.needs_input and TRIGGERS[one.rule](values):
+                    one.triggered, one.by = True, self.by
+
+
+def upstream(op: Operation) -> list[Operation]:
+    """The op and some before it: those of its region, where there is one."""
+    region = wide_region(op)
+    if region is not None:
+        return list(region.ops)
+    found, pending = [op], [op]
+    while pending and len(found) < UPSTREAM:
+        for _, var in operands(pending.pop(0)):
+            if var.op is not None and var.op.op_type != "const" and var.op not in found:
+                found.append(var.op)
+                pending.append(var.op)
+    return found
+
+
+def inputs_of(
+    predictor: Predictor, program: Program, images: Sequence[str]
+) -> Iterator[tuple[str, dict[str, Array]]]:
+    """In words, and inputs: drawn, and with all floats larger or smaller."""
+    for seed in (0, 1):
+        drawn = predictor.sample(seed)
+        for scale in SCALES if seed == 0 else (1.0, 100.0):
+            values = {
+                name: np.clip(np.asarray(v) * scale, -LARGEST, LARGEST).astype(np.asarray(v).dtype)
+                if np.asarray(v).dtype.kind == "f" and name not in images
+                else v
+                for name, v in drawn.items()
+            }
+            yield f"drawn inputs times {scale:g}", values
+
+
+def findings_of(name: str, loaded: Loaded, function: str) -> list[Tried]:
+    """The numeric findings of a function, each with its op."""
+    ops = {op.name: op for op in walk_ops(loaded.program.functions[function])}
+    found = ane.inspect(loaded.program, target=TARGET, function=function).all_findings
+    rows = [f for f in found if f.kind == "numeric" and f.op in ops]
+    return [Tried(name, function, f.rule, ops[f.op], f.message) for f in rows]
+
+
+def try_model(name: str, path: Path) -> list[Tried]:
+    """Every finding of a model, tried."""
+    loaded = load(path)
+    result = []
+    for function in loaded.program.functions:
+        tried = findings_of(name, loaded, function)
+        result += tried
+        open_ = [one for one in tried if one.needs_input]
+        if not open_:
+            continue
+        predictor = Predictor(loaded, function=function)
+        executable = Executable(loaded.program, function=function, precision="fp32", fuse=False)
+        for words, values in inputs_of(predictor, loaded.program, ()):
+            left = [one for one in open_ if not one.triggered]
+            if left:
+                run_on(executable, left, words, values)
+        for one in [one for one in open_ if not one.triggered]:
+            if not one.triggered:
+                climb(loaded.program, function, executable, one, predictor.sample(0))
+    return result
+
+
+def run_on(executable: Executable, tried: Sequence[Tried], words: str, values: Mapping[str, Array]) -> None:
+    """One run with a look at each op."""
+    with suppress(InterpretError), torch.inference_mode():
+        executable(values, listener=Watch(tried, words))
+
+
+def climb(
+    program: Program, function: str, executable: Executable, one: Tried, values: Mapping[str, Array]
+) -> None:
+    """Follow the gradient of the op's largest value to the ends of fp16."""
+    floats = [n for n, v in values.items() if np.asarray(v).dtype.kind == "f"]
+    if not floats:
+        return
+    slopes = Slopes(program, function, floats)
+    ranges = dict.fromkeys(floats, (-LARGEST / 2, LARGEST / 2))
+    point: Mapping[str, Array] = values
+    for k in range(CLIMBS):
+        try:
+            _, gradients = slopes.of(one.op, point)
+        except RuntimeError:
+            return
+        point = moved(point, gradients, ranges, 1.0 if k == 0 else 0.1)
+        run_on(executable, [one], "the gradient of its values", point)
+        if one.triggered:
+            return
+
+
+HEAD = """# False alarms among numeric findings
+
+`make alarms` writes this page: every numeric finding of `inspect` ({target}) on the public models that
+are not in this repository, on small models of families and on models written by hand is tried by a search for
+an input that triggers it: two drawn sets of inputs, multiplied by {scales}, then the gradients
+of the op's own values up to the ends of fp16. Weights are as they are stored; most models have random ones, so
+that what only ids go into reaches less than trained models do. A finding that speaks of constants, types and
+lengths alone holds for every input, and is counted by itself. A model that gives NaN whatever comes in shows
+nothing, and is named.
+
+"""
+
+
+def page(tried: Sequence[Tried], models: int) -> str:
+    """The page."""
+    text = HEAD.format(target=TARGET, scales=", ".join(f"{s:g}" for s in SCALES))
+    tries = [one for one in tried if one.needs_input]
+    missed = [one for one in tries if not one.triggered]
+    share = len(missed) / max(len(tried), 1)
+    text += (
+        f"{models} models, {len(tried)} findings: {len(tried) - len(tries)} need no input, "
+        f"{len(tries) - len(missed)} were triggered, {len(missed)} were not ({100 * share:.1f} % of all, "
+        f"{100 * len(missed) / max(len(tries), 1):.1f} % of those that need an input).\n\n"
+        "| rule | findings | triggered | not triggered | needs no input |\n|---|---|---|---|---|\n"
+    )
+    for rule in sorted({one.rule for one in tried}):
+        mine = [one for one in tried if one.rule == rule]
+        counts = Counter("none" if not o.needs_input else "yes" if o.triggered else "no" for o in mine)
+        text += f"| `{rule}` | {len(mine)} | {counts['yes']} | {counts['no']} | {counts['none']} |\n"
+    if missed:
+        text += "\n## Not triggered\n\n| model | rule | op | message |\n|---|---|---|---|\n"
+        text += "".join(f"| {o.model} | `{o.rule}` | {o.op.op_type} | {o.message} |\n" for o in missed)
+    return text
+
+
+def main() -> None:
+    """Try every finding, and print or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--folder", type=Path, help="keep converted models there")
+    parser.add_argument("--page", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    tried, count = list[Tried](), 0
+    with tempfile.TemporaryDirectory() as scratch, quiet_host():
+        for name, make in residency.models(chosen.folder or Path(scratch), everything=True):
+            if chosen.names and name not in chosen.names:
+                continue
+            try:
+                mine = try_model(name, make())
+            except (SurgeryError, InterpretError) as error:
+                print(f"{name}: not tried: {str(error).splitlines()[0]}", file=sys.stderr)
+                continue
+            count += 1
+            tried += mine
+            missed = [one for one in mine if one.needs_input and not one.triggered]
+            print(f"{name}: {len(mine)} findings, {len(missed)} not triggered", file=sys.stderr, flush=True)
+            for one in missed:
+                print(
+                    f"    {one.rule} {one.op.op_type} {one.op.name}: {one.message}", file=sys.stderr, flush=True
+                )
+    text = page(tried, count)
+    if chosen.page:
+        chosen.page.write_text(text, encoding="utf-8")
+    else:
+        print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""What lies beyond fp16 between two values is computed in fp32: forms, twins, types, wrong versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery.checking.metrics import psnr
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.interpret.arithmetic.double import Double
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.compute_fp16 import ComputeFp16
+from anesurgery.passes.widen_to_fp32 import WidenToFp32
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass
+
+HALF = np.float16
+GOOD = 60.0
+
+
+def program(
+    body: Callable[..., Any], shapes: Mapping[str, tuple[int, ...]], dtype: Any = types.fp16
+) -> Program:
+    specs = [mb.TensorSpec(shape, dtype=dtype) for shape in shapes.values()]
+
+    @mb.program(input_specs=specs)
+    def two(a: Var, b: Var) -> Var:
+        return body(a, b)
+
+    return two
+
+
+def rows(reduce: Callable[..., Var], x: Var, axis: int = -1) -> Var:
+    return reduce(x=x, axes=[axis], keep_dims=True)
+
+
+def ratio(a: Var, b: Var) -> Var:
+    square = mb.square(x=a)
+    return mb.real_div(x=square, y=mb.add(x=square, y=HALF(1)), name="y")
+
+
+def plain_ratio(a: Var, b: Var) -> Var:
+    return mb.real_div(x=a, y=mb.add(x=mb.abs(x=a), y=np.float32(3)), name="y")
+
+
+def generalized_mean(a: Var, b: Var) -> Var:
+    return mb.pow(x=rows(mb.reduce_mean, mb.pow(x=mb.abs(x=a), y=HALF(3))), y=HALF(1 / 3), name="y")
+
+
+def kurtosis(a: Var, b: Var) -> Var:
+    square = mb.square(x=a)
+    fourth = rows(mb.reduce_mean, mb.square(x=square))
+    return mb.real_div(x=fourth, y=mb.square(x=rows(mb.reduce_mean, square)), name="y")
+
+
+def shares(a: Var, b: Var) -> Var:
+    e = mb.sigmoid(x=a)
+    return mb.real_div(x=mb.matmul(x=e, y=b, transpose_y=True), y=rows(mb.reduce_sum, e), name="y")
+
+
+def distances(a: Var, b: Var) -> Var:
+    x, y = rows(mb.reduce_sum, mb.square(x=a)), mb.reduce_sum(x=mb.square(x=b), axes=[-1], keep_dims=False)
+    twice = mb.mul(x=mb.matmul(x=a, y=b, transpose_y=True), y=HALF(2))
+    return mb.sub(x=mb.add(x=x, y=y), y=twice, name="y")
+
+
+def angle(a: Var, b: Var) -> Var:
+    return mb.sin(x=mb.mul(x=a, y=np.linspace(0.1, 1, 64, dtype=HALF)), name="y")
+
+
+def log_of_rest(a: Var, b: Var) -> Var:
+    return mb.log(x=mb.sub(x=HALF(1), y=mb.exp(x=mb.mul(x=mb.abs(x=a), y=HALF(-1)))), epsilon=HALF(0), name="y")
+
+
+def log_of_product(a: Var, b: Var) -> Var:
+    return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=a)), epsilon=HALF(0), name="y")
+
+
+FORMS: dict[str, tuple[Callable[[Var, Var], Var], float]] = {
+    "product of three": (
+        lambda a, b: mb.mul(x=mb.mul(x=a, y=b), y=mb.mul(x=rows(mb.reduce_max, a), y=HALF(1e-5)), name="y"),
+        400.0,
+    ),
+    "ratio": (ratio, 500.0),
+    "generalized mean": (generalized_mean, 60.0),
+    "kurtosis": (kurtosis, 30.0),
+    "shares": (shares, 8000.0),
+    "distances": (distances, 0.0),
+    "exp(x) - 1": (lambda a, b: mb.sub(x=mb.exp(x=a), y=HALF(1), name="y"), 1e-3),
+    "angle": (angle, 700.0),
+    "logarithm of the rest": (log_of_rest, 1e-3),
+    "logarithm of a product": (log_of_product, 1.0),
+}
+"""Name -> the form, and the size of numbers on which it fails; 0 for numbers that lie near each other."""
+SHAPES = {"a": (4, 64), "b": (8, 64)}
+SAME = {"a": (4, 64), "b": (4, 64)}
+
+
+def draw(scale: float, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    drawn = {n: rng.standard_normal(s) for n, s in shapes.items()}
+    return {n: (v * scale if scale else v + 40).astype(HALF) for n, v in drawn.items()}
+
+
+def decibels(model: Program, values: dict[str, Any], exact: Any, precision: str) -> float:
+    (value,) = run(model, values, precision=precision).values()
+    found = np.asarray(value, np.float64)
+    if not np.isfinite(found).all():
+        return -np.inf
+    return psnr(float(np.abs(exact).max()), float(np.sqrt(np.mean((found - exact) ** 2))))
+
+
+def of(name: str) -> tuple[Program, dict[str, Any], Any]:
+    body, scale = FORMS[name]
+    shapes = SAME if name == "product of three" else SHAPES
+    model, values = program(body, shapes), draw(scale, shapes)
+    (exact,) = run(model, values, precision=Double()).values()  # type: ignore[arg-type]
+    return model, values, np.asarray(exact, np.float64)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_numbers_are_right_in_fp16_and_beside_the_engine(name: str) -> None:
+    model, values, exact = of(name)
+    after, session = apply_pass(WidenToFp32(), model)
+    assert [c.proof is not None and c.proof.grade.words == "proved" for c in session.changes] == [True]
+    for precision in ("fp16", "ane", "ane:M1"):
+        assert decibels(after, values, exact, precision) >= GOOD, precision
+    assert min(decibels(model, values, exact, p) for p in ("fp16", "ane")) < GOOD
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_it_is_named_and_not_any_more(name: str) -> None:
+    rules = {"num-between", "num-cancel", "num-angle"}
+    model = of(name)[0]
+    found = [f for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.rule in rules]
+    assert {f.remedy for f in found} == {"widen_to_fp32"}
+    after = apply_pass(WidenToFp32(), model)[0]
+    assert not [f for f in ane.inspect(after, target="M1/macOS 14").all_findings if f.rule in rules]
+
+
+@pytest.mark.parametrize("name", [n for n in FORMS if not n.startswith("log")])
+def test_of_bounded_numbers_nothing_is_changed_or_said(name: str) -> None:
+    body = FORMS[name][0]
+    shapes = SAME if name == "product of three" else SHAPES
+    model = program(lambda a, b: body(mb.tanh(x=a), mb.tanh(x=b)), shapes)
+    assert not apply_pass(WidenToFp32(), model)[1].changes
+    assert not [f for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda a, b: mb.mul(x=mb.mul(x=a, y=a), y=a, name="y"),  # a cube is as large as it is
+        lambda a, b: mb.mul(x=mb.silu(x=a), y=b, name="y"),
+        lambda a, b: mb.softmax(
+            x=mb.mul(x=mb.matmul(x=a, y=b, transpose_y=True), y=HALF(0.1)), axis=-1, name="y"
+        ),
+        lambda a, b: mb.mul(x=a, y=mb.rsqrt(x=mb.add(x=mb.sigmoid(x=b), y=HALF(1)), epsilon=HALF(0)), name="y"),
+        lambda a, b: mb.exp(x=mb.mul(x=mb.square(x=a), y=HALF(-1)), name="y"),
+        lambda a, b: mb.inverse(x=mb.add(x=mb.square(x=a), y=HALF(1)), epsilon=HALF(0), name="y"),
+    ],
+)
+def test_what_comes_to_no_smaller_end_stays(body: Any) -> None:
+    model = program(body, SAME)
+    assert not apply_pass(WidenToFp32(), model)[1].changes
+
+
+def test_programs_of_fp32_stay_and_islands_are_kept_by_compute_fp16() -> None:
+    assert not apply_pass(WidenToFp32(), program(plain_ratio, SHAPES, types.fp32))[1].changes
+    island = apply_pass(WidenToFp32(), program(ratio, SHAPES))[0]
+    after, session = apply_pass(ComputeFp16(), island)
+    assert not session.changes
+    assert any("it was widened to fp32" in str(refusal) for _, refusal in session.refusals)
+    values = draw(500.0, SHAPES)
+    assert np.isfinite(run(after, values, precision="fp16")["y"]).all()
+
+
+def test_in_a_program_of_fp32_the_engine_rounds_all_ops_and_beside_fp16_none_of_fp32() -> None:
+    """What an arithmetic of one type cannot tell: the engine takes no ops of fp32."""
+    values = {n: v.astype(np.float32) for n, v in draw(500.0, SHAPES).items()}
+    whole = program(plain_ratio, SHAPES, types.fp32)
+    assert not np.array_equal(run(whole, values, precision="ane")["y"], run(whole, values)["y"])
+    mixed = program(
+        lambda a, b: (plain_ratio(a, b), mb.relu(x=mb.cast(x=b, dtype="fp16"), name="half")), SHAPES, types.fp32
+    )
+    found = run(mixed, values, precision="ane")
+    assert np.array_equal(found["y"], run(whole, values)["y"])
+    assert np.array_equal(found["half"], found["half"].astype(HALF))
+
+
+class _HalfOfIt(WidenToFp32):
+    name = "wrong_half"
+
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
+        """Halves what it makes."""
+        (old, new), *_ = super().rewrite(mb, m).items()
+        return {old: mb.mul(x=new, y=0.5)}
+
+
+class _OneForAll(WidenToFp32):
+    name = "wrong_operand"
+
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
+        """Takes the first operand for both."""
+        wide = mb.cast(x=m.root.x, dtype="fp32")
+        return {m.root.outputs[0]: mb.cast(x=mb.real_div(x=wide, y=wide), dtype="fp16")}
+
+
+@pytest.mark.parametrize("step", [_HalfOfIt(), _OneForAll()])
+def test_a_wrong_version_is_caught(step: WidenToFp32) -> None:
+    with pytest.raises(ProofError):
+        apply_pass(step, program(ratio, SHAPES))

@@ -100,7 +100,7 @@ alarms: $(READY)  ## which numeric findings an input triggers, over all models t
 	$(BIN)/python tests/benchmarks/alarms.py --page docs/alarms.md
 
 exactness: $(READY)  ## whether `safe_numbers` and `auto` leave the corpus at least as exact
-	$(BIN)/python tests/benchmarks/exactness.py
+	$(BIN)/python tests/benchmarks/as_exact.py
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

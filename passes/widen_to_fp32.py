@@ -20,18 +20,20 @@ After::
       return %y
     }
 
-Ops between values that fp16 holds are computed in fp32 where one of them is beyond 65504 or below what fp16 holds,
-as far as intervals, constants and weights tell: products of three, quotients of powers and of exponentials, roots
-of means of powers, the sums of linear attention and of shares by hand, logarithms of products of shares. So are
-small differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`) and large angles of sines. The region begins
-at casts of what it reads, and ends where the result is of the size of one number.
+Ops between values that fp16 holds are computed in fp32 where one of them is beyond 65504 or below what fp16
+holds, as far as intervals, constants and weights tell: products of three, quotients of powers and of
+exponentials, roots of means of powers, the sums of linear attention and of shares by hand, logarithms of
+products of shares. So are small differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`) and large
+angles of sines. The region begins at casts of what it reads, and ends where the result is of the size of one
+number.
 
-Refuses when a part of the region is in another block; does not apply where intervals show that all values fit.
+Refuses when a part of the region is in another block; does not apply where intervals show that all values
+fit.
 
-Why it helps: fp16 gives infinities, zeros or no digit there (computed). Ops of fp32 run on the CPU or GPU, on no
-Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the right
-numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The time was
-not measured.
+Why it helps: fp16 gives infinities, zeros or no digit there (computed). Ops of fp32 run on the CPU or GPU, on
+no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the
+right numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The
+time was not measured.
 
 Grade: proved; where integers above 2048 come in, which fp16 rounds, both sides differ, and nothing is compared.
 """
@@ -44,19 +46,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import (
-    Builder,
-    Match,
-    Operation,
-    OpPattern,
-    Ops,
-    Program,
-    Refusal,
-    Rewrite,
-    Var,
-    mb,
-    var,
-)
+from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
 
 COUNTS_TO = 2048
 """fp16 holds all integers up to here."""

@@ -1,6 +1,6 @@
 """Does a recipe leave a model at least as exact as it was? Each model of the corpus, before and after.
 
-    python tests/benchmarks/exactness.py [MODEL ...] [--folder FOLDER]
+    python tests/benchmarks/as_exact.py [MODEL ...] [--folder FOLDER]
 
 Exact is the given model in fp32, as it is stored, of samples that are drawn for it; a row says how near the
 least exact output is in each arithmetic, before and after. Values are rounded in another order by any edit,

@@ -80,7 +80,7 @@ class Plan:
         self.steps: list[Step] = []
         self.blocks: dict[Block, Plan] = {}
         ops = list(ops)
-        self.mixed = outside.mixed if outside else dtypes.is_mixed(ops)
+        self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
         self.sources = _sources(ops)
         self._check_sources()
         ops = [op for op in ops if not self._constant(op)]

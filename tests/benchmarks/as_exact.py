@@ -109,7 +109,7 @@ def exactness(name: str, model: Any, recipe: str, target: str) -> list[Exactness
                 pair = distance(exact, old), distance(adapt_outputs(surgery.contract, exact, values), new)
                 lowest = found.setdefault(arithmetic, [math.inf, math.inf])
                 found[arithmetic] = [min(a, b) for a, b in zip(lowest, pair, strict=True)]
-    return [Exactness(name, target, recipe, a, *pair, passes) for a, pair in found.items()]
+    return [Exactness(name, target, recipe, a, was, now, passes) for a, (was, now) in found.items()]
 
 
 def main() -> None:

@@ -12,12 +12,13 @@ of constants, types and lengths alone needs no input, and is counted by itself.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +121,25 @@ TRIGGERS: dict[str, Callable[[Values], bool]] = {
 
 @dataclass
 class Tried:
-    """One finding of one model."""
+    """One finding of one model, as a line of the rows.
+
+    Attributes:
+        model: its name.
+        rule: that of the finding.
+        op_type: of the op that it is about.
+        message: what it says.
+        triggered: was there an input that triggers it?
+        by: which input, in words.
+        numbers: did the op make a number on any input, and not NaN on all?
+    """
 
     model: str
-    function: str
     rule: str
-    op: Operation
+    op_type: str
     message: str
     triggered: bool = False
     by: str = ""
+    numbers: bool = False
 
     @property
     def needs_input(self) -> bool:
@@ -140,16 +151,16 @@ class Tried:
 class Watch(Listener):
     """Looks at the values of ops with findings, and at those upstream."""
 
-    tried: Sequence[Tried]
+    tried: Sequence[tuple[Tried, Operation]]
     by: str = ""
     near: dict[Operation, set[Operation]] = field(default_factory=dict)
     """Op -> those with a finding for which its values count."""
     seen: dict[Operation, Values] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for one in self.tried:
-            for op in upstream(one.op):
-                self.near.setdefault(op, set()).add(one.op)
+        for _, root in self.tried:
+            for op in upstream(root):
+                self.near.setdefault(op, set()).add(root)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """Keep what ops with findings read."""
@@ -170,8 +181,9 @@ class Watch(Listener):
             self.seen.setdefault(root, {"": [], "upstream": []})["" if root is op else "upstream"] += tensors
         if op in self.seen:
             values = self.seen.pop(op)
-            for one in self.tried:
-                if one.op is op and not one.triggered and one.needs_input and TRIGGERS[one.rule](values):
+            for one in (one for one, root in self.tried if root is op):
+                one.numbers |= not any(bool(v.isnan().any()) for v in tensors if v.is_floating_point())
+                if not one.triggered and TRIGGERS[one.rule](values):
                     one.triggered, one.by = True, self.by
 
 
@@ -189,75 +201,76 @@ def upstream(op: Operation) -> list[Operation]:
     return found
 
 
-def inputs_of(
-    predictor: Predictor, program: Program, images: Sequence[str]
-) -> Iterator[tuple[str, dict[str, Array]]]:
+def inputs_of(predictor: Predictor) -> Iterator[tuple[str, dict[str, Array]]]:
     """In words, and inputs: drawn, and with all floats larger or smaller."""
-    for seed in (0, 1):
-        drawn = predictor.sample(seed)
-        for scale in SCALES if seed == 0 else (1.0, 100.0):
-            values = {
-                name: np.clip(np.asarray(v) * scale, -LARGEST, LARGEST).astype(np.asarray(v).dtype)
-                if np.asarray(v).dtype.kind == "f" and name not in images
-                else v
-                for name, v in drawn.items()
-            }
+    for seed, scales in ((0, SCALES), (1, (1.0, 100.0))):
+        for scale in scales:
+            values = {}
+            for name, value in predictor.sample(seed).items():
+                drawn = np.asarray(value)
+                larger = np.clip(drawn * scale, -LARGEST, LARGEST).astype(drawn.dtype)
+                values[name] = larger if drawn.dtype.kind == "f" else drawn
             yield f"drawn inputs times {scale:g}", values
 
 
-def findings_of(name: str, loaded: Loaded, function: str) -> list[Tried]:
+def findings_of(name: str, loaded: Loaded, function: str) -> list[tuple[Tried, Operation]]:
     """The numeric findings of a function, each with its op."""
     ops = {op.name: op for op in walk_ops(loaded.program.functions[function])}
     found = ane.inspect(loaded.program, target=TARGET, function=function).all_findings
     rows = [f for f in found if f.kind == "numeric" and f.op in ops]
-    return [Tried(name, function, f.rule, ops[f.op], f.message) for f in rows]
+    return [(Tried(name, f.rule, ops[f.op].op_type, f.message), ops[f.op]) for f in rows]
 
 
 def try_model(name: str, path: Path) -> list[Tried]:
     """Every finding of a model, tried."""
     loaded = load(path)
-    result = []
+    result = list[Tried]()
     for function in loaded.program.functions:
-        tried = findings_of(name, loaded, function)
-        result += tried
-        open_ = [one for one in tried if one.needs_input]
+        found = findings_of(name, loaded, function)
+        result += [one for one, _ in found]
+        open_ = [(one, op) for one, op in found if one.needs_input]
         if not open_:
             continue
         predictor = Predictor(loaded, function=function)
         executable = Executable(loaded.program, function=function, precision="fp32", fuse=False)
-        for words, values in inputs_of(predictor, loaded.program, ()):
-            left = [one for one in open_ if not one.triggered]
-            if left:
+        for words, values in inputs_of(predictor):
+            if left := [(one, op) for one, op in open_ if not one.triggered]:
                 run_on(executable, left, words, values)
-        for one in [one for one in open_ if not one.triggered]:
-            if not one.triggered:
-                climb(loaded.program, function, executable, one, predictor.sample(0))
+        for one, op in open_:
+            if not one.triggered and one.numbers:
+                climb(loaded.program, function, executable, one, op, predictor.sample(0))
     return result
 
 
-def run_on(executable: Executable, tried: Sequence[Tried], words: str, values: Mapping[str, Array]) -> None:
+def run_on(
+    executable: Executable, tried: Sequence[tuple[Tried, Operation]], words: str, values: Mapping[str, Array]
+) -> None:
     """One run with a look at each op."""
     with suppress(InterpretError), torch.inference_mode():
         executable(values, listener=Watch(tried, words))
 
 
 def climb(
-    program: Program, function: str, executable: Executable, one: Tried, values: Mapping[str, Array]
+    program: Program,
+    function: str,
+    executable: Executable,
+    one: Tried,
+    op: Operation,
+    point: Mapping[str, Array],
 ) -> None:
     """Follow the gradient of the op's largest value to the ends of fp16."""
-    floats = [n for n, v in values.items() if np.asarray(v).dtype.kind == "f"]
+    floats = [n for n, v in point.items() if np.asarray(v).dtype.kind == "f"]
     if not floats:
         return
     slopes = Slopes(program, function, floats)
     ranges = dict.fromkeys(floats, (-LARGEST / 2, LARGEST / 2))
-    point: Mapping[str, Array] = values
     for k in range(CLIMBS):
         try:
-            _, gradients = slopes.of(one.op, point)
+            _, gradients = slopes.of(op, point)
         except RuntimeError:
             return
         point = moved(point, gradients, ranges, 1.0 if k == 0 else 0.1)
-        run_on(executable, [one], "the gradient of its values", point)
+        run_on(executable, [(one, op)], "the gradient of its values", point)
         if one.triggered:
             return
 
@@ -275,26 +288,42 @@ nothing, and is named.
 """
 
 
-def page(tried: Sequence[Tried], models: int) -> str:
+def page(rows: Mapping[str, Sequence[Tried]]) -> str:
     """The page."""
     text = HEAD.format(target=TARGET, scales=", ".join(f"{s:g}" for s in SCALES))
-    tries = [one for one in tried if one.needs_input]
-    missed = [one for one in tries if not one.triggered]
-    share = len(missed) / max(len(tried), 1)
+    tried = [one for mine in rows.values() for one in mine]
+    counts = Counter(map(outcome, tried))
+    seen = counts["triggered"] + counts["not triggered"]
     text += (
-        f"{models} models, {len(tried)} findings: {len(tried) - len(tries)} need no input, "
-        f"{len(tries) - len(missed)} were triggered, {len(missed)} were not ({100 * share:.1f} % of all, "
-        f"{100 * len(missed) / max(len(tries), 1):.1f} % of those that need an input).\n\n"
-        "| rule | findings | triggered | not triggered | needs no input |\n|---|---|---|---|---|\n"
+        f"{len(rows)} models, {len(tried)} findings: {counts['needs no input']} need no input, "
+        f"{counts['NaN']} are of values that are NaN, {counts['triggered']} were triggered, "
+        f"{counts['not triggered']} were not: {100 * counts['not triggered'] / max(seen, 1):.1f} % of those "
+        f"that an input can show.\n\n| rule | {' | '.join(OUTCOMES)} |\n|{'---|' * (len(OUTCOMES) + 1)}\n"
     )
     for rule in sorted({one.rule for one in tried}):
-        mine = [one for one in tried if one.rule == rule]
-        counts = Counter("none" if not o.needs_input else "yes" if o.triggered else "no" for o in mine)
-        text += f"| `{rule}` | {len(mine)} | {counts['yes']} | {counts['no']} | {counts['none']} |\n"
+        mine = Counter(outcome(one) for one in tried if one.rule == rule)
+        text += f"| `{rule}` | {' | '.join(str(mine[o]) for o in OUTCOMES)} |\n"
+    missed = [one for one in tried if outcome(one) == "not triggered"]
     if missed:
         text += "\n## Not triggered\n\n| model | rule | op | message |\n|---|---|---|---|\n"
-        text += "".join(f"| {o.model} | `{o.rule}` | {o.op.op_type} | {o.message} |\n" for o in missed)
+        text += "".join(f"| {o.model} | `{o.rule}` | {o.op_type} | {o.message} |\n" for o in missed)
     return text
+
+
+OUTCOMES = ("triggered", "not triggered", "needs no input", "NaN")
+
+
+def outcome(one: Tried) -> str:
+    """What came of a finding: one of `OUTCOMES`."""
+    if not one.needs_input:
+        return "needs no input"
+    return "triggered" if one.triggered else "not triggered" if one.numbers else "NaN"
+
+
+def read(path: Path) -> dict[str, list[Tried]]:
+    """Model -> its findings, from lines of JSON."""
+    lines = map(json.loads, path.read_text().splitlines()) if path.exists() else ()
+    return {model: [Tried(**row) for row in rows] for model, rows in lines}
 
 
 def main() -> None:
@@ -302,28 +331,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--folder", type=Path, help="keep converted models there")
+    parser.add_argument("--rows", type=Path, help="JSON lines: models that are there are not tried again")
     parser.add_argument("--page", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    tried, count = list[Tried](), 0
     with tempfile.TemporaryDirectory() as scratch, quiet_host():
+        file = chosen.rows or Path(scratch) / "rows.jsonl"
         for name, make in residency.models(chosen.folder or Path(scratch), everything=True):
-            if chosen.names and name not in chosen.names:
+            if (chosen.names and name not in chosen.names) or name in read(file):
                 continue
             try:
-                mine = try_model(name, make())
+                tried = try_model(name, make())
             except (SurgeryError, InterpretError) as error:
                 print(f"{name}: not tried: {str(error).splitlines()[0]}", file=sys.stderr)
                 continue
-            count += 1
-            tried += mine
-            missed = [one for one in mine if one.needs_input and not one.triggered]
-            print(f"{name}: {len(mine)} findings, {len(missed)} not triggered", file=sys.stderr, flush=True)
-            for one in missed:
-                print(
-                    f"    {one.rule} {one.op.op_type} {one.op.name}: {one.message}", file=sys.stderr, flush=True
-                )
-    text = page(tried, count)
+            with file.open("a") as lines:
+                print(json.dumps([name, [asdict(one) for one in tried]]), file=lines)
+            print(f"{name}: {dict(Counter(map(outcome, tried)))}", file=sys.stderr, flush=True)
+        text = page(read(file))
     if chosen.page:
         chosen.page.write_text(text, encoding="utf-8")
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from anesurgery.ops import names
@@ -21,6 +22,8 @@ PROGRAMS = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6 (ML Programs, M4
 
 WATCHED = Scope(os="seen on iOS 11 to 15", model_type="neuralnetwork")
 CARRIED_OVER = Scope(os="seen on M4, macOS 27.0.1, in ML Programs", model_type="neuralnetwork")
+_watched = partial(Rule, legal=False, grade=Grade.REPORTED, scope=WATCHED)
+"""What people saw the engine not do."""
 
 POOL_KERNEL, POOL_STRIDE, UPSAMPLE, LOOKUP_ROWS = 13, 2, 2, 32768
 """Largest extents of the old rules: elements, elements, times, rows."""
@@ -161,60 +164,45 @@ def _broadcast(layer: Described, target: Target) -> str:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    _watched(
         "nn-custom",
         frozenset({"custom"}),
         "a custom layer has code for the CPU, and perhaps the GPU; nobody can write it for the ANE",
         HOLLANCE,
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         advice="write it with built-in layers, or split the model there so that the rest stays on the ANE",
     ),
-    Rule(
+    _watched(
         "nn-swish",
         frozenset({"custom"}),
         "a custom layer of this name is x * sigmoid(x) by custom, which built-in layers can compute",
         HOLLANCE,
-        legal=False,
         test=_swish,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         remedy="swish_layers",
         advice="write it as a sigmoid and a multiply",
     ),
-    Rule(
+    _watched(
         "nn-recurrent",
         RECURRENT,
         "recurrent layers do not run on the ANE",
         HOLLANCE,
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         advice="unroll it into products and sigmoids, or split the model there",
     ),
     *_repaired(
-        Rule(
+        _watched(
             "nn-gather",
             GATHERS,
             "gathering does not run on the ANE",
             HOLLANCE,
-            legal=False,
-            grade=Grade.REPORTED,
-            scope=WATCHED,
             advice="use slices where the indices are constant, or gather before the model",
         ),
         legacy_gather="gather",
     ),
     *_repaired(
-        Rule(
+        _watched(
             "nn-broadcastable",
             BROADCASTABLE,
             "layers of the Broadcastable kind do not run on the ANE",
             HOLLANCE,
-            legal=False,
-            grade=Grade.REPORTED,
-            scope=WATCHED,
             advice="use the first layers (add, multiply, scale, a linear activation); "
             "or convert to an ML Program, where broadcasting is legal",
         ),
@@ -225,14 +213,11 @@ RULES: tuple[Rule, ...] = (
         legacy_power="powBroadcastable",
     ),
     *_repaired(
-        Rule(
+        _watched(
             "nn-rank-free",
             RANK_FREE,
             "layers of the ND kind do not run on the ANE",
             HOLLANCE,
-            legal=False,
-            grade=Grade.REPORTED,
-            scope=WATCHED,
             advice="use the layer of the same name without ND on (C, H, W); "
             "or convert to an ML Program, where the op is legal",
         ),
@@ -242,15 +227,12 @@ RULES: tuple[Rule, ...] = (
         legacy_softmax="softmaxND",
         legacy_embedding="embeddingND",
     ),
-    Rule(
+    _watched(
         "nn-dilated",
         frozenset({"convolution"}),
         "dilated convolutions were seen off the ANE in 2020; DeepLabV3, which has them, ran there later",
         f"{HOLLANCE}; {ANECOMPAT}",
-        legal=False,
         test=_dilated,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         remedy="undilate_convolution",
         advice="measure it; or convert to an ML Program, where dilation is legal",
     ),
@@ -265,39 +247,30 @@ RULES: tuple[Rule, ...] = (
         scope=CARRIED_OVER,
         advice="lay the long side along the height, or split the kernel into shifted smaller ones",
     ),
-    Rule(
+    _watched(
         "nn-pool",
         frozenset({"pooling"}),
         "pooling beyond these sizes does not run on the ANE",
         HOLLANCE,
-        legal=False,
         test=_pooled,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         remedy="split_pooling",
         advice="pool twice with smaller windows, or globally where the window is the whole image",
     ),
-    Rule(
+    _watched(
         "nn-upsample",
         frozenset({"upsample"}),
         "upsampling by more than 2 does not run on the ANE; DeepLabV3 left it before its last resize by 8",
         f"{HOLLANCE}; {ANECOMPAT}",
-        legal=False,
         test=_upsampled,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         remedy="split_upsampling",
         advice="upsample by 2 several times, or deconvolve",
     ),
-    Rule(
+    _watched(
         "nn-channel-broadcast",
         frozenset({"multiply"}),
         "multiplying a CxHxW tensor with a Cx1x1 tensor does not run on the ANE",
         HOLLANCE,
-        legal=False,
         test=_broadcast,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         remedy="spread_channels",
         advice="use a scale layer where the factors are constant",
     ),
@@ -311,14 +284,11 @@ RULES: tuple[Rule, ...] = (
         scope=Scope(os="seen on M1 Max, macOS 13", model_type="neuralnetwork"),
         advice="look up before the model, or split the table",
     ),
-    Rule(
+    _watched(
         "nn-control",
         CONTROL,
         "the engine has no control flow",
         "smpanaro/more-ane-transformers, NOTES",
-        legal=False,
-        grade=Grade.REPORTED,
-        scope=WATCHED,
         advice="unroll it, or compute both sides and select",
     ),
     Rule(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import Function, Operation, Var, is_weight, operands, producer, static_shape, walk_ops
@@ -13,60 +14,58 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import channels, shape_in_words
 
+_slow = partial(Rule, kind="speed")
+"""A rule about time."""
+
 LONGEST = 387
 """Ops in a chain that the compiler of M6 did not survive."""
 SMALL_MAP = 64
 """The positions at which both forms were timed."""
 
-LAYOUT = Rule(
+LAYOUT = _slow(
     "linear-vs-conv",
     frozenset(),
     "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
     "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
     "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
     "apple/ml-ane-transformers; maderix/ANE; kasper0406/stablehlo-coreml PR 110",
-    kind="speed",
     grade=Grade.DOCUMENTED,
     scope=Scope(os="seen on M1 Max, M4"),
     advice="put channels first and the sequence last, and use 1x1 convolutions; measure first on newer chips",
 )
-HEADS = Rule(
+HEADS = _slow(
     "attn-split-heads",
     frozenset(),
     "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
     "the UNet of Stable Diffusion 1040 to 726 ms; SigLIP gained only 10 to 13 % on M4 Pro and M5 Max, and "
     "lost on the GPU",
     "apple/ml-ane-transformers; smpanaro/more-ane-transformers: NOTES.md; erwinzhang7/coreml-compute-placement",
-    kind="speed",
     grade=Grade.DOCUMENTED,
     scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
     advice="split the heads (einsum bchq,bkhc->bkhq, softmax on axis 1); measure first on newer chips",
 )
-SPATIAL = Rule(
+SPATIAL = _slow(
     "mlp-spatial-8x8",
     frozenset(),
     "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
     "smpanaro/coreml-llm-cli",
-    kind="speed",
     scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
     advice="reshape around the feed-forward layers only",
 )
-CHAIN = Rule(
+CHAIN = _slow(
     "compile-chain",
     frozenset(),
     "the compiler crashed on chains of 387 layers and more",
     "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
-    kind="speed",
     scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
     advice="split the model",
 )
-ISLAND = Rule(
+ISLAND = _slow(
     "perf-elementwise",
     frozenset(),
     "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
     "costs 0.25 ms at least",
     "751K: notes/coreml_dispatch.md",
-    kind="speed",
     scope=Scope(os="seen on M4, macOS 27.0.1"),
     advice="leave it on the CPU, or make it part of the model it serves",
 )

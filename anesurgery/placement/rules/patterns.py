@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.logits import AFTER_HEADS
@@ -13,6 +14,9 @@ from anesurgery.placement.target import SOURCES, Target
 from anesurgery.semantics.byte_sizes import elements, size_of
 from anesurgery.semantics.reading import channels, in_words, reaches_output, readers_after, shape_in_words
 from anesurgery.semantics.row_lengths import squared
+
+_slow = partial(Rule, kind="speed")
+"""A rule about time."""
 
 AXIS = 16384
 """The longest last axis up to H15."""
@@ -129,7 +133,7 @@ STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispa
 FUSED = frozenset({"scaled_dot_product_attention"})
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    _slow(
         "sdpa-op",
         FUSED,
         "Core ML estimates fused attention at 0.8 of the CPU's time, so it prefers the engine only from about "
@@ -137,7 +141,6 @@ RULES: tuple[Rule, ...] = (
         "fused path and ANEForge found bounds (64 heads, 496 positions)",
         f"{STUDY}; vx-lang/Vx issues 435 to 437",
         test=small_fused,
-        kind="speed",
         scope=Scope(os="seen on M4, macOS 27.0.1"),
         advice="write it as matmul, softmax, matmul: convert for iOS 17, or with the math kernel of torch",
     ),
@@ -152,115 +155,105 @@ RULES: tuple[Rule, ...] = (
         scope=Scope(os="iOS and macOS 26.1", until=(("iOS", 26), ("macOS", 26))),
         remedy="decompose_attention",
     ),
-    Rule(
+    _slow(
         "attn-query-tile",
         frozenset({"matmul"}),
         "scores beyond the on-chip memory are streamed: tiles of the query were 3 times as fast at 1500 "
         "positions (2 MB is what ane-guide measured on M1; another study puts the edge near 32 MB)",
         "sbryngelson/ane-guide; coremltools: scaled_dot_product_attention_sliced_q; maderix/ANE",
         test=long_scores,
-        kind="speed",
         scope=Scope(os="seen on M1, M5"),
         advice="cut the query into blocks; coremltools does so for fused attention from 1280 positions, on "
         "request",
     ),
-    Rule(
+    _slow(
         "lmhead-split",
         PRODUCTS,
         "above 16384 outputs the head and what reads it leave the engine of H13 to H15; in pieces GPT-2 large "
         "went from 140 to 100 ms, small models became a little slower",
         f"{NOTES}; Anemll/Anemll",
         test=wide_head,
-        kind="speed",
         scope=Scope(frozenset({13, 14, 15}), "seen on M1 Max, macOS 13 to 14"),
         remedy="split_head",
         advice="split the outputs and put the logits together last, or return the pieces; a 1x1 convolution "
         "with channels first may hold 65536 outputs unsplit (a guess from the limits of its axes). From H16 on "
         "leave it whole: 16 pieces cost 4.6 % of the tokens per second (A19)",
     ),
-    Rule(
+    _slow(
         "lmhead-axis",
         WEIGHTED,
         "above 65536 outputs the logits are longer than the engine takes",
         SOURCES["axis"],
         test=widest_head,
-        kind="speed",
         scope=Scope(frozenset({16, 17, 18}), "seen on M4, macOS 27.0.1"),
         remedy="split_head",
         advice="split the outputs in as few pieces as the limit allows, and put the logits together last",
     ),
-    Rule(
+    _slow(
         "lmhead-whole",
         frozenset({"conv"}),
         "a convolution with so many outputs stayed on the engine, and splitting it did harm: 16 pieces of "
         "262144 cost 4.6 % of the tokens per second; what reads more than 65536 outputs leaves the engine",
         "john-rocky/CoreML-LLM: SESSION_2026_04_28_LMSPLIT_FINALISE.md",
         test=widest_head,
-        kind="speed",
         scope=Scope(frozenset({16, 17, 18}), "seen on A19"),
         advice="leave the head whole, unless ops after it need the pieces",
     ),
-    Rule(
+    _slow(
         "lmhead-last-token",
         WEIGHTED,
         "generation reads one row and throws the others away: GPT-2 medium went from 95 to 52 ms, GPT-2 XL by "
         "30 %",
         NOTES,
         test=all_tokens,
-        kind="speed",
         remedy="select_last_token",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         advice="not where every position is read (training, masked language models, transcription by CTC)",
     ),
-    Rule(
+    _slow(
         "perf-softmax",
         frozenset({"real_div"}),
         "Apple's rules ask for softmax as one op; in one model the decomposed form was as fast (A19)",
         "apple/coreai-models: neural_engine_rules.md; john-rocky/CoreML-LLM: NATIVE_SOFTMAX_PROBE.md",
         test=written_softmax,
-        kind="speed",
         grade=Grade.DOCUMENTED,
         advice="use softmax",
     ),
-    Rule(
+    _slow(
         "perf-norm",
         frozenset({"rsqrt", "sqrt"}),
         "Apple's rules ask for layer_norm as one op; more-ane-transformers measured no difference",
         f"apple/coreai-models: neural_engine_rules.md; {NOTES}",
         test=written_norm,
-        kind="speed",
         grade=Grade.DOCUMENTED,
         advice="use layer_norm; coremltools fuses forms that keep the axes, channels first among them",
     ),
-    Rule(
+    _slow(
         "gqa-repeat",
         frozenset({"tile"}),
         "the cache is written out once for each head of a group (one report)",
         "john-rocky/CoreML-LLM",
         test=repeated_heads,
-        kind="speed",
         grade=Grade.REPORTED,
         scope=Scope(os="seen on A19"),
         advice="let matmul broadcast one key over the queries of its group, or multiply group by group",
     ),
-    Rule(
+    _slow(
         "compile-fanin",
         frozenset({"concat"}),
         "12 or more branches that meet in one op take the compiler up to 9 s each time",
         "sbryngelson/ane-guide",
         test=wide_concat,
-        kind="speed",
         scope=Scope(frozenset({13}), via="compiler"),
         advice="put fewer heads together at once",
     ),
-    Rule(
+    _slow(
         "topk-slow",
         frozenset({"topk"}),
         "legal on M4, but it cost 1.75 ms beside an engine graph (A19), and an M3 Pro ran that of RF-DETR on "
         "the CPU (macOS 27)",
         "apple/coreai-torch issue 66; roboflow/rf-detr PR 1495",
         test=largest_few,
-        kind="speed",
         grade=Grade.REPORTED,
         scope=Scope(frozenset({15, 17}), "seen on A19, M3 Pro"),
         advice="return the logits and pick on the host",

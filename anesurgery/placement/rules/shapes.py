@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 
 from anesurgery.mil import (
     Function,
@@ -29,6 +30,12 @@ from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.byte_sizes import is_tensor, shape_of, size_of
 from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
 from anesurgery.semantics.work import runtime
+
+_port = partial(Rule, kind="interface")
+"""A rule about what goes in and comes out."""
+
+_shaped = partial(Rule, kind="shape")
+"""A rule about shapes."""
 
 __all__ = ["RULES", "of_model", "save_changes"]
 
@@ -102,136 +109,123 @@ LAST_SOURCE = (
     "Anemll/Anemll; sbryngelson/ane-guide"
 )
 RULES: tuple[Rule, ...] = (
-    Rule(
+    _shaped(
         "last-axis-align",
         WEIGHTED,
         LAST,
         LAST_SOURCE,
         test=narrow_product,
-        kind="shape",
         grade=Grade.DOCUMENTED,
         remedy="pad_last_axis",
         advice="what it gains in time was not measured",
     ),
-    Rule(
+    _shaped(
         "last-axis-memory",
         frozenset(),
         LAST,
         LAST_SOURCE,
         test=narrow_value,
-        kind="shape",
         grade=Grade.DOCUMENTED,
         advice="put the sequence on the last axis (batch, channels, 1, sequence), or another length that fits",
     ),
 )
 
-RANGE = Rule(
+RANGE = _shaped(
     "dyn-range",
     frozenset(),
     "up to iOS 17.3 only the default shape was for the engine, the others for CPU and GPU; later "
     "reshapeFrequency=.infrequent makes it possible, which slowed one app by 26 % (M5). Strings of the "
     "compiler say that one op off the engine takes all with it",
     "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
-    kind="shape",
     grade=Grade.REPORTED,
     advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
-ENUMERATED = Rule(
+ENUMERATED = _shaped(
     "dyn-enumerated",
     frozenset(),
     "up to 128 enumerated shapes keep the engine, where no layer inside is dynamic",
     "coremltools guide: flexible-inputs",
-    kind="shape",
     grade=Grade.DOCUMENTED,
     advice="fixed sizes, as functions that share their weights (`ane.sizes`), are the safer form",
 )
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
-ENUMERATED_NORM = Rule(
+ENUMERATED_NORM = _shaped(
     "dyn-enum-ln",
     frozenset(),
     "layer_norm of rank 3 left the engine with enumerated shapes; rank 4 did not",
     "smpanaro/more-ane-transformers: NOTES.md; coremltools issue 1909",
-    kind="shape",
     scope=UNTIL_13,
     advice="expand to rank 4 around the norms",
 )
-ENUMERATED_SCORES = Rule(
+ENUMERATED_SCORES = _shaped(
     "dyn-enum-qkt",
     frozenset(),
     "query times key left the engine with enumerated shapes; not on macOS 14",
     "smpanaro/more-ane-transformers: NOTES.md",
-    kind="shape",
     scope=UNTIL_13,
     advice="fix the shape",
 )
-INTEGERS = Rule(
+INTEGERS = _port(
     "dtype-int-input",
     frozenset(),
     "integers reach the engine through casts and look-ups that run on the CPU (few ops at the head: 4 of 606 "
     "in Apple's DistilBERT); one report of 2022 saw any integer input keep a model off it",
     "751K: notes/coreml_dispatch.md; apple/ml-ane-transformers; eiln/anecc",
-    kind="interface",
     grade=Grade.REPORTED,
     remedy=None,
     advice='accept it, or look embeddings up outside: embedding_matmul with mode="input"',
 )
-DOUBLES = Rule(
+DOUBLES = _port(
     "dtype-fp32-io",
     frozenset(),
     "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
     "between the models of a pipeline the next one left the engine (M1)",
     "freedomtan/coreml_modelc_profling; 751K; smpanaro/more-ane-transformers: NOTES.md",
-    kind="interface",
     scope=Scope(os="seen on M1, M4"),
     advice="declare fp16 inputs and outputs (iOS 16, macOS 13), in buffers of IOSurface: 110 to 73 ms for "
     "GPT-2 large",
 )
-WIDTHS = Rule(
+WIDTHS = _port(
     "io-width",
     frozenset(),
     LAST,
     LAST_SOURCE,
-    kind="interface",
     grade=Grade.DOCUMENTED,
     advice="pad it outside, or put a longer axis last",
 )
-STATES = Rule(
+STATES = _port(
     "state-max-types",
     frozenset(),
     "a plan showed a model of three states on the engine, and its prediction failed (0x1d); two ran",
     "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md",
-    kind="interface",
     scope=Scope(os="seen on A19"),
     advice="pack them into two, or pass some as inputs and outputs",
 )
-TWO_STATES = Rule(
+TWO_STATES = _port(
     "state-two",
     frozenset(),
     "on Macs a model of two states failed at prediction (0x1d), though one of them was only read; one state "
     "ran, and two ran on A19",
     "john-rocky/CoreML-LLM: LFM2_CONVERSION_FINDINGS.md",
-    kind="interface",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M-series, macOS 26.0.1"),
     advice="pack them into one (join_states), or pass one as input and output (cache_as_io)",
 )
-STATE_WIDTH = Rule(
+STATE_WIDTH = _port(
     "state-width-32",
     frozenset(),
     "a state 270 wide failed on the engine, one of 256 ran",
     "coremltools issue 2631",
-    kind="interface",
     scope=Scope(os="seen on M4, macOS 15.2"),
     advice="pad its last axis to a multiple of 32 (pad_state)",
 )
-STATE_RANK = Rule(
+STATE_RANK = _port(
     "rank5-kv",
     frozenset(),
     "updates of rank-5 caches were refused, while the same cache of rank 4 stayed on the engine; they were "
     "made by a "
     "scatter, which no engine takes, so the rank alone was not tried",
     "FluidInference/FluidAudio: ANE_Profiler.md",
-    kind="interface",
     grade=Grade.REPORTED,
     scope=Scope(os="seen on M5"),
     advice="fold two axes into one",

@@ -7,6 +7,7 @@ width. Each figure belongs to the chip and OS that it is given with.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.constant_indices import taken
@@ -28,6 +29,9 @@ from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import size_of
 from anesurgery.semantics.reading import channels, in_words, ints, number, shape_in_words, weight
+
+_slow = partial(Rule, kind="speed")
+"""A rule about time."""
 
 MIB = 1 << 20
 NOTCH = 16 << 10
@@ -214,12 +218,11 @@ RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispatch.md"
 CONV = frozenset({"conv"})
 
-FIXED = Rule(
+FIXED = _slow(
     "fixed-values",
     frozenset(),
     "it depends on no input, and coremltools leaves it to be computed in every run",
     "coremltools 9.0: gather_nd and what reads it is not folded (seen on converted masks of transformers 5.23)",
-    kind="speed",
     scope=Scope(),
     remedy="fold_constants",
     advice="compute it before the conversion, and register it as a buffer",
@@ -227,41 +230,38 @@ FIXED = Rule(
 """Of ops that compute the same numbers in every run."""
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    _slow(
         "identity",
         names("identity"),
         "an identity computes nothing, and nothing is known of where it runs",
         "by the definition of the op",
         test=named_twice,
-        kind="speed",
         grade=Grade.GUESS,
         remedy="remove_identity",
         advice="leave it out of the model",
     ),
-    Rule(
+    _slow(
         "patch-embedding",
         CONV,
         "patches that do not overlap are space_to_depth and a 1x1 convolution, which need no large kernel",
         "by the definition of the ops; what it gains in time was not measured",
         test=large_patches,
-        kind="speed",
         grade=Grade.GUESS,
         remedy="patch_convolution",
         advice="cut the image into patches outside",
     ),
-    Rule(
+    _slow(
         "constant-gather",
         names("gather gather_nd gather_along_axis"),
         "slices and views move rows that are known when the model is compiled; a gather of all in order is a "
         "view",
         "by the definition of the ops; what it gains in time was not measured",
         test=constant_rows,
-        kind="speed",
         grade=Grade.GUESS,
         remedy="gather_to_moves",
         advice="slice and concatenate",
     ),
-    Rule(
+    _slow(
         "perf-dma-notch",
         PRODUCTS,
         "weights stream at 17 to 25 GB/s instead of 40 to 60 when the payload of a core, ceil(outputs / 16) * "
@@ -269,87 +269,79 @@ RULES: tuple[Rule, ...] = (
         "two parts, 2016x4096 took 426; 4096x14336 took 3522, then 1989",
         KAS,
         test=dma_notch,
-        kind="speed",
         scope=Scope(frozenset({16}), "seen on M4"),
         advice="split along the input channels and add the parts; on CPU and GPU that gains nothing",
     ),
-    Rule(
+    _slow(
         "conv-kernel-slow",
         CONV,
         "widths of 9 to 15 are rewritten into several convolutions and are bound by their weights; compiling "
         "13x13 took 2 to 23 s, 16x16 more than 200 s and 11.7 GB",
         STUDY,
         test=wide_kernel,
-        kind="speed",
         scope=Scope(frozenset({16, 18}), "seen on M4 and M6, macOS 27.0.1"),
         advice="a sum of shifted kernels up to 8 wide is exact; a long 1-D kernel belongs on the height",
     ),
-    Rule(
+    _slow(
         "conv-stride",
         CONV,
         "strides that are products of 2 and 3 are efficient (4, 6, 8, 9, 12, 16, 24, 32), different ones only "
         "as a 2 with another; all from 2 to 8 are legal (M4)",
         f"{RULES_OF_APPLE}; {STUDY}",
         test=odd_stride,
-        kind="speed",
         grade=Grade.DOCUMENTED,
         advice="take the step in two convolutions, or fold it into the channels by space_to_depth",
     ),
-    Rule(
+    _slow(
         "conv-groups-core",
         CONV,
         "groups run on four lanes on H13, so 2 or 4 of them fill these; one channel for each group is a kind "
         "of its own",
         "sbryngelson/ane-guide: part-5-practice",
         test=odd_groups,
-        kind="speed",
         grade=Grade.REPORTED,
         scope=Scope(frozenset({13}), via="compiler"),
         advice="use 2 or 4 groups",
     ),
-    Rule(
+    _slow(
         "conv-dilation-slow",
         CONV,
         "large dilations are slow (Apple names no number); with large kernels compiler strings call them "
         "unsupported",
         RULES_OF_APPLE,
         test=large_dilation,
-        kind="speed",
         grade=Grade.DOCUMENTED,
         advice="space_to_batch around a plain convolution is exact; a chain of dilations 2 and 3 needs "
         "training",
     ),
-    Rule(
+    _slow(
         "comp-group",
         PRODUCTS,
         "4-bit OPT-1.3B took 14.8 ms with one table, 15.5, 17.1 and 30.7 with groups of 8, 4 and 2 channels, "
         "and 59 with one for each channel (fp16: 92.2)",
         "coremltools guide: opt-opt1_3",
         test=small_groups,
-        kind="speed",
         grade=Grade.DOCUMENTED,
         scope=Scope(os="seen on A17 Pro, iOS 18"),
         advice="palettize per tensor, or in groups of 8 channels or more",
     ),
-    Rule(
+    _slow(
         "comp-bits",
         PRODUCTS,
         "coremltools allows 1 and 2 bits, a compiler string refuses both, and 2 bits without training gave "
         "nonsense",
         "coremltools guide; john-rocky/CoreML-LLM; compiler strings",
         test=few_bits,
-        kind="speed",
         grade=Grade.REPORTED,
         advice="use 4 to 8 bits",
     ),
-    Rule(
+    _slow(
         "perf-reshape",
         frozenset({"transpose"}),
         "moving the last axis writes the whole value anew: tens of microseconds at a few MB; transposed layer "
         "norms cost 15 % of a GPT-2",
         "smpanaro/more-ane-transformers: NOTES.md; apple/coreai-models",
         test=moved_last_axis,
-        kind="speed",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         advice="keep one layout, channels first, between the ends of the model",
     ),

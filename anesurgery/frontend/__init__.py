@@ -39,14 +39,14 @@ def register() -> None:
     with quiet_host():
         from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
-    known = _TORCH_OPS_REGISTRY.name_to_func_mapping
-    every = CONVERSIONS | known
+    converters = _TORCH_OPS_REGISTRY.name_to_func_mapping
+    every = CONVERSIONS | converters
     ours = CONVERSIONS | {name: every[same] for name, same in ALIASES.items() if same in every}
-    _add(known, {name: convert for name, convert in ours.items() if name not in known})
+    _add(converters, {name: convert for name, convert in ours.items() if name not in converters})
     for name, wrap in WRAPPERS.items():
-        if name in known and not known[name].__module__.startswith(__name__):
-            known[name] = wrap(known[name])
-    _add(known, decomposable(known))
+        if name in converters and not converters[name].__module__.startswith(__name__):
+            converters[name] = wrap(converters[name])
+    _add(converters, decomposable(converters))
     _give_way(_TORCH_OPS_REGISTRY)
     assigning.register()
     strided_views.register()
@@ -72,13 +72,13 @@ def _give_way(registry: Any) -> None:
         return
 
     def register_func(func: Any = None, torch_alias: Any = None, override: bool = False) -> None:
-        known = registry.name_to_func_mapping
+        table = registry.name_to_func_mapping
         names = [name for name in (func.__name__, *(torch_alias or ())) if name in _ADDED]
-        moved = {name: known.pop(name) for name in names if known.get(name) is _ADDED[name]}
+        moved = {name: table.pop(name) for name in names if table.get(name) is _ADDED[name]}
         try:
             host(func, torch_alias, override)
         except Exception:
-            known |= {name: convert for name, convert in moved.items() if name not in known}
+            table |= {name: convert for name, convert in moved.items() if name not in table}
             raise
 
     registry.register_func = register_func
@@ -103,7 +103,7 @@ def _compute_bfloat16_as_float32() -> None:
 def _with_floats(host: Any) -> Any:
     """Constants of bfloat16, which numpy has not either, as float32."""
 
-    def constant(*given: Any) -> Any:
-        return host(*(v.float() if getattr(v, "dtype", None) == torch.bfloat16 else v for v in given))
+    def constant(*positional: Any) -> Any:
+        return host(*(v.float() if getattr(v, "dtype", None) == torch.bfloat16 else v for v in positional))
 
     return constant

@@ -14,8 +14,8 @@ def inputs_of(context: Any, node: Any) -> list[Any]:
     """The positional arguments, as variables where they are."""
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
-    found: list[Any] = _get_inputs(context, node)
-    return found
+    values: list[Any] = _get_inputs(context, node)
+    return values
 
 
 def keyword(context: Any, node: Any, name: str) -> Any:
@@ -32,9 +32,9 @@ def known_value(value: Any) -> Any:
 
 def argument(context: Any, node: Any, position: int, name: str, default: Any = None) -> Any:
     """An argument of a torch operation, given by position or by name."""
-    given = inputs_of(context, node)
-    if position < len(given) and given[position] is not None:
-        return given[position]
+    positional = inputs_of(context, node)
+    if position < len(positional) and positional[position] is not None:
+        return positional[position]
     named = keyword(context, node, name)
     return default if named is None else named
 
@@ -43,8 +43,8 @@ def promoted(values: list[Any]) -> list[Var]:
     """Values in the dtype that holds them all."""
     from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
 
-    found: list[Var] = promote_input_dtypes(values)
-    return found
+    alike: list[Var] = promote_input_dtypes(values)
+    return alike
 
 
 def dtype_of(x: Var) -> str:

@@ -57,9 +57,9 @@ def scatter_views(graph: Any) -> None:
         if not misplaced:
             nodes.append(node)
             continue
-        for made in _scattered(node, views, latest):
-            nodes.append(made)
-            producers |= dict.fromkeys(made.outputs, made)
+        for scattered in _scattered(node, views, latest):
+            nodes.append(scattered)
+            producers |= dict.fromkeys(scattered.outputs, scattered)
     graph.nodes = nodes
     graph.outputs = [latest.get(name, name) for name in graph.outputs]
 
@@ -71,11 +71,11 @@ def _writes(node: Any) -> bool:
 
 def _views(name: str, producers: dict[str, Any]) -> list[Any]:
     """The views from a tensor to this value, the outermost first."""
-    found: list[Any] = []
+    outermost_first: list[Any] = []
     while name in producers and producers[name].kind in VIEWS:
-        found.insert(0, producers[name])
+        outermost_first.insert(0, producers[name])
         name = producers[name].inputs[0]
-    return found
+    return outermost_first
 
 
 def _in_order(views: list[Any], producers: dict[str, Any]) -> bool:
@@ -102,10 +102,13 @@ def _scattered(node: Any, views: list[Any], latest: dict[str, str]) -> Iterator[
     for view in reversed(views):
         name = view.inputs[0]
         tensor = latest.get(name, name)
-        made = f"{tensor}_with_{written}"
-        yield _like(node, f"{view.kind}_scatter", [tensor, value, *view.inputs[1:]], made)
-        latest |= {old: made for old, new in latest.items() if new == tensor} | {name: made, tensor: made}
-        value = made
+        written_name = f"{tensor}_with_{written}"
+        yield _like(node, f"{view.kind}_scatter", [tensor, value, *view.inputs[1:]], written_name)
+        latest |= {old: written_name for old, new in latest.items() if new == tensor} | {
+            name: written_name,
+            tensor: written_name,
+        }
+        value = written_name
     latest[views[-1].outputs[0] if views else node.inputs[0]] = written
 
 

@@ -35,11 +35,11 @@ def multiplying(host: Convert) -> Convert:
     """A product, of complex numbers as well."""
 
     def mul(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)[:2]
-        if not any(isinstance(v, Var) and types.is_complex(v.dtype) for v in given):
+        factors = inputs_of(context, node)[:2]
+        if not any(isinstance(v, Var) and types.is_complex(v.dtype) for v in factors):
             host(context, node)
             return
-        (a, b), (c, d) = map(_parts, sorted(given, key=lambda v: not types.is_complex(v.dtype)))
+        (a, b), (c, d) = map(_parts, sorted(factors, key=lambda v: not types.is_complex(v.dtype)))
         real, imaginary = mb.mul(x=a, y=c), mb.mul(x=b, y=c)
         if d is not None:
             real = mb.sub(x=real, y=mb.mul(x=b, y=d))

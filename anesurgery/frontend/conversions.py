@@ -74,14 +74,14 @@ def _filled(value: float, *, like: bool) -> Convert:
     """The converter of `x.new_ones(size, dtype=None)`, like x, or of `torch.zeros(size, dtype=None)`."""
 
     def convert(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)
-        size = given[int(like)]
+        arguments = inputs_of(context, node)
+        size = arguments[int(like)]
         code = argument(context, node, 1 + like, "dtype")
         if isinstance(size, Var) and size.shape == (0,):
             filled = mb.const(val=np.float32(value))
         else:
             filled = mb.fill(shape=_shape(size), value=value)
-        default = dtype_of(given[0]) if like else "fp32"
+        default = dtype_of(arguments[0]) if like else "fp32"
         context.add(mb.cast(x=filled, dtype=_dtype(code, default), name=node.name))
 
     return convert
@@ -198,8 +198,8 @@ def _logical(op_type: str) -> Convert:
     """The converter of `a & b` and its siblings, for booleans."""
 
     def convert(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)[:2]
-        sides = [v if isinstance(v, Var) else mb.const(val=v) for v in given]
+        operands = inputs_of(context, node)[:2]
+        sides = [v if isinstance(v, Var) else mb.const(val=v) for v in operands]
         if any(not types.is_bool(v.dtype) for v in sides):
             raise NotImplementedError(f"{node.name}: {node.kind} of integers; only booleans are covered")
         context.add(getattr(mb, op_type)(x=sides[0], y=sides[1], name=node.name))
@@ -252,11 +252,11 @@ def _with_scaled(op_type: str) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         a, b, c = promoted(inputs_of(context, node)[:3])
-        made = getattr(mb, op_type)(x=b, y=c)
+        scaled = getattr(mb, op_type)(x=b, y=c)
         value = float(known_value(argument(context, node, 3, "value", 1)))
         if value != 1:
-            made = mb.mul(x=made, y=types.nptype_from_builtin(made.dtype)(value))
-        context.add(mb.add(x=a, y=made, name=node.name))
+            scaled = mb.mul(x=scaled, y=types.nptype_from_builtin(scaled.dtype)(value))
+        context.add(mb.add(x=a, y=scaled, name=node.name))
 
     return convert
 
@@ -272,10 +272,10 @@ def _promoting(host: Convert) -> Convert:
     """A product whose operands coremltools has given two dtypes: `arange` of floats becomes integers there."""
 
     def convert(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)
-        if len({v.dtype for v in given[:2] if isinstance(v, Var)}) > 1:
+        arguments = inputs_of(context, node)
+        if len({v.dtype for v in arguments[:2] if isinstance(v, Var)}) > 1:
             inputs = list(node.inputs)
-            for i, var in enumerate(promoted(given[:2])):
+            for i, var in enumerate(promoted(arguments[:2])):
                 inputs[i] = f"{node.name}_operand_{i}"
                 context.add(mb.identity(x=var, name=inputs[i]))
             node.inputs = inputs

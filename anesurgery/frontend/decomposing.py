@@ -28,13 +28,13 @@ PLAIN: dict[str, Any] = {
 """What a schema calls its plain arguments -> their type."""
 
 
-def decomposable(known: dict[str, Any]) -> dict[str, Convert]:
+def decomposable(converters: dict[str, Any]) -> dict[str, Convert]:
     """A converter for each operation that is not known and that torch decomposes.
 
     Not for gradients, and not for what draws random numbers.
     """
     kinds = {kind for op in (*_listed(), *_composite()) if not _draws(op) for kind in _kinds(op)}
-    return dict.fromkeys((k for k in sorted(kinds) if k not in known and not k.endswith("_")), decomposed)
+    return dict.fromkeys((k for k in sorted(kinds) if k not in converters and not k.endswith("_")), decomposed)
 
 
 def _listed() -> Iterator[Any]:
@@ -46,8 +46,8 @@ def _listed() -> Iterator[Any]:
 
 def _composite() -> Iterator[Any]:
     """The operations that are made of others."""
-    found = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
-    for name in (name.removeprefix("aten::") for name in found if name.startswith("aten::")):
+    registered = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    for name in (name.removeprefix("aten::") for name in registered if name.startswith("aten::")):
         packet, _, overload = name.partition(".")
         if (op := getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)) is not None:
             yield op
@@ -75,33 +75,33 @@ def decomposed(context: Any, node: Any) -> None:
             what = "complex numbers" if types.is_complex(v.dtype) else f"a dynamic shape {v.shape}"
             raise NotImplementedError(f"{node.name}: {node.kind} of {what} (%{v.name})")
     if tensors and all(v.val is not None for v in tensors):
-        made = _computed(op, values, tensors)
+        results = _computed(op, values, tensors)
     else:
-        made = _converted(context, node, _graph(op, values, tensors), tensors)
-    if len(made) == len(node.outputs):
-        for name, value in zip(node.outputs, made, strict=True):
+        results = _converted(context, node, _graph(op, values, tensors), tensors)
+    if len(results) == len(node.outputs):
+        for name, value in zip(node.outputs, results, strict=True):
             context.add(mb.identity(x=value, name=name))
     else:  # torch.export selects the results of an operation by nodes of their own
-        context.add(tuple(made), torch_name=node.name)
+        context.add(tuple(results), torch_name=node.name)
 
 
 def _call(context: Any, node: Any) -> tuple[Any, dict[str, Any]]:
     """The overload that takes these arguments, and the arguments by name: plain values, or variables."""
     packet = getattr(torch.ops.aten, node.kind.partition(".")[0].removesuffix("_"))
-    given = inputs_of(context, node)
+    positional = inputs_of(context, node)
     by_name = {name: keyword(context, node, name) for name in node.kwinputs or ()}
     for numbers_are_tensors in (False, True):
         for op in (getattr(packet, name) for name in packet.overloads()):
             wanted = {a.name: a for a in op._schema.arguments}
             needed = {name for name, a in wanted.items() if not a.has_default_value()}
-            values = dict(zip(wanted, given, strict=False)) | by_name
-            if len(given) > len(wanted) or not needed <= values.keys() <= wanted.keys():
+            values = dict(zip(wanted, positional, strict=False)) | by_name
+            if len(positional) > len(wanted) or not needed <= values.keys() <= wanted.keys():
                 continue
             try:
                 return op, {k: _taken(v, wanted[k], numbers_are_tensors) for k, v in values.items()}
             except (TypeError, ValueError):
                 continue
-    raise NotImplementedError(f"{node.name}: no form of {node.kind} takes these {len(given)} arguments")
+    raise NotImplementedError(f"{node.name}: no form of {node.kind} takes these {len(positional)} arguments")
 
 
 def _taken(value: Any, argument: Any, numbers_are_tensors: bool) -> Any:
@@ -142,15 +142,16 @@ def _graph(op: Any, values: dict[str, Any], tensors: list[Var]) -> Any:
     from torch._decomp import decomposition_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    known = _TORCH_OPS_REGISTRY.name_to_func_mapping
+    converters = _TORCH_OPS_REGISTRY.name_to_func_mapping
     lacking = {
         other: how
         for other, how in decomposition_table.items()
-        if isinstance(other, torch._ops.OpOverload) and known.get(_kinds(other)[0], decomposed) is decomposed
+        if isinstance(other, torch._ops.OpOverload)
+        and converters.get(_kinds(other)[0], decomposed) is decomposed
     }
 
-    def called(*made: torch.Tensor) -> Any:
-        return op(**_filled(values, made))
+    def called(*fakes: torch.Tensor) -> Any:
+        return op(**_filled(values, fakes))
 
     examples = [torch.zeros(tuple(v.shape), dtype=_torch_dtype(v)) for v in tensors]
     return make_fx(called, decomposition_table=lacking, tracing_mode="fake")(*examples).graph
@@ -170,9 +171,9 @@ def _filled(values: dict[str, Any], tensors: Iterable[Any]) -> dict[str, Any]:
 
 def _computed(op: Any, values: dict[str, Any], tensors: list[Var]) -> list[Var]:
     """The results for constants, which torch computes."""
-    given = [torch.from_numpy(np.asarray(v.val)).to(_torch_dtype(v)) for v in tensors]
-    made = op(**_filled(values, given))
-    results = made if isinstance(made, (list, tuple)) else [made]
+    constants = [torch.from_numpy(np.asarray(v.val)).to(_torch_dtype(v)) for v in tensors]
+    computed = op(**_filled(values, constants))
+    results = computed if isinstance(computed, (list, tuple)) else [computed]
     return [mb.const(val=_narrow(r.numpy())) for r in results]
 
 

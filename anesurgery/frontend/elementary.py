@@ -31,14 +31,14 @@ def completed(host: Convert) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         wanted = getattr(torch.ops.aten, node.kind).default._schema.arguments
-        given = list(node.inputs)
-        for a in wanted[len(given) :]:
+        names = list(node.inputs)
+        for a in wanted[len(names) :]:
             name = f"{node.name}_{a.name}"
             value = keyword(context, node, a.name)
             value = a.default_value if value is None else known_value(value)
             context.add(None if value is None else mb.const(val=value, name=name), torch_name=name)
-            given.append(name)
-        node.inputs = given
+            names.append(name)
+        node.inputs = names
         host(context, node)
 
     return convert
@@ -71,10 +71,10 @@ def is_negative(context: Any, node: Any) -> None:
 
 def product(context: Any, node: Any) -> None:
     """`torch.prod(x, axis=None, keepdim=False)`."""
-    given = inputs_of(context, node)
-    x = mb.cast(x=given[0], dtype="int32") if types.is_bool(given[0].dtype) else given[0]
-    by_axis = len(given) > 1 and (len(given) > 2 or node.kind.endswith("dim_int"))
-    axes = [int(known_value(given[1]))] if by_axis else None
+    arguments = inputs_of(context, node)
+    x = mb.cast(x=arguments[0], dtype="int32") if types.is_bool(arguments[0].dtype) else arguments[0]
+    by_axis = len(arguments) > 1 and (len(arguments) > 2 or node.kind.endswith("dim_int"))
+    axes = [int(known_value(arguments[1]))] if by_axis else None
     keep = bool(known_value(argument(context, node, 2, "keepdim", False))) if by_axis else False
     context.add(mb.reduce_prod(x=x, axes=axes, keep_dims=keep, name=node.name))
 
@@ -122,9 +122,9 @@ def dividing_whole_numbers(host: Convert) -> Convert:
     """`a // b` of integers is an integer, as torch has it: it counts repeats and heads."""
 
     def floor_divide(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)[:2]
-        if all(np_dtype(v).kind in "iu" for v in given if isinstance(v, Var)):
-            a, b = promoted(given)
+        operands = inputs_of(context, node)[:2]
+        if all(np_dtype(v).kind in "iu" for v in operands if isinstance(v, Var)):
+            a, b = promoted(operands)
             context.add(mb.floor_div(x=a, y=b, name=node.name))
         else:
             host(context, node)

@@ -69,12 +69,12 @@ def dense_experts(
     name = "gate_up_proj" if experts.has_gate else "up_proj"
     total = torch.zeros_like(tokens)
     for i in range(experts.num_experts):
-        made = _product(experts, name, i, tokens)
-        made = experts._apply_gate(made) if experts.has_gate else experts.act_fn(made)
-        made = _product(experts, "down_proj", i, made)
+        hidden = _product(experts, name, i, tokens)
+        hidden = experts._apply_gate(hidden) if experts.has_gate else experts.act_fn(hidden)
+        hidden = _product(experts, "down_proj", i, hidden)
         if experts.has_post_expert_norm:
-            made = experts.post_expert_norm(made)
-        total = total + made * weights[:, i : i + 1]
+            hidden = experts.post_expert_norm(hidden)
+        total = total + hidden * weights[:, i : i + 1]
     return total
 
 

@@ -30,8 +30,8 @@ def encoder_layer(context: Any, node: Any) -> None:
     eps = np.float32(known_value(g["eps"]))
 
     def normed(x: Var, which: int) -> Var:
-        given = {"gamma": g[f"gamma_{which}"], "beta": g[f"beta_{which}"]}
-        return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **given)
+        scales = {"gamma": g[f"gamma_{which}"], "beta": g[f"beta_{which}"]}
+        return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **scales)
 
     def attended(x: Var) -> Var:
         mixed, _ = _attention([x] * 3, g, int(heads), _keep(context, node, len(ENCODER_LAYER)))
@@ -55,26 +55,28 @@ def multi_head_attention(context: Any, node: Any) -> None:
     """`_native_multi_head_attention`: the attended values, and the weights, averaged over heads by default."""
     g = dict(zip(ATTENTION, inputs_of(context, node), strict=False))
     keep = _keep(context, node, len(ATTENTION), between=2)
-    given = [g["query"], g["key"], g["value"]]
-    mixed, weights = _attention(given, g, int(known_value(g["heads"])), keep)
+    rows = [g["query"], g["key"], g["value"]]
+    mixed, weights = _attention(rows, g, int(known_value(g["heads"])), keep)
     average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
     weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False) if average else weights
     for name, value in zip(node.outputs, (mixed, weights), strict=True):
         context.add(value, torch_name=name)
 
 
-def _attention(given: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
+def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
     """The values mixed by heads, and the weights of each."""
     width = int(known_value(g["width"]))
     weights = mb.split(x=g["qkv_weight"], num_splits=3, axis=0)
     biases = mb.split(x=g["qkv_bias"], num_splits=3, axis=0)
-    batch = int(given[0].shape[0])
+    batch = int(rows[0].shape[0])
 
     def by_head(x: Var, weight: Var, bias: Var) -> Var:
-        made = mb.reshape(x=mb.linear(x=x, weight=weight, bias=bias), shape=[batch, -1, heads, width // heads])
-        return mb.transpose(x=made, perm=[0, 2, 1, 3])
+        mixed_rows = mb.reshape(
+            x=mb.linear(x=x, weight=weight, bias=bias), shape=[batch, -1, heads, width // heads]
+        )
+        return mb.transpose(x=mixed_rows, perm=[0, 2, 1, 3])
 
-    q, k, v = (by_head(*part) for part in zip(given, weights, biases, strict=True))
+    q, k, v = (by_head(*part) for part in zip(rows, weights, biases, strict=True))
     scores = mb.matmul(x=mb.mul(x=q, y=np.float32((width // heads) ** -0.5)), y=k, transpose_y=True)
     scores = scores if keep is None else mb.select(cond=keep, a=scores, b=np.float32(-np.inf))
     share = mb.softmax(x=scores, axis=-1)

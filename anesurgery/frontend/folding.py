@@ -17,8 +17,8 @@ def folding(host: Convert) -> Convert:
     """`fold(x, output_size, kernel_size, dilation, padding, stride)`: elements at one place are added."""
 
     def col2im(context: Any, node: Any) -> None:
-        x, *given = inputs_of(context, node)[:6]
-        size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in given)
+        x, *numbers = inputs_of(context, node)[:6]
+        size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
         tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
         if tiled and x.rank == 3:
             host(context, node)
@@ -29,7 +29,7 @@ def folding(host: Convert) -> Convert:
         count = (size + 2 * padding - span) // stride + 1
         channels = int(x.shape[-2])
         windows = mb.reshape(x=x, shape=[-1, channels, *count])
-        made = mb.conv_transpose(
+        image = mb.conv_transpose(
             x=windows,
             weight=_one_place_each(channels, kernel, np_dtype(x)),
             strides=stride,
@@ -39,12 +39,12 @@ def folding(host: Convert) -> Convert:
         )
         ends = np.maximum(size + 2 * padding - ((count - 1) * stride + span), 0)
         if ends.any():
-            made = mb.pad(
-                x=made, pad=[0, 0, 0, 0, 0, int(ends[0]), 0, int(ends[1])], constant_val=np_dtype(x).type(0)
+            image = mb.pad(
+                x=image, pad=[0, 0, 0, 0, 0, int(ends[0]), 0, int(ends[1])], constant_val=np_dtype(x).type(0)
             )
-        shape = [int(made.shape[0]), int(made.shape[1]), *map(int, size)]
-        made = mb.slice_by_size(x=made, begin=[0, 0, *padding], size=shape)
-        context.add(mb.reshape(x=made, shape=shape[3 - x.rank :], name=node.name))
+        shape = [int(image.shape[0]), int(image.shape[1]), *map(int, size)]
+        image = mb.slice_by_size(x=image, begin=[0, 0, *padding], size=shape)
+        context.add(mb.reshape(x=image, shape=shape[3 - x.rank :], name=node.name))
 
     return col2im
 

@@ -24,11 +24,11 @@ def with_word(key: str, position: int) -> Any:
 
     def wrap(host: Convert) -> Convert:
         def convert(context: Any, node: Any) -> None:
-            given = dict(node.kwinputs or {})
-            if isinstance(word := given.pop(key, [None])[0], str):
+            named = dict(node.kwinputs or {})
+            if isinstance(word := named.pop(key, [None])[0], str):
                 name = f"{node.name}_{key}"
                 context.add(mb.const(val=word, name=name))
-                node.inputs, node.kwinputs = [*node.inputs[:position], name], given or None
+                node.inputs, node.kwinputs = [*node.inputs[:position], name], named or None
             host(context, node)
 
         return convert
@@ -72,23 +72,23 @@ def variance(*, root: bool) -> Convert:
             axes = argument(context, node, 1, "dim")
             correction = argument(context, node, 2, "correction", argument(context, node, 2, "unbiased"))
         kept = bool(known_value(argument(context, node, 3, "keepdim", False)))
-        made = _variance(x, known_value(axes), known_value(correction), kept)
-        context.add(mb.sqrt(x=made, name=node.name) if root else mb.identity(x=made, name=node.name))
+        spread = _variance(x, known_value(axes), known_value(correction), kept)
+        context.add(mb.sqrt(x=spread, name=node.name) if root else mb.identity(x=spread, name=node.name))
 
     return convert
 
 
 def _variance(x: Var, axes: Any, correction: Any, kept: bool) -> Var:
-    given = [] if axes is None else [int(known_value(axis)) % x.rank for axis in np.ravel(axes)]
-    over = given or list(range(x.rank))
+    stated = [] if axes is None else [int(known_value(axis)) % x.rank for axis in np.ravel(axes)]
+    over = stated or list(range(x.rank))
     centred = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=over, keep_dims=True))
-    made = mb.reduce_mean(x=mb.square(x=centred), axes=over, keep_dims=kept)
+    spread = mb.reduce_mean(x=mb.square(x=centred), axes=over, keep_dims=kept)
     less = 1.0 if correction is None else float(correction)
     if less:
         sizes = mb.gather(x=mb.shape(x=x), indices=over, axis=0)
         count = mb.cast(x=mb.reduce_prod(x=sizes), dtype="fp32")
-        made = mb.mul(x=made, y=mb.real_div(x=count, y=mb.sub(x=count, y=np.float32(less))))
-    return made
+        spread = mb.mul(x=spread, y=mb.real_div(x=count, y=mb.sub(x=count, y=np.float32(less))))
+    return spread
 
 
 def rms_norm(context: Any, node: Any) -> None:
@@ -106,9 +106,9 @@ def rms_norm(context: Any, node: Any) -> None:
     scaled = mb.real_div(x=x, y=scale)
     mean = mb.reduce_mean(x=mb.square(x=scaled), axes=axes, keep_dims=True)
     room = mb.mul(x=mb.square(x=mb.real_div(x=least, y=scale)), y=dtype(small / LEAST**2))
-    made = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=room)))
+    normal = mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=room)))
     context.add(
-        mb.identity(x=made, name=node.name) if weight is None else mb.mul(x=made, y=weight, name=node.name)
+        mb.identity(x=normal, name=node.name) if weight is None else mb.mul(x=normal, y=weight, name=node.name)
     )
 
 
@@ -117,10 +117,10 @@ def with_threshold(host: Convert) -> Convert:
 
     def convert(context: Any, node: Any) -> None:
         x = inputs_of(context, node)[0]
-        given = [argument(context, node, i, name) for i, name in ((1, "beta"), (2, "threshold"))]
+        numbers = [argument(context, node, i, name) for i, name in ((1, "beta"), (2, "threshold"))]
         beta, threshold = (
             default if v is None else float(known_value(v))
-            for v, default in zip(given, (1.0, EXACT), strict=True)
+            for v, default in zip(numbers, (1.0, EXACT), strict=True)
         )
         if threshold >= EXACT:
             host(context, node)

@@ -82,9 +82,9 @@ def choosing(host: Convert) -> Convert:
     """`where(condition, a, b)`, unless it chooses constants by the length of the text."""
 
     def convert(context: Any, node: Any) -> None:
-        given = inputs_of(context, node)
-        if len(given) == 3 and _differ(*given[1:]) and _reads_tokens():
-            limit = limit_passed(given[0], _number) if isinstance(given[0], Var) else None
+        arguments = inputs_of(context, node)
+        if len(arguments) == 3 and _differ(*arguments[1:]) and _reads_tokens():
+            limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
             if limit is not None:
                 raise NotImplementedError(
                     f"{node.name}: the length of the text chooses numbers: {in_words(limit)}"

@@ -40,9 +40,9 @@ def one_row(host: Convert) -> Convert:
             host(context, node)
             return
         bias = argument(context, node, 2, "bias")
-        made = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
-        made = mb.squeeze(x=made, axes=[-1])
-        made = made if bias is None else mb.add(x=made, y=bias)
-        context.add(mb.identity(x=made, name=node.name))
+        product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
+        product = mb.squeeze(x=product, axes=[-1])
+        product = product if bias is None else mb.add(x=product, y=bias)
+        context.add(mb.identity(x=product, name=node.name))
 
     return convert

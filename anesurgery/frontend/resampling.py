@@ -21,8 +21,8 @@ def resampled(host: str) -> Convert:
         x, size, align = inputs_of(context, node)[:3]
         if any(is_symbolic(d) for d in x.shape[-2:]):
             raise NotImplementedError(f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}")
-        given = [known_value(argument(context, node, i, "")) for i in (3, 4)]
-        scales = list(given[0]) if np.ndim(given[0]) else given
+        stated = [known_value(argument(context, node, i, "")) for i in (3, 4)]
+        scales = list(stated[0]) if np.ndim(stated[0]) else stated
         scales = [None if s is None else float(known_value(s)) for s in scales]
         sizes = [_sides(size, i, x, scales) for i in (0, 1)]
         rows, columns = (

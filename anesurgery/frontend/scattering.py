@@ -76,8 +76,8 @@ def scattering(host: Convert) -> Convert:
             value = value if value.rank else mb.fill(shape=mb.shape(x=at), value=value)
             axis = int(known_value(argument(context, node, 1, "dim")))
             whole = mb.cast(x=x, dtype="int32")
-            made = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
-            context.add(mb.cast(x=made, dtype="bool", name=node.name))
+            scattered = mb.scatter_along_axis(data=whole, indices=at, updates=value, axis=axis, mode="update")
+            context.add(mb.cast(x=scattered, dtype="bool", name=node.name))
             return
         if isinstance(value, Var) and value.rank == 0 and value.dtype != x.dtype:
             name = f"{node.name}_number"

@@ -28,8 +28,8 @@ def unfold(context: Any, node: Any) -> None:
     count = (shape[axis] - size) // step + 1
     before, after = shape[:axis], shape[axis + 1 :]
     rows = mb.reshape(x=x, shape=[math.prod(before), shape[axis], math.prod(after)])
-    made = mb.transpose(x=_windows(rows, count, size, step), perm=[0, 1, 3, 2])
-    context.add(mb.reshape(x=made, shape=[*before, count, *after, size], name=node.name))
+    windows = mb.transpose(x=_windows(rows, count, size, step), perm=[0, 1, 3, 2])
+    context.add(mb.reshape(x=windows, shape=[*before, count, *after, size], name=node.name))
 
 
 def as_strided(context: Any, node: Any) -> None:
@@ -37,8 +37,8 @@ def as_strided(context: Any, node: Any) -> None:
 
     Its axes are those of the strides; where two strides run along one axis, they are windows of it.
     """
-    x, *given = inputs_of(context, node)[:3]
-    size, stride = ([int(known_value(v)) for v in _each(values)] for values in given)
+    x, *numbers = inputs_of(context, node)[:3]
+    size, stride = ([int(known_value(v)) for v in _each(values)] for values in numbers)
     shape, strides = _static(x, node), (node.meta or {}).get(STRIDES)
     offset = known_value(argument(context, node, 3, "storage_offset"))
     if strides is None or offset is not None:
@@ -54,13 +54,13 @@ def as_strided(context: Any, node: Any) -> None:
     if groups is None:
         raise NotImplementedError(f"{node.name}: as_strided to size {size} with strides {stride}")
     x = mb.reshape(x=mb.transpose(x=x, perm=order), shape=[length for length, _, _ in groups])
-    made: list[int] = []  # the axes of the result, in their order in memory
+    in_memory: list[int] = []  # the axes of the result, in their order in memory
     for length, unit, axes in groups:
-        x = _along(x, len(made), length, [(size[a], stride[a] // unit) for a in axes])
-        made += axes
-    rest = [a for a in range(len(size)) if a not in made]  # of length 1
-    x = mb.reshape(x=x, shape=[size[a] for a in made + rest])
-    perm = [(made + rest).index(a) for a in range(len(size))]
+        x = _along(x, len(in_memory), length, [(size[a], stride[a] // unit) for a in axes])
+        in_memory += axes
+    rest = [a for a in range(len(size)) if a not in in_memory]  # of length 1
+    x = mb.reshape(x=x, shape=[size[a] for a in in_memory + rest])
+    perm = [(in_memory + rest).index(a) for a in range(len(size))]
     context.add(mb.transpose(x=x, perm=perm, name=node.name))
 
 
@@ -154,10 +154,10 @@ def register() -> None:
 
 def _keeping_strides(host: Callable[..., Any], strides: Callable[[Any], Any]) -> Callable[..., Any]:
     def make(cls: Any, node: Any, *args: Any, **options: Any) -> Any:
-        made = host(cls, node, *args, **options)
-        if made.kind in ("as_strided", "as_strided_copy"):
-            made.meta = dict(made.meta or {}) | {STRIDES: strides(node)}
-        return made
+        node_made = host(cls, node, *args, **options)
+        if node_made.kind in ("as_strided", "as_strided_copy"):
+            node_made.meta = dict(node_made.meta or {}) | {STRIDES: strides(node)}
+        return node_made
 
     return make
 

@@ -60,12 +60,12 @@ def _ranges(x: Var, begin: Any, end: Any, options: dict[str, Any]) -> Ranges | N
         return None
     masks = [options.get(f"{kind}_mask") for kind in ("begin", "end", "squeeze")]
     from_start, to_end, one = (np.resize(False if m is None else known_value(m), x.rank) for m in masks)
-    found = []
+    spans = []
     for axis, length in enumerate(map(int, x.shape)):
         first, _, _ = slice(None if from_start[axis] else int(begin[axis]), None).indices(length)
         _, last, _ = slice(None, None if to_end[axis] else int(end[axis])).indices(length)
-        found.append((first, first + 1 if one[axis] else max(first, last)))
-    return found
+        spans.append((first, first + 1 if one[axis] else max(first, last)))
+    return spans
 
 
 def _has_slice_update() -> bool:

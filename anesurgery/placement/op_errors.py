@@ -11,6 +11,7 @@ import torch
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.interpret.abreast import Shown
+from anesurgery.interpret.arithmetic.saturation import largest_of
 from anesurgery.mil import operands
 
 BINS = 24
@@ -74,7 +75,7 @@ def op_error(shown: Shown) -> OpError | None:
     if not floats:
         return None
     exact = [shown.exact[k] for k in floats]
-    sizes = [_largest(v) for v in exact]
+    sizes = [largest_of(v) for v in exact]
 
     def errors(results: Mapping[str, Sequence[torch.Tensor]]) -> dict[str, float]:
         return {
@@ -97,10 +98,6 @@ def op_error(shown: Shown) -> OpError | None:
     )
 
 
-def _largest(value: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(value, math.inf)) if value.numel() else 0.0
-
-
 def decibels(wanted: torch.Tensor, rounded: torch.Tensor, largest: float) -> float:
     """PSNR over what is finite in `wanted`; minus infinite where `rounded` is not finite there.
 
@@ -117,7 +114,7 @@ def decibels(wanted: torch.Tensor, rounded: torch.Tensor, largest: float) -> flo
     if not math.isfinite(largest):
         meant = torch.isfinite(wanted)
         wanted, rounded = wanted[meant], rounded[meant]
-        largest = _largest(wanted)
+        largest = largest_of(wanted)
     noise = float(torch.linalg.vector_norm(wanted - rounded))
     if not math.isfinite(noise):
         return -math.inf

@@ -130,13 +130,13 @@ def _matmul(
         if y.ndim == 1:
             return torch.matmul(x.abs(), y.abs()) + start >= CEILING
         risk = torch.zeros(shape, dtype=torch.bool)
-        some = (_largest(x) * columns + start >= CEILING).nonzero()[:, 0]
+        some = (largest_of(x) * columns + start >= CEILING).nonzero()[:, 0]
         risk[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= CEILING
         return risk
 
     return Sum(
         lambda: TABLE["matmul"].function(x=x, y=y),
-        lambda: _largest(left) * _largest(columns) + start,
+        lambda: largest_of(left) * largest_of(columns) + start,
         lambda: torch.matmul(x.abs(), y.abs()),
         risky,
         terms,
@@ -163,13 +163,14 @@ def remembered(tensor: Tensor, key: Any, compute: Callable[[], Any]) -> Any:
     return held[key]
 
 
-def _largest(value: Tensor) -> float:
+def largest_of(value: Tensor) -> float:
+    """The largest magnitude of some numbers; 0 of none."""
     return float(torch.linalg.vector_norm(value, math.inf)) if value.numel() else 0.0
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Any = None) -> Sum:
     start = torch.zeros(weight.shape[0]) if bias is None else torch.as_tensor(bias).to(weight.dtype)
-    product = _matmul(x, weight, transpose_y=True, start=_largest(start))
+    product = _matmul(x, weight, transpose_y=True, start=largest_of(start))
 
     def terms(places: Tensor) -> Tensor:  # the bias is the value that the sum starts from
         return torch.cat([start[places[:, -1]][:, None], product.terms(places)], -1)
@@ -215,10 +216,10 @@ def _conv(
     def magnitudes() -> Tensor:
         return CONV[n](padded.abs(), weight.abs(), start.abs(), s, 0, d, int(groups))
 
-    norm = remembered(weight, "norm", lambda: _largest(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
+    norm = remembered(weight, "norm", lambda: largest_of(torch.linalg.vector_norm(weight.flatten(1), 1, -1)))
     return Sum(
         lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
-        lambda: _largest(x) * norm + _largest(start),
+        lambda: largest_of(x) * norm + largest_of(start),
         magnitudes,
         lambda: magnitudes() >= CEILING,
         terms,

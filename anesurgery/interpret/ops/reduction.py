@@ -13,14 +13,6 @@ from anesurgery.interpret.table import TABLE, Meaning, impl, ints
 Tensor = torch.Tensor
 
 
-def _all_min(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return torch.amin(x, dim=axes, keepdim=keep)
-
-
-def _all_max(x: Tensor, axes: list[int], keep: bool) -> Tensor:
-    return torch.amax(x, dim=axes, keepdim=keep)
-
-
 def _sum(x: Tensor, axes: list[int], keep: bool) -> Tensor:
     return torch.sum(x, dim=axes, keepdim=keep)
 
@@ -43,8 +35,8 @@ def _prod(x: Tensor, axes: list[int], keep: bool) -> Tensor:
 REDUCTIONS: dict[str, Callable[[Tensor, list[int], bool], Tensor]] = {
     "reduce_sum": _sum,
     "reduce_mean": _mean,
-    "reduce_max": _all_max,
-    "reduce_min": _all_min,
+    "reduce_max": torch.amax,
+    "reduce_min": torch.amin,
     "reduce_prod": _prod,
     "reduce_l1_norm": lambda x, axes, keep: _sum(x.abs(), axes, keep),
     "reduce_l2_norm": lambda x, axes, keep: torch.sqrt(_sum(x * x, axes, keep)),

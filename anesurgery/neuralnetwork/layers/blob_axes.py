@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -144,3 +144,20 @@ def broadcast(ctx: Context, x: Var, target: Numbers) -> Var:
         x = mb.expand_dims(x=x, axes=list(range(missing)))
     reps = [n // have for n, have in zip(wanted, x.shape, strict=True)]
     return mb.tile(x=x, reps=reps) if any(n > 1 for n in reps) else x
+
+
+ShapeOf: TypeAlias = Callable[[Context, Any, list[Var]], Numbers]
+"""The shape that a layer says: (context, parameters, the inputs that may say it) -> sizes."""
+
+
+def said_shapes(field: str) -> dict[str, tuple[int, ShapeOf]]:
+    """How a layer says a shape, by the end of its type -> the number of inputs that say it, and what reads it.
+
+    Args:
+        field: of the parameters, which holds a shape that is stated.
+    """
+    return {
+        "Like": (1, lambda ctx, params, inputs: shape_value(inputs[0])),
+        "Static": (0, lambda ctx, params, inputs: np.array(getattr(params, field), np.int32)),
+        "Dynamic": (1, lambda ctx, params, inputs: sizes(ctx, inputs[0])),
+    }

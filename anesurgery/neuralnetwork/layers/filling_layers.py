@@ -8,8 +8,8 @@ import numpy as np
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import Numbers, broadcast, scalar, shape_value, sizes
-from anesurgery.neuralnetwork.layers.layer_table import layer_nd
+from anesurgery.neuralnetwork.layers.blob_axes import ShapeOf, broadcast, said_shapes, scalar
+from anesurgery.neuralnetwork.layers.layer_table import Build, layer_nd
 
 F = np.float32
 
@@ -20,44 +20,19 @@ def load_constant_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
 
 
-def _fill(shape: Numbers, value: float) -> Var:
-    return mb.fill(shape=shape, value=F(value))
+def _filled(shape: ShapeOf) -> Build:
+    """One number in a shape."""
+    return lambda ctx, params, inputs: mb.fill(shape=shape(ctx, params, inputs), value=F(params.value))
 
 
-@layer_nd("fillLike")
-def fill_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """One number in the shape of the input."""
-    return _fill(shape_value(inputs[0]), params.value)
+def _repeated(shape: ShapeOf) -> Build:
+    """The first input, repeated to a shape."""
+    return lambda ctx, params, inputs: broadcast(ctx, inputs[0], shape(ctx, params, inputs[1:]))
 
 
-@layer_nd("fillStatic", inputs=0)
-def fill_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """One number in a stated shape."""
-    return _fill(np.array(params.targetShape, np.int32), params.value)
-
-
-@layer_nd("fillDynamic")
-def fill_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """One number in the shape that the input lists."""
-    return _fill(sizes(ctx, inputs[0]), params.value)
-
-
-@layer_nd("broadcastToLike", inputs=2)
-def broadcast_to_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Repeated to the shape of the second input."""
-    return broadcast(ctx, inputs[0], shape_value(inputs[1]))
-
-
-@layer_nd("broadcastToStatic")
-def broadcast_to_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Repeated to a stated shape."""
-    return broadcast(ctx, inputs[0], np.array(params.targetShape, np.int32))
-
-
-@layer_nd("broadcastToDynamic", inputs=2)
-def broadcast_to_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Repeated to the shape that the second input lists."""
-    return broadcast(ctx, inputs[0], sizes(ctx, inputs[1]))
+for _how, (_count, _shape) in said_shapes("targetShape").items():
+    layer_nd(f"fill{_how}", inputs=_count)(_filled(_shape))
+    layer_nd(f"broadcastTo{_how}", inputs=_count + 1)(_repeated(_shape))
 
 
 @layer_nd("rangeStatic", inputs=0)

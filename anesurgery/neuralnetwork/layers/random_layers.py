@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from anesurgery.mil import Var, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.blob_axes import Numbers, shape_value, sizes
+from anesurgery.neuralnetwork.layers.blob_axes import ShapeOf, said_shapes
 from anesurgery.neuralnetwork.layers.layer_table import Build, layer, layer_nd
 
 F = np.float32
@@ -21,15 +20,8 @@ FIELDS = {
 }
 """Kind -> op, and its parameters by field of the layer."""
 
-SHAPES: dict[str, tuple[int, Callable[[Context, Any, list[Var]], Numbers]]] = {
-    "Like": (1, lambda ctx, params, inputs: shape_value(inputs[0])),
-    "Static": (0, lambda ctx, params, inputs: np.array(params.outputShape, np.int32)),
-    "Dynamic": (1, lambda ctx, params, inputs: sizes(ctx, inputs[0])),
-}
-"""How a layer says the shape -> number of inputs, and what finds it."""
 
-
-def _random(op: str, fields: dict[str, str], shape: Callable[..., Numbers]) -> Build:
+def _random(op: str, fields: dict[str, str], shape: ShapeOf) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         numbers = {name: F(getattr(params, field)) for name, field in fields.items()}
         drawn: Var = getattr(mb, op)(shape=shape(ctx, params, inputs), seed=np.int32(params.seed), **numbers)
@@ -39,7 +31,7 @@ def _random(op: str, fields: dict[str, str], shape: Callable[..., Numbers]) -> B
 
 
 for _kind, (_op, _fields) in FIELDS.items():
-    for _how, (_count, _shape) in SHAPES.items():
+    for _how, (_count, _shape) in said_shapes("outputShape").items():
         layer_nd(f"random{_kind}{_how}", inputs=_count)(_random(_op, _fields, _shape))
 
 

@@ -84,6 +84,9 @@ def inspect_folder(
         scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
         told: called after each model.
 
+    Returns:
+        By the name in the folder, the inspection of each model, or the reason in words why there is none.
+
     Raises:
         LoadError: the folder holds no model.
         UnknownName: an unknown chip or OS.
@@ -112,6 +115,9 @@ def ranges_folder(
         jobs: processes of this machine.
         scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
         told: called after each model.
+
+    Returns:
+        By the name in the folder, the ranges of each model, or the reason in words why there is none.
 
     Raises:
         LoadError: the folder holds no model.

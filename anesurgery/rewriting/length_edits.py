@@ -21,7 +21,7 @@ from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.place_tables import continued
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands
-from anesurgery.ops import NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
+from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import each_axis, ints, number
@@ -95,6 +95,8 @@ class Lengths:
     """Values that are sums or means over places, times numbers: over how many."""
     factors: dict[Var, set[float]] = field(default_factory=dict)
     """Numbers that a value was multiplied with."""
+    bases: set[int] = field(default_factory=set)
+    """The lengths, in the function that is there, of all axes that vary."""
     assumed: dict[str, str] = field(default_factory=dict)
     """By op, what the numbers do not show."""
     open: dict[tuple[Var, int], Refusal] = field(default_factory=dict)
@@ -128,6 +130,7 @@ def edits(op: Operation, lengths: Lengths) -> Edits:
         Unmarked: numbers of earlier ops turn out to be lengths.
     """
     read = [v for _, v in operands(op)]
+    _check_counts(op, lengths)
     if not any(lengths.varying(v) or v in lengths.sums for v in read) and not lengths.marked(op):
         return {}
     rule = RULES.get(op.op_type)
@@ -137,6 +140,20 @@ def edits(op: Operation, lengths: Lengths) -> Edits:
     changes.update(rule(op, lengths))
     _follow_sums(op, lengths)
     return changes
+
+
+def _check_counts(op: Operation, lengths: Lengths) -> None:
+    """What has no axis of places meets no number that is as large as a length: shares of it may be counted so.
+
+    Raises:
+        Refused: it does.
+    """
+    if op.op_type not in BINARY | {"clip"} or any(lengths.varying(v) for _, v in operands(op)):
+        return
+    for name in ("x", "y", "alpha", "beta"):
+        if (factor := number(op.inputs.get(name))) is not None and factor > 2 and factor in lengths.bases:
+            words = f"the number {factor:g} may be a length; convert the model at a size that is no such number"
+            raise Refused(Refusal(words, op))
 
 
 def _plain(op: Operation, lengths: Lengths) -> Edits:
@@ -494,6 +511,9 @@ def _upsample(op: Operation, lengths: Lengths) -> Edits:
     for a, n in enumerate(op.x.shape):
         if a in lengths.varying(op.x) and int(op.outputs[0].shape[a]) % int(n):
             raise Refused(Refusal(f"it makes {op.outputs[0].shape[a]} places of {n}, which is no multiple", op))
+        if a in lengths.varying(op.x) and op.outputs[0].shape[a] != n:
+            times = int(op.outputs[0].shape[a]) // int(n)
+            lengths.assumed[op.name] = f"{op.name} makes {times} times as many places at each size"
     return {}
 
 
@@ -522,6 +542,16 @@ def _gather(op: Operation, lengths: Lengths) -> Edits:
         return {}
     for place in np.ravel(picked).tolist():
         _one_place(op, int(place), column)
+    return {}
+
+
+def _gather_along(op: Operation, lengths: Lengths) -> Edits:
+    """Places along an axis that are stored are the first ones, or those from the end."""
+    axis, picked = (ints(op, "axis") or [0])[0] % op.x.rank, evaluate_static(op.indices)
+    column = lengths.columns(op.x)[axis]
+    if varies(column) and op.indices in lengths.still and picked is not None:
+        for place in np.unique(picked).tolist():
+            _one_place(op, int(place), column)
     return {}
 
 
@@ -606,8 +636,8 @@ def _follow_sums(op: Operation, lengths: Lengths) -> None:
     over = {
         c for places, summed in groups(op) if summed for v, _, a in places if varies(c := lengths.columns(v)[a])
     }
-    if op.op_type in REDUCTIONS:
-        axes = [a % op.x.rank for a in ints(op, "axes")] or [*range(op.x.rank)]
+    if op.op_type in REDUCTIONS | {"cumsum"}:
+        axes = [a % op.x.rank for a in ints(op, "axes") or ints(op, "axis")] or [*range(op.x.rank)]
         over |= {c for a in axes if varies(c := lengths.columns(op.x)[a])}
     before = {f for _, v in operands(op) for f in lengths.factors.get(v, ())}
     for column in over:
@@ -676,7 +706,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         names(
             """
-            argsort band_part cumsum depth_to_space einsum expand_dims gather_along_axis linear matmul
+            argsort band_part cumsum depth_to_space einsum expand_dims linear matmul
             pixel_shuffle pixel_unshuffle prelu reduce_argmax reduce_argmin reverse scaled_dot_product_attention
             shape softmax
             space_to_depth stack transpose
@@ -696,6 +726,7 @@ RULES: Mapping[str, Rule] = {
     "tile": _tile,
     "pad": _pad,
     "gather": _gather,
+    "gather_along_axis": _gather_along,
     "gather_nd": _gather_nd,
     "topk": _topk,
     "squeeze": _squeeze,

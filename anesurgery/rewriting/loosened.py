@@ -170,6 +170,7 @@ class _Walk:
     def _check_single(self, var: Var) -> None:
         """An axis of length 1 is repeated where it meets a longer one, so that it cannot be followed."""
         for axis, column in self.follows.varying(var).items():
+            self.follows.bases.add(column[0])
             if column[0] == 1:
                 raise Refused(
                     Refusal(

@@ -2,6 +2,7 @@
 
 Each is converted with a range of lengths and given to `sizes`. At each size it is compared in fp16 with the
 model that is converted at that size, and at every length from 1 to the largest with the model at that length.
+A model of one fixed size is made at two others, and compared in the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from anesurgery.mil import ct, quiet_host
 from anesurgery.shipping.shared_tables import LEAST
 
 LENGTHS = (4, 8, 12, 16, 20, 24)
+SHORTER = (8, 20)
+"""Lengths that are made of a model of the largest alone."""
 Input = tuple[tuple[Any, ...], str]
 """The shape of an input, in which None is the length, and its type."""
 
@@ -136,6 +139,26 @@ def row(name: str, model: Sized, scratch: Path) -> str:
     worst = "-" if sized.padding.why_not else between(model, ranged, folder)
     more = 100 * (stored(folder) / one - 1)
     return f"| {name} | {equal} of {len(near)}{least} | {more:+.1f} % | {worst} | {sized.padding} |"
+
+
+def fixed_row(name: str, model: Sized, scratch: Path) -> str:
+    """A row of the table of models of one fixed size."""
+    module = model.build()
+    every = [model.shapes(length) for length in SHORTER]
+    try:
+        sized = ane.sizes(
+            model.convert(module, LENGTHS[-1]), {key: [one[key] for one in every] for key in model.inputs}
+        )
+    except ane.SurgeryError as error:
+        return f"| {name} | refused | {error} |"
+    folder, near = sized.save(scratch / "sized"), list[float]()
+    for length in SHORTER:
+        values = model.values(length)
+        expected = ane.run(model.convert(module, length), values, precision="fp16")
+        near.append(nearness(ane.run(folder, values, precision="fp16"), expected))
+    equal = sum(one == np.inf for one in near)
+    least = "" if equal == len(near) else f"; least {min(near):.0f} dB"
+    return f"| {name} | {equal} of {len(near)}{least} | {'; '.join(sized.assumed) or '-'} |"
 
 
 class Of(nn.Module):
@@ -362,6 +385,11 @@ MODELS: dict[str, Sized] = {
         "T5", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}, "T5EncoderModel"
     ),
 }
+FIXED: dict[str, Sized] = {
+    **{name: model for name, model in MODELS.items() if model.mask is None},
+    "Qwen2": text("Qwen2", {"num_key_value_heads": 2}, masked=False),
+    "BLOOM": text("Bloom", {"n_layer": 2, "n_head": 2}, masked=False),
+}
 PAGE = """# Six sizes of many models
 
 This page is written by `make sized`. Small models of random weights are converted with a range of lengths, and
@@ -375,6 +403,22 @@ Tables of less than {least} bytes are stored for each size, which counts in mode
 | model | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|
 {rows}
+
+Where a model is equal at few sizes, a range is another model: its rotary positions are cosines and sines of
+angles in fp16, computed at run time, where a conversion at one size has them folded, computed in fp32. Made of
+one fixed size instead, as below, the same models are equal.
+
+## From one fixed size
+
+Each is converted at the length {largest} alone, and made at {shorter} by [`sizes`](sizes.md). *Equal*: at how
+many of these it gives, in fp16, bit for bit what the model gives that is converted there. *Assumed*: what its
+numbers do not show.
+
+| model | equal | assumed |
+|---|---|---|
+{fixed}
+
+## From a PyTorch module
 
 A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
 computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are
@@ -397,14 +441,27 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as scratch:
             rows.append(row(name, model, Path(scratch)))
             print(rows[-1], flush=True)
+    fixed = list[str]()
+    for name, model in FIXED.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            fixed.append(fixed_row(name, model, Path(scratch)))
+            print(fixed[-1], flush=True)
     modules = list[str]()
     for name, (build, shapes) in MODULES.items():
         with tempfile.TemporaryDirectory() as scratch:
             modules.append(module_row(name, seeded(build)(), shapes, Path(scratch)))
             print(modules[-1], flush=True)
     lengths = ", ".join(map(str, LENGTHS))
-    numbers = {"lengths": lengths, "largest": LENGTHS[-1], "least": LEAST}
-    page.write_text(PAGE.format(**numbers, rows="\n".join(rows), modules="\n".join(modules)), encoding="utf-8")
+    numbers = {
+        "lengths": lengths,
+        "largest": LENGTHS[-1],
+        "least": LEAST,
+        "shorter": " and ".join(map(str, SHORTER)),
+        "rows": "\n".join(rows),
+        "fixed": "\n".join(fixed),
+        "modules": "\n".join(modules),
+    }
+    page.write_text(PAGE.format(**numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -254,6 +254,10 @@ def last(x: Var, n: int) -> Var:
     return mb.gather(x=x, indices=np.int32(n - 1), axis=1)
 
 
+def picked(x: Var, n: int) -> Var:
+    return mb.gather_along_axis(x=x, indices=np.full((1, 1, WIDTH), n - 1, np.int32), axis=1)
+
+
 def hidden(n: int) -> np.ndarray:
     """The last two places are hidden, at any length."""
     return np.where(np.arange(n) < n - 2, 0, -1e4).astype(np.float16)
@@ -293,6 +297,12 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
         "takes apart axis 1",
     ),
     "splits": (of(lambda x, n: mb.concat(values=mb.split(x=x, num_splits=2, axis=1), axis=2)), (8,), "splits"),
+    "a running mean": (
+        of(lambda x, n: mb.mul(x=mb.cumsum(x=x, axis=1), y=np.float16(1 / (n - 1)))),
+        (8,),
+        "may be made",
+    ),
+    "places along an axis": (of(picked), (8,), "place 15 of 16"),
     "an order of all": (of(lambda x, n: mb.topk(x=x, k=n, axis=1)[0]), (8,), "the first 16 of 16"),
     "the best ones": (of(lambda x, n: mb.topk(x=x, k=9, axis=1)[0]), (8,), "the first 9 of 16"),
 }
@@ -337,6 +347,24 @@ def test_all_inputs_of_the_length_are_wanted() -> None:
     assert ane.run(next(iter(sized.models.values())), values)["y"].shape == (1, 8, WIDTH)
 
 
+def shares(n: int) -> Program:
+    """How many places count is given as a share of them."""
+    specs = [mb.TensorSpec((1, n, WIDTH), dtype=types.fp16), mb.TensorSpec((1,), dtype=types.fp16)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, share: Var) -> Var:
+        counted = mb.less(x=places(n), y=mb.mul(x=share, y=np.float16(n)))
+        return mb.mul(x=x, y=mb.cast(x=counted, dtype="fp16"), name="y")
+
+    return program
+
+
+def test_a_number_that_may_be_the_length_is_refused() -> None:
+    """It is multiplied with what has no places."""
+    with pytest.raises(ane.SurgeryError, match="the number 16 may be a length"):
+        ane.sizes(shares(16), {"x": [(1, 8, WIDTH)]})
+
+
 class Block(torch.nn.Module):
     """Learned positions, attention that looks back, a convolution and a mean."""
 
@@ -356,9 +384,9 @@ class Block(torch.nn.Module):
         return torch.relu(self.conv(x.transpose(1, 2))), x.mean(1)
 
 
-@pytest.mark.parametrize("base", [32, 24])
-def test_a_converted_module(base: int, tmp_path: Path) -> None:
-    """It has as many channels as places, or more; each size is what torch converts at it, bit for bit."""
+def test_a_converted_module(tmp_path: Path) -> None:
+    """It has as many channels as places; each size is what torch converts at it, bit for bit."""
+    base = 32
     torch.manual_seed(0)
     module: Any = Block().eval()
 

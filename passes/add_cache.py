@@ -77,8 +77,9 @@ once and written once then, and no op but masks and tables needs the position (`
 
 `cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
-by default. `contexts` are smaller ones with functions of their own, as `prefill_256` and `decode_256`: they
-share all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that
+by default. `shorter` are prefills of fewer tokens, and `width` is how many `decode` reads, of which the last
+is new: on some engines queries of one or two positions fail where four run. `contexts` are smaller contexts
+with functions of their own, as `prefill_256` and `decode_256`: they share all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that
 fits. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
 position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
 `decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
@@ -126,6 +127,10 @@ class AddCache(Pass):
     """Smaller contexts, each with functions of its own over the same weights and the same cache."""
     prefill: int = 64
     """Tokens in a call of `prefill`; the context, where that is less."""
+    shorter: tuple[int, ...] = ()
+    """Shorter prefills with functions of their own, as `prefill16`: for short prompts, and the rest of long ones."""
+    width: int = 1
+    """Tokens in a call of `decode`: more than the one that is new are read again."""
     cache: str = "state"
     """Where keys and values are kept: "state" or "io"."""
     windows: str | None = None
@@ -144,10 +149,15 @@ class AddCache(Pass):
             if (value := getattr(self, option)) not in known:
                 words = " or ".join(repr(k) for k in known if k)
                 raise an.PassError(f"{self.name}: {option}={value!r}; it may be {words}")
-        for option in ("context", "prefill"):
+        for option in ("context", "prefill", "width"):
             value = getattr(self, option)
             if value is not None and (type(value) is not int or value < 1):
                 raise an.PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
+        if not all(type(n) is int and self.width < n < self.prefill for n in self.shorter):
+            raise an.PassError(
+                f"{self.name}: shorter={self.shorter!r}; each must be longer than decode, which reads "
+                f"{self.width}, and shorter than prefill, which reads {self.prefill}"
+            )
         if not all(type(c) is int and c > 0 for c in self.contexts):
             raise an.PassError(f"{self.name}: contexts={self.contexts!r}; they must be positive integers")
 
@@ -217,10 +227,13 @@ class AddCache(Pass):
     def calls(self, context: int) -> dict[str, an.cached_function.Reading]:
         """What each function reads."""
         words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
+        lengths = {"prefill": self.prefill, "decode": self.width}
+        lengths |= {f"prefill{n}": n for n in sorted(set(self.shorter))}
         return {
             f"{name}{word}": an.cached_function.Reading(min(length, size), size)
             for size, word in words.items()
-            for name, length in (("prefill", self.prefill), ("decode", 1))
+            for name, length in lengths.items()
+            if name in ("prefill", "decode") or length < min(self.prefill, size)
         }
 
     def caching(
@@ -247,8 +260,9 @@ class AddCache(Pass):
         tokens, axis = next(iter(chosen.items()))
         length = made["prefill"].inputs[tokens].shape[axis]
         kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
+        width = made["decode"].inputs[tokens].shape[axis]
         words = (
-            f"call prefill ({length} tokens) or decode (1 token) with "
+            f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
             f"{tokens}{an.decoder_inputs.rows_in_words(chosen)} and position, the number of "
             f"tokens before; {kept} keeps what was read"
         )

@@ -32,6 +32,11 @@ def build(
         list[int] | None,
         typer.Option("--smaller", min=2, help="A smaller context with functions of its own; several times."),
     ] = None,
+    shorter: Annotated[
+        list[int] | None,
+        typer.Option("--shorter", min=2, help="A shorter prefill with functions of its own; several times."),
+    ] = None,
+    width: Annotated[int, typer.Option(min=1, help="Tokens that a step reads; the last is new.")] = 1,
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -52,6 +57,8 @@ def build(
             prefill=prefill,
             cache=cache,
             contexts=smaller or (),
+            shorter=shorter or (),
+            width=width,
             overwrite=overwrite,
             quiet=True,
         )

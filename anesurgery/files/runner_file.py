@@ -17,7 +17,7 @@ from typing import Any
 from anesurgery.doors import fits, in_words
 from anesurgery.errors import LoadError
 
-NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 1
+NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 2
 AGAIN = "build the folder again"
 PIECE = 1 << 20
 """Bytes that are hashed at once."""
@@ -32,8 +32,10 @@ class Runner:
         chunks: the packages in the order in which they run; one for a whole model.
         functions: by name: `inputs`, `outputs` and `states` by name, each with `shape` and `dtype`;
             `inputs_from`, the function that makes other inputs of it from the position, or ""; `context`, the
-            most tokens that it reads, those of the call among them; and `units`, the compute units. Of those
-            that read enough tokens at once, the one of the smallest context that holds the text is taken.
+            most tokens that it reads, those of the call among them; `picks`, the input with a 1 at the place of
+            the token whose logits are given, and 0 elsewhere, or "" where those of all are; and `units`, the
+            compute units. Of those that read enough tokens at once, the one of the smallest context that holds
+            the text is taken.
         tokens: the input that holds the tokens.
         logits: the output that holds the logits, or tokens in place of them.
         context: the most tokens that it reads.

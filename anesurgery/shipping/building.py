@@ -56,6 +56,8 @@ USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
 DATED = "com.github.apple.coremltools.conversion_date"
 """Left out, so that the same checkpoint is built to the same bytes."""
+STRIDE = 7
+"""From one prompt to the next that is tried: few, and of lengths that no function reads as a whole."""
 TRIED = 24
 """Tokens that the model and the checkpoint are compared on."""
 BITS = (4, 8)
@@ -74,6 +76,8 @@ class Options:
     prefill: int
     cache: str
     contexts: tuple[int, ...] = ()
+    shorter: tuple[int, ...] = ()
+    width: int = 1
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,8 @@ def build(
     prefill: int = 64,
     cache: str = "state",
     contexts: Sequence[int] = (),
+    shorter: Sequence[int] = (),
+    width: int = 1,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -148,6 +154,10 @@ def build(
         cache: where keys and values are kept: "state" or "io".
         contexts: smaller contexts, which get functions of their own over the same weights and the same cache; a
             runner takes the smallest that fits.
+        shorter: shorter prefills, which get functions of their own, for short prompts and what is left of long
+            ones.
+        width: tokens that a step reads, of which the last is new; more than 1 for engines on which queries of
+            few positions fail.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -162,7 +172,8 @@ def build(
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))
     checkpoint = Checkpoint.read(source)
-    options = _options(checkpoint, context, target, bits, limit, prefill, cache, tuple(contexts))
+    functions = {"contexts": tuple(contexts), "shorter": tuple(shorter), "width": width}
+    options = _options(checkpoint, context, target, bits, limit, prefill, cache, functions)
     _check_out(place, overwrite)
     return _Builder(checkpoint, place, options, quiet).build()
 
@@ -175,7 +186,7 @@ def _options(
     limit: str | None,
     prefill: int,
     cache: str,
-    contexts: tuple[int, ...],
+    functions: Mapping[str, Any],
 ) -> Options:
     """The options, with what follows from the checkpoint.
 
@@ -192,11 +203,11 @@ def _options(
         raise SurgeryError(f"bits={bits}; it may be {' or '.join(map(str, BITS))}")
     if limit is not None:
         read_size(limit)
-    _steps(context=context, prefill=prefill, cache=cache, contexts=contexts)  # says what it does not take
-    if (largest := max(contexts, default=0)) >= context:
+    _steps(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
+    if (largest := max(functions["contexts"], default=0)) >= context:
         raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
     aim = None if target is None else str(Target.parse(target))
-    return Options(context, aim, bits, limit, prefill, cache, contexts)
+    return Options(context, aim, bits, limit, prefill, cache, **functions)
 
 
 def _check_out(place: Path, overwrite: bool) -> None:
@@ -294,13 +305,15 @@ class _Builder:
         """The package with functions that keep keys and values; or a folder of its chunks."""
         own, parts = self.options, self.parts(model)
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
-        steps |= {"chunks": parts, "contexts": own.contexts}
+        steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
         key = _hash([self.key, own.bits, own.target, steps])
 
         def make(place: Path) -> None:
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
             if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
+            one_row = registry.make_pass("select_last_token", position="input")
+            surgery = apply(surgery.program, one_row, prove=None, quiet=True)
             surgery.save(place)
 
         def cut(place: Path) -> None:
@@ -342,8 +355,14 @@ class _Builder:
             SurgeryError: they are not the same up to rounding, and the weights were not compressed.
         """
         stored = arrays.read(self.out / STAGES / "reference.npz")
-        found = Decoder(model, precision="fp16").feed(stored["ids"])
-        compared = compare_arrays("logits", stored["logits"], found)
+        decoder = Decoder(model, precision="fp16")
+        found = [decoder.feed(stored["ids"])]
+        for count in range(1, len(stored["ids"]) + 1, STRIDE):  # prompts, which other functions read
+            decoder.reset()
+            found.append(decoder.feed(stored["ids"][:count], whole=False))
+        wanted = [stored["logits"], *stored["logits"][::STRIDE, None]]
+        compared = compare_arrays("logits", np.concatenate(wanted), np.concatenate(found))
+        found = found[0]
         top = float(np.mean(np.argmax(found, -1) == np.argmax(stored["logits"], -1)))
         if not compared.psnr >= AGREE and self.options.bits is None:
             raise SurgeryError(

@@ -48,6 +48,7 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str
 def functions(model: Path, decoder: Decoder) -> dict[str, Any]:
     """What each function of a model reads and gives."""
     contexts = {call.name: min(call.context, decoder.context) for call in decoder.calls}
+    pickers = {call.name: call.picker for call in decoder.calls}
     whole = Predictor(model)
     names = list(whole.parts[0].program.functions)
     found = {}
@@ -62,6 +63,7 @@ def functions(model: Path, decoder: Decoder) -> dict[str, Any]:
             "states": {n: _state(v) for n, v in states.items()},
             "inputs_from": maker,
             "context": contexts.get(name.removesuffix(INPUTS), decoder.context),
+            "picks": pickers.get(name, ""),
             "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
         }
     return found

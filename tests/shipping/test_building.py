@@ -23,7 +23,7 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.runner_file import hashes, read_runner
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
-from anesurgery.mil import mb, walk_ops
+from anesurgery.mil import Array, mb, walk_ops
 from anesurgery.shipping import building
 
 
@@ -56,6 +56,50 @@ def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> No
     prompt = [5, 60, 7, 8, 9, 33, 44, 55, 12, 13, 4]
     assert list(ane.generate(built, prompt, 25, quiet=True).written) == greedy(checkpoint, prompt, 25)
     assert list(ane.stream(built, prompt, 25)) == greedy(checkpoint, prompt, 25)
+
+
+def logits_of_prompts(folder: Path, ids: list[int]) -> Array:
+    """After the last token of each prompt, from one token to all."""
+    decoder, rows = Decoder(folder), []
+    for count in range(1, len(ids) + 1):
+        decoder.reset()
+        rows.append(decoder.feed(ids[:count], whole=False)[-1])
+    return np.stack(rows)
+
+
+def test_a_prompt_of_every_length_gives_the_logits_of_the_checkpoint(
+    checkpoint: Path, built: Path, tmp_path: Path
+) -> None:
+    """By prefills of several lengths, and by steps that read more than the new token."""
+    from transformers import AutoModelForCausalLM
+
+    ids = np.random.default_rng(0).integers(0, 250, 40).tolist()
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        expected = model(torch.tensor([ids])).logits[0].numpy()
+    ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, shorter=(4,), width=2, quiet=True)
+    for folder in (built, tmp_path / "out"):
+        error = np.abs(logits_of_prompts(folder, ids) - expected) / np.ptp(expected)
+        assert error.max() < 5e-3
+    runner = read_runner(tmp_path / "out")
+    lengths = {
+        name: f["inputs"]["input_ids"]["shape"][-1]
+        for name, f in runner.functions.items()
+        if f["outputs"].get("logits")
+    }
+    assert lengths == {"decode": 2, "prefill4": 4, "prefill": 8}
+    for name in lengths:  # the head computes one row
+        assert runner.functions[name]["outputs"]["logits"]["shape"][:2] == [1, 1]
+        assert runner.functions[name]["picks"] in runner.functions[name]["inputs"]
+    assert len(Decoder(tmp_path / "out").feed(ids)) == 40
+
+
+def test_a_row_that_is_not_the_last_one_would_be_seen(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = np.random.default_rng(0).integers(0, 250, 12).tolist()
+    right, picked = logits_of_prompts(built, ids), Decoder._picked
+    monkeypatch.setattr(Decoder, "_picked", staticmethod(lambda call, place: picked(call, max(place - 1, 0))))
+    wrong = logits_of_prompts(built, ids)
+    assert np.abs(right - wrong).max() > 0.1 * np.ptp(right)
 
 
 def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
@@ -266,6 +310,8 @@ def test_bad_checkpoints_are_errors_in_words(
         ({"bits": 5}, "4 or 8"),
         ({"limit": "much"}, "is not a size"),
         ({"cache": "disk"}, "'state' or 'io'"),
+        ({"shorter": (64,)}, r"shorter=\(64,\); each must be longer than decode"),
+        ({"width": 0}, "width=0"),
         ({"target": "M99"}, "M99"),
     ],
 )

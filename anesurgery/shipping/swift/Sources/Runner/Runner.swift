@@ -112,6 +112,12 @@ public final class Runner {
         values[file.tokens] = MLFeatureValue(shapedArray: tokens)
         let position = MLFeatureValue(shapedArray: MLShapedArray<Int32>(scalars: [Int32(start)], shape: [1]))
         if function.inputs["position"] != nil { values["position"] = position }
+        let last = read.count - 1 - start
+        if let port = function.inputs[function.picks] {
+            let array = try Runner.zeros(port)
+            array[last] = 1
+            values[function.picks] = MLFeatureValue(multiArray: array)
+        }
         if let maker = models[function.inputsFrom]?.first {
             let provider = try MLDictionaryFeatureProvider(dictionary: ["position": position])
             try merge(await maker.prediction(from: provider), into: &values)
@@ -128,8 +134,8 @@ public final class Runner {
         for name in held.keys { held[name] = values["\(name)_out"] }
         guard let array = values[file.logits]?.multiArrayValue else { throw RunnerError.missing(file.logits) }
         let scalars = MLShapedArray<Float>(converting: array).scalars
+        guard length > 1 && function.picks.isEmpty else { return scalars }
         let words = scalars.count / length
-        let last = read.count - 1 - start
         return Array(scalars[(last * words)..<((last + 1) * words)])
     }
 

@@ -15,11 +15,13 @@ public struct RunnerFile: Decodable {
         public let inputsFrom: String
         /// The most tokens that it reads, those of the call among them; those of the whole where it is not said.
         public let context: Int?
+        /// The input with a 1 at the place of the token whose logits are given, or "" where those of all are.
+        public let picks: String
         /// The compute units, as Core ML calls them.
         public let units: String
 
         enum CodingKeys: String, CodingKey {
-            case inputs, outputs, states, units, context
+            case inputs, outputs, states, units, context, picks
             case inputsFrom = "inputs_from"
         }
     }
@@ -38,7 +40,7 @@ public struct RunnerFile: Decodable {
     public static func read(_ folder: URL) throws -> RunnerFile {
         let data = try Data(contentsOf: folder.appendingPathComponent("runner.json"))
         let file = try JSONDecoder().decode(RunnerFile.self, from: data)
-        guard file.format == "anesurgery runner", file.version == 1 else {
+        guard file.format == "anesurgery runner", file.version == 2 else {
             throw RunnerError.version(file.version)
         }
         return file

@@ -79,8 +79,9 @@ once and written once then, and no op but masks and tables needs the position (`
 back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
 by default. `shorter` are prefills of fewer tokens, and `width` is how many `decode` reads, of which the last
 is new: on some engines queries of one or two positions fail where four run. `contexts` are smaller contexts
-with functions of their own, as `prefill_256` and `decode_256`: they share all weights and what is kept, of which they read the first rows, and `generate` takes the smallest that
-fits. `fixed` makes other inputs constants first, as `{"attention_mask": 1}`; inputs with a row for each
+with functions of their own, as `prefill_256` and `decode_256`: they share all weights and what is kept, of
+which they read the first rows, and `generate` takes the smallest that fits. `fixed` makes other inputs
+constants first, as `{"attention_mask": 1}`; inputs with a row for each
 position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
 `decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
 a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
@@ -128,7 +129,7 @@ class AddCache(Pass):
     prefill: int = 64
     """Tokens in a call of `prefill`; the context, where that is less."""
     shorter: tuple[int, ...] = ()
-    """Shorter prefills with functions of their own, as `prefill16`: for short prompts, and the rest of long ones."""
+    """Shorter prefills with functions of their own, as `prefill16`: for short prompts, the rest of long ones."""
     width: int = 1
     """Tokens in a call of `decode`: more than the one that is new are read again."""
     cache: str = "state"

@@ -129,7 +129,7 @@ class AddCache(Pass):
     prefill: int = 64
     """Tokens in a call of `prefill`; the context, where that is less."""
     shorter: tuple[int, ...] = ()
-    """Shorter prefills with functions of their own, as `prefill16`: for short prompts, the rest of long ones."""
+    """Shorter prefills, as `prefill16`: for short prompts, and for what is left of long ones."""
     width: int = 1
     """Tokens in a call of `decode`: more than the one that is new are read again."""
     cache: str = "state"

@@ -7,14 +7,20 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tree_sitter
 import tree_sitter_swift
 from checkpoints import save_checkpoint
 
 import anesurgery as ane
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.package import save
 from anesurgery.files.size_index import Padding, SizeRow, written
+from anesurgery.interpret.predictor import Predictor
+from anesurgery.loading import load
+from anesurgery.mil import mb, types
+from anesurgery.shipping import swift_package
 from anesurgery.shipping.swift_package import SOURCES
 
 SWIFT = sorted(SOURCES.rglob("*.swift"))
@@ -36,6 +42,8 @@ COREML = {
     "featureValue": "iOS 11",
     "float16": "iOS 16",
     "float32": "iOS 11",
+    "int32": "iOS 11",
+    "shape": "iOS 11",
     "functionName": "iOS 18",
     "inputDescriptionsByName": "iOS 11",
     "load": "iOS 15",
@@ -100,6 +108,11 @@ LIBRARY = {
     "yield",
     "key",
     "value",
+    "enumerated",
+    "mapValues",
+    "max",
+    "min",
+    "values",
 }
 """Members of Swift and Foundation."""
 
@@ -173,3 +186,34 @@ def test_the_fixture_is_what_the_interpreter_writes(tmp_path: Path) -> None:
         ane.swift(tmp_path / "built", tmp_path / "swift")
     with pytest.raises(LoadError, match=r"holds no runner.json"):
         ane.swift(checkpoint, tmp_path / "other")
+
+
+def plain_model(kind: Any = types.fp16) -> Any:
+    """A product and a mask of integers."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3), kind), mb.TensorSpec((2, 3), types.int32)])
+    def program(x: Any, mask: Any) -> Any:
+        return mb.linear(
+            x=mb.mul(x=x, y=mb.cast(x=mask, dtype="fp16")), weight=np.eye(3, dtype=np.float16), name="y"
+        )
+
+    return program
+
+
+def test_a_plain_model_has_a_fixture_of_arrays(tmp_path: Path) -> None:
+    save(load(plain_model()), tmp_path / "plain.mlpackage")
+    package = ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")
+    fixture = json.loads((package / "Tests" / "RunnerTests" / "fixture.json").read_text())
+    arrays = {n: np.reshape(v["values"], v["shape"]) for n, v in fixture["inputs"].items()}
+    assert {n: v["dtype"] for n, v in fixture["inputs"].items()} == {"x": "fp16", "mask": "int32"}
+    expected = Predictor(tmp_path / "plain.mlpackage")(arrays)["y"]
+    np.testing.assert_array_equal(np.reshape(fixture["outputs"]["y"]["values"], (2, 3)), expected)
+    assert (fixture["prompt"], fixture["written"]) == ([], [])
+
+
+def test_what_is_no_plain_model_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(load(plain_model()), tmp_path / "plain.mlpackage")
+    monkeypatch.setattr(swift_package, "MOST", 5)
+    with pytest.raises(SurgeryError, match="more than the 5 of a fixture"):
+        ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")
+    assert not (tmp_path / "swift").exists()

@@ -3,24 +3,48 @@ import XCTest
 
 @testable import Runner
 
-/// The likeliest tokens after a prompt, as the interpreter wrote them. `RUNNER_FOLDER` names the folder.
+/// What the interpreter gave. `RUNNER_FOLDER` names the folder that was built, or the package of a plain model.
 final class RunnerTests: XCTestCase {
     struct Fixture: Decodable {
+        /// Of a model that writes: a prompt, and the likeliest tokens after it.
         let prompt: [Int32]
         let written: [Int32]
+        /// Of a plain model.
+        let inputs: [String: Numbers]
+        let outputs: [String: Numbers]
     }
 
-    func testWritesWhatTheInterpreterWrites() async throws {
+    func fixture() throws -> (place: URL, fixture: Fixture) {
         guard let place = ProcessInfo.processInfo.environment["RUNNER_FOLDER"] else {
-            throw XCTSkip("set RUNNER_FOLDER to the folder that was built")
+            throw XCTSkip("set RUNNER_FOLDER to the folder or the package that this was written for")
         }
         let url = try XCTUnwrap(Bundle.module.url(forResource: "fixture", withExtension: "json"))
         let fixture = try JSONDecoder().decode(Fixture.self, from: Data(contentsOf: url))
-        let runner = try await Runner(URL(fileURLWithPath: place))
+        return (URL(fileURLWithPath: place), fixture)
+    }
+
+    func testWritesWhatTheInterpreterWrites() async throws {
+        let (place, fixture) = try fixture()
+        if fixture.prompt.isEmpty { throw XCTSkip("a plain model") }
+        let runner = try await Runner(place)
         var written: [Int32] = []
         for try await token in runner.generate(fixture.prompt, steps: fixture.written.count) {
             written.append(token)
         }
         XCTAssertEqual(written, fixture.written)
+    }
+
+    func testGivesWhatTheInterpreterGives() async throws {
+        let (place, fixture) = try fixture()
+        if fixture.inputs.isEmpty { throw XCTSkip("a model that writes") }
+        let outputs = try await PlainModel(place).predict(fixture.inputs)
+        for (name, expected) in fixture.outputs {
+            let values = try XCTUnwrap(outputs[name]).values
+            XCTAssertEqual(values.count, expected.values.count)
+            let range = (expected.values.max() ?? 0) - (expected.values.min() ?? 0)
+            for (value, wanted) in zip(values, expected.values) {
+                XCTAssertEqual(value, wanted, accuracy: 0.02 * range + 1e-6, name)
+            }
+        }
     }
 }

@@ -109,9 +109,6 @@ LIBRARY = {
     "key",
     "value",
     "enumerated",
-    "mapValues",
-    "max",
-    "min",
     "values",
 }
 """Members of Swift and Foundation."""

@@ -25,6 +25,7 @@ from anesurgery.shipping.swift_package import SOURCES
 
 SWIFT = sorted(SOURCES.rglob("*.swift"))
 COREML = {
+    "MLComputeUnits": "iOS 12",
     "MLDictionaryFeatureProvider": "iOS 11",
     "MLFeatureProvider": "iOS 11",
     "MLFeatureValue": "iOS 11",

@@ -356,13 +356,13 @@ class _Builder:
         """
         stored = arrays.read(self.out / STAGES / "reference.npz")
         decoder = Decoder(model, precision="fp16")
-        found = [decoder.feed(stored["ids"])]
+        found = decoder.feed(stored["ids"])
+        rows = [found]
         for count in range(1, len(stored["ids"]) + 1, STRIDE):  # prompts, which other functions read
             decoder.reset()
-            found.append(decoder.feed(stored["ids"][:count], whole=False))
+            rows.append(decoder.feed(stored["ids"][:count], whole=False))
         wanted = [stored["logits"], *stored["logits"][::STRIDE, None]]
-        compared = compare_arrays("logits", np.concatenate(wanted), np.concatenate(found))
-        found = found[0]
+        compared = compare_arrays("logits", np.concatenate(wanted), np.concatenate(rows))
         top = float(np.mean(np.argmax(found, -1) == np.argmax(stored["logits"], -1)))
         if not compared.psnr >= AGREE and self.options.bits is None:
             raise SurgeryError(

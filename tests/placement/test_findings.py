@@ -398,6 +398,10 @@ SMALL: dict[str, Callable[[Any], Any]] = {
     "silu of a norm": lambda x: mb.silu(x=mb.layer_norm(x=x, axes=[-1], epsilon=np.float16(1e-5))),
     "inverse": lambda x: mb.inverse(x=mb.add(x=mb.abs(x=x), y=np.float16(1))),
     "inverse root": lambda x: mb.rsqrt(x=mb.abs(x=x), epsilon=np.float16(1e-3)),
+    "logarithm": lambda x: mb.log(x=x),
+    "logarithm without its mean": lambda x: mb.sub(
+        x=(log := mb.log(x=x)), y=mb.reduce_mean(x=log, axes=[-1], keep_dims=True)
+    ),
 }
 """Values whose squares no input makes overflow."""
 
@@ -410,8 +414,13 @@ def test_squares_of_small_values_are_no_finding(name: str) -> None:
 
 @pytest.mark.parametrize(
     "loud",
-    [lambda x: mb.gelu(x=x), lambda x: mb.inverse(x=x), lambda x: mb.rsqrt(x=x, epsilon=np.float16(1e-3))],
-    ids=["gelu", "inverse", "inverse root"],
+    [
+        lambda x: mb.gelu(x=x),
+        lambda x: mb.inverse(x=x),
+        lambda x: mb.rsqrt(x=x, epsilon=np.float16(1e-3)),
+        lambda x: mb.sub(x=mb.log(x=x), y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True)),
+    ],
+    ids=["gelu", "inverse", "inverse root", "logarithm without another mean"],
 )
 def test_squares_of_what_has_no_bound_are(loud: Callable[[Any], Any]) -> None:
     assert said(BY_ID["num-square"], program(lambda x: mb.square(x=loud(x)), (1, 8, 64)))

@@ -86,10 +86,23 @@ def large_square(op: Operation, target: Target) -> str:
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
     limit, most = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
-    if most <= limit:
+    if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
     size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
     return f"%{op.x.name} {size}, and its power {exponent:g} overflows above {limit:.0f}"
+
+
+LOGARITHM = 16.7
+"""No logarithm of a number of fp16 above 0 is larger; of 0, `num-eps` speaks."""
+
+
+def _of_logarithms(var: Var) -> bool:
+    """Is a value a logarithm, or what is left of one without the mean or the largest of logarithms?"""
+    maker = producer(var, "log", "sub")
+    if maker is None or maker.op_type == "log":
+        return maker is not None
+    taken = producer(maker.y, "reduce_mean", "reduce_max")
+    return taken is not None and all(producer(v, "log") is not None for v in (maker.x, taken.x))
 
 
 SATURATE = frozenset({"tanh", "sigmoid", "erf", "atan", "sigmoid_hard", "clip"}) | ORDERINGS

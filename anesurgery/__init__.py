@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from anesurgery.checking.divergence import first_divergence
     from anesurgery.checking.grades import Tolerance
     from anesurgery.checking.ranges import ranges
+    from anesurgery.compressing.cache_codes import CompressedCache, compress_cache
     from anesurgery.compressing.compression import Compression, compress
     from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
     from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
@@ -63,6 +64,7 @@ _HOMES = {
     "Build": "shipping.building",
     "Builder": "rewriting.builder",
     "Comparison": "checking.comparison",
+    "CompressedCache": "compressing.cache_codes",
     "Compression": "compressing.compression",
     "Match": "rewriting.pattern",
     "OpPattern": "rewriting.pattern",
@@ -90,6 +92,7 @@ _HOMES = {
     "choose_sizes": "splitting.size_choice",
     "compare": "checking.comparison",
     "compress": "compressing.compression",
+    "compress_cache": "compressing.cache_codes",
     "draw": "show.pictures",
     "decompile": "files.compiled_package",
     "example": "examples.example_models",
@@ -129,6 +132,7 @@ __all__ = [
     "Builder",
     "Certificate",
     "Comparison",
+    "CompressedCache",
     "Compression",
     "ExecuTorch",
     "Folder",
@@ -161,6 +165,7 @@ __all__ = [
     "choose_sizes",
     "compare",
     "compress",
+    "compress_cache",
     "decompile",
     "draw",
     "example",

@@ -30,6 +30,12 @@ def compress(
     positional_out: OldOut = None,
     out: Out = None,
     bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
+    forms: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--form", help="A form in place of bits, such as sparse-50-palette4; repeat for a choice."
+        ),
+    ] = None,
     mixed: Annotated[
         bool | None,
         typer.Option(help="Bits for each weight by what each form costs at the outputs; estimated for size."),
@@ -87,6 +93,7 @@ def compress(
         "smallest": smallest,
         "function": function,
         "mixed": mixed,
+        "forms": forms or None,
         "activations": activations,
         "balance": balance,
         "work": work,

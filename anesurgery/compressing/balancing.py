@@ -16,8 +16,11 @@ model computes the same. Trials are those of AWQ (by how
 large a channel is) and of SmoothQuant (by that over how large its weights are), at several strengths; the one
 with the least error of the products, as weights and inputs will be rounded, is taken where it gains.
 
-Refuses where anything else reads x or one of the weights, or where x is not made by constants of its channels:
-a norm, a product, or a product of two values, behind relu or by itself.
+The values of an attention are scaled by the rows of their projection, and its output projection takes the
+scales back: each channel of what is looked at is a weighted sum of that channel of the values.
+
+Refuses where anything else reads x or one of the weights, as a cache reads values that it keeps, or where x is
+not made by constants of its channels: a norm, a product, or a product of two values, behind relu or by itself.
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ import numpy as np
 import torch
 
 from anesurgery.compressing.correcting import op_by_op
-from anesurgery.compressing.grids import grid_of
+from anesurgery.compressing.fitted import grid_of
 from anesurgery.compressing.second_order import moments
 from anesurgery.compressing.storing import Key, key_of
+from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import READERS, Rows, rows_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
@@ -66,6 +70,11 @@ COMMUTES = ("relu", "identity")
 MOVES = ("transpose", "reshape", "expand_dims", "squeeze")
 """Ops that keep numbers, and may keep an axis whole."""
 
+MIXERS = {"matmul": "y", "scaled_dot_product_attention": "value"}
+"""Products of two values -> the input whose last axis they hand on: rows are weighted sums of its rows."""
+
+Axes = tuple[int, ...]
+"""Along which the channels of a value lie, the outermost first: those of an attention lie along two."""
 Quantize = Callable[[Array], float]
 """The sizes of what a product reads -> the range that its 8 bits hold."""
 
@@ -169,7 +178,7 @@ def _group(x: Var) -> Group | str:
     if len(axes) != 1:
         return "its readers multiply along different axes"
     (axis,) = axes
-    sources = _sources(x, axis)
+    sources = _sources(x, (axis,))
     return sources if isinstance(sources, str) else Group(x, axis, tuple(readers), sources)
 
 
@@ -191,22 +200,24 @@ def _inputs_axis(op: Operation) -> int:
     return 0 if op.op_type == "matmul" and not op.transpose_y.val else 1
 
 
-def _sources(var: Var, axis: int) -> tuple[Held, ...] | str:
-    """The constants that scale a value along an axis, or why there are none."""
+def _sources(var: Var, axes: Axes) -> tuple[Held, ...] | str:
+    """The constants that scale a value along the axes of its channels, or why there are none."""
     op = var.op
     if op is None:
         return "it is an input"
     if op.op_type in COMMUTES:
-        return _only(op, "x", axis)
-    if op.op_type in MOVES and (before := _moved_from(op, axis)) is not None:
+        return _only(op, "x", axes)
+    if op.op_type in MOVES and (before := _moved_from(op, axes)) is not None:
         return _only(op, "x", before)
+    if (mixed := _mixed_from(op, axes)) is not None:
+        return _only(op, *mixed)
     if op.op_type in ("mul", "add"):
-        return _of_two(op, axis)
+        return _of_two(op, axes)
     row = MAKERS.get(op.op_type)
-    places = None if row is None else row(op, axis)
+    places = None if row is None or len(axes) > 1 else row(op, axes[0])
     if places is None:
         return f"{op.op_type} {op.name!r} makes it, which has no constant for each of its channels"
-    return _stored(op, places, int(var.shape[axis]))
+    return _stored(op, places, int(var.shape[axes[0]]))
 
 
 def _stored(op: Operation, places: Mapping[str, int], channels: int) -> tuple[Held, ...] | str:
@@ -222,41 +233,71 @@ def _stored(op: Operation, places: Mapping[str, int], channels: int) -> tuple[He
     return tuple(Held(op, name, axis) for name, axis in places.items())
 
 
-def _moved_from(op: Operation, axis: int) -> int | None:
-    """The axis of x that an op moves to an axis of its result; None where it is cut or joined with others."""
+def _moved_from(op: Operation, axes: Axes) -> Axes | None:
+    """The axes of x that an op moves to axes of its result; None where they are cut or joined with others."""
     if op.op_type == "transpose":
-        return int(op.perm.val[axis]) % len(op.perm.val)
+        return tuple(int(op.perm.val[axis]) % len(op.perm.val) for axis in axes)
     before, after = static_shape(op.x), static_shape(op.outputs[0])
-    if before is None or after is None:
+    if before is None or after is None or list(axes) != list(range(axes[0], axes[-1] + 1)):
         return None
-    for place, size in enumerate(before):
-        if size == after[axis] and math.prod(before[place + 1 :]) == math.prod(after[axis + 1 :]):
-            return place
+    size, inner = math.prod(after[a] for a in axes), math.prod(after[axes[-1] + 1 :])
+    runs = [range(first, last + 1) for last in range(len(before)) for first in range(last + 1)]
+    for run in sorted(runs, key=len):  # axes of one number beside them are none of theirs
+        if (math.prod(before[a] for a in run), math.prod(before[run[-1] + 1 :])) == (size, inner):
+            return tuple(run)
     return None
 
 
-def _only(op: Operation, name: str, axis: int) -> tuple[Held, ...] | str:
+def _mixed_from(op: Operation, axes: Axes) -> tuple[str, Axes] | None:
+    """The input whose channels a product of two values hands on, each by itself: the values of an attention.
+
+    Returns:
+        The name of the input and the axes of its channels; None where an op mixes them, or is none such.
+    """
+    name = MIXERS.get(op.op_type)
+    value = op.inputs.get(name or "")
+    shape, result = (static_shape(v) if isinstance(v, Var) else None for v in (value, op.outputs[0]))
+    if (
+        name is None
+        or shape is None
+        or result is None
+        or len(shape) != len(result)
+        or constant(value) is not None
+    ):
+        return None
+    last, rows = len(result) - 1, len(result) - 2
+    if last not in axes or rows in axes or any(shape[a] != result[a] for a in axes if a != last):
+        return None
+    turned = op.op_type == "matmul" and bool(op.transpose_y.val)
+    return name, tuple(rows if a == last and turned else a for a in axes)
+
+
+def _only(op: Operation, name: str, axes: Axes) -> tuple[Held, ...] | str:
     """What makes an input of an op, where that op alone reads it."""
     var = op.inputs[name]
     assert isinstance(var, Var)
     if is_output(var) or any(other is not op for other in var.child_ops):
         return f"{var.name!r}, of which it is made, is read elsewhere too"
-    return _sources(var, axis)
+    if sum(each is var for each in op.inputs.values()) > 1:
+        return f"{op.op_type} {op.name!r} makes it of one value twice"
+    return _sources(var, axes)
 
 
-def _of_two(op: Operation, axis: int) -> tuple[Held, ...] | str:
+def _of_two(op: Operation, axes: Axes) -> tuple[Held, ...] | str:
     """Of a product one factor is scaled, a stored one first; of a sum both terms, one of which is stored."""
-    rank, channels = len(op.outputs[0].shape), int(op.outputs[0].shape[axis])
+    rank, sizes = len(op.outputs[0].shape), [int(op.outputs[0].shape[axis]) for axis in axes]
     names = sorted(("x", "y"), key=lambda name: constant(op.inputs[name]) is None)
     if op.x is op.y:
         return f"{op.op_type} {op.name!r} makes it of one value twice"
     found: list[tuple[Held, ...] | str] = []
     for name in names:
         var = op.inputs[name]
-        if constant(var) is not None:
-            found.append(_stored(op, {name: axis - rank + len(var.shape)}, channels))
-        elif len(var.shape) == rank and var.shape[axis] == channels:
-            found.append(_only(op, name, axis))
+        if constant(var) is not None and len(axes) == 1:
+            found.append(_stored(op, {name: axes[0] - rank + len(var.shape)}, sizes[0]))
+        elif constant(var) is not None:
+            found.append(f"the channels of {var.name!r} lie along several axes")
+        elif len(var.shape) == rank and [var.shape[axis] for axis in axes] == sizes:
+            found.append(_only(op, name, axes))
         else:
             found.append(f"{var.name!r}, of which it is made, is spread over its channels")
     first, second = found
@@ -377,7 +418,8 @@ def _constants(op: Operation) -> Iterator[tuple[str, Var]]:
 def _spread(group: Group, forms: Mapping[Var, str | None]) -> str:
     """Why the weights that make a value are not to be scaled; empty where they may."""
     for held in group.sources:
-        if (forms.get(held.var) or "").startswith("palette"):
+        form = forms.get(held.var)
+        if form is not None and read_form(form).kind == "palette":
             return f"the weight of {held.op.name!r}, which makes it, has one table, which scales would spread"
     return ""
 

@@ -21,19 +21,21 @@ from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.form_evidence import (
-    BITS,
     PURPOSES,
     READING,
     Choice,
     bounds_of,
     choose,
     choose_activations,
+    choose_form,
     unknown_chips,
 )
 from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.peers import Point, points
 from anesurgery.compressing.storing import key_of, shift, store
+from anesurgery.compressing.weight_forms import BITS, read_form
+from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName, warn
@@ -211,6 +213,7 @@ def compress(
     bits: float = 4,
     *,
     inputs: Any = None,
+    forms: str | Sequence[str] | None = None,
     mixed: bool | None = None,
     activations: str | None = None,
     balance: bool | None = None,
@@ -231,6 +234,9 @@ def compress(
     Args:
         model: path of a package, also of a pipeline, or of a folder of chunks; MLModel, MIL program, or chain.
         bits: of a number; for speed a weight may get more, where a form of so few is slow.
+        forms: the form of all weights in place of one that follows from `bits`, such as "sparse-50-palette4"
+            (docs/compression.md has the names); of several each weight gets one of its own, so that all take
+            no more bytes than in the first; with `mixed=True`, `bits` of a number on average.
         mixed: give each weight bits of its own, so many on average: those that cost least at the outputs,
             measured after correction. Each weight is tried in each form, which takes several times as long.
             By default they are estimated for size, so that all take no more bytes than with the same bits
@@ -266,13 +272,15 @@ def compress(
     """
     _check(bits, for_, mixed)
     _check_activations(bits, mixed, activations)
+    asked = _asked(forms, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
     given = _read(model)
     edited = given.clone()
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
-    how = ESTIMATED if mixed is None and for_ == "size" and activations is None else TRIED if mixed else EVEN
-    plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, Finished(_folder(work)))
+    estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
+    how = ESTIMATED if estimate else TRIED if mixed else EVEN
+    plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, Finished(_folder(work)), asked)
     before = [one for part in given.parts for one in placed(part, aim)]
     left_out: LeftOut = {}
     while True:
@@ -324,6 +332,16 @@ def _check_activations(bits: float, mixed: bool | None, method: str | None) -> N
         raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
 
 
+def _asked(forms: str | Sequence[str] | None, activations: str | None) -> tuple[str, ...]:
+    """The forms that were asked for by name."""
+    names = () if forms is None else (forms,) if isinstance(forms, str) else tuple(forms)
+    for name in names:
+        read_form(name)
+    if names and activations is not None:
+        raise SurgeryError("activations are quantized beside int8 weights, so forms=... is for weights alone")
+    return names
+
+
 def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str | None) -> str | None:
     """The function that takes the samples; each is looked at before the work begins, held out or not.
 
@@ -371,8 +389,10 @@ class _Plan:
     activations: str | None
     balance: bool
     finished: Finished
+    forms: tuple[str, ...]
+    """Asked for by name, in place of those that follow from the bits."""
 
-    def choices(self, readers: Iterable[Any], version: int) -> dict[str | None, Choice]:
+    def choices(self, readers: Iterable[Any], version: int, rows: Rows) -> dict[str | None, Choice]:
         """The forms that a weight may have, by all ops that read it, in every function."""
         products = [op for op in readers if op.op_type != "gather"]  # which reads few rows of its table
         bounds = bounds_of(rows_of(op) for op in products) or frozenset((READING,))
@@ -380,6 +400,8 @@ class _Plan:
             both = choose_activations(self.target, bounds, self.purpose)
             if both.inputs:
                 return {both.form: both}
+        if self.forms:
+            return self._asked(bounds, version, rows)
         counts = MIXED if self.how == TRIED else (int(self.bits),)
         if self.how == ESTIMATED and self.bits < MIXED[-1]:
             counts = (*counts, *(n for n in MIXED if n != self.bits))
@@ -387,6 +409,19 @@ class _Plan:
         if found[0].form is None and self.how == ESTIMATED:
             return {None: found[0]}
         return {one.form: one for one in found}
+
+    def _asked(self, bounds: frozenset[str], version: int, rows: Rows) -> dict[str | None, Choice]:
+        """Those of the forms asked for that a weight can have; the first reason where it can have none."""
+        found: list[Choice] = []
+        for name in self.forms:
+            reason = read_form(name).unfit(rows.count, rows.count // rows.groups)
+            found.append(
+                Choice(None, reason)
+                if reason
+                else choose_form(name, self.target, bounds, version, self.purpose)
+            )
+        kept = [one for one in found if one.form is not None] or found[:1]
+        return {one.form: one for one in kept}
 
 
 def _corrected(
@@ -396,20 +431,29 @@ def _corrected(
     found: list[CompressedWeight] = []
     scaled: list[Balanced] = []
     known = [dict(values) for values in samples]
+    plain = [dict(values) for values in samples]
     parts = edited.parts
     for loaded in parts:
         functions = loaded.program.functions
         name = plan.function if plan.function in functions else next(iter(functions))
         wanted = functions[name].inputs
-        given = [{n: v for n, v in values.items() if len(parts) == 1 or n in wanted} for values in known]
-        taken = [bound(loaded, values, name) for values in given]
+        taken, plain_taken = (
+            [
+                bound(loaded, {n: v for n, v in values.items() if len(parts) == 1 or n in wanted}, name)
+                for values in each
+            ]
+            for each in (known, plain)
+        )
         if plan.balance:
             forms = {var: one.form for var, one in _Part(loaded, name, plan, {}).choices.items()}
             reach = None if plan.activations is None else METHODS[plan.activations]
             scaled += balance_channels(loaded, name, taken, forms, reach)
-        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, told)
+        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, plain_taken, told)
         found += weights
-        known = [values | made for values, made in zip(known, outputs, strict=True)]
+        known, plain = (
+            [values | made for values, made in zip(each, of_part, strict=True)]
+            for each, of_part in zip((known, plain), outputs, strict=True)
+        )
     return found, scaled
 
 
@@ -429,16 +473,22 @@ class _Part:
         self.plan = plan
         self.readers, self.left_out = readers, left_out
         self.ops = {var: tuple(dict.fromkeys(op.name for op in ops)) for var, ops in readers.items()}
-        self.possible = {one.var: plan.choices(readers[one.var], self.version) for one in self.found}
+        self.possible = {
+            one.var: plan.choices(readers[one.var], self.version, one.readers[0]) for one in self.found
+        }
         for one in self.found:
             if (reason := left_out.get((one.var.name, WEIGHT))) is not None:
                 self.possible[one.var] = {None: Choice(None, reason)}
         self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
 
     def run(
-        self, samples: Sequence[Mapping[str, Any]], told: Told | None
-    ) -> tuple[list[dict[str, Any]], list[CompressedWeight]]:
-        """Compress, and let the program hold what came out."""
+        self, samples: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], told: Told | None
+    ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], list[CompressedWeight]]:
+        """Compress, and let the program hold what came out.
+
+        Returns:
+            What it makes of the samples, and the plain program of the plain ones; a row for each weight.
+        """
         if self.plan.how != EVEN:
             self._mix(samples)
         chosen = [one for one in self.found if self.choices[one.var].form]
@@ -446,7 +496,7 @@ class _Part:
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
             work.told = lambda done: told(done, len(chosen))
-        work.biased, work.correct = self._biased, self.plan.finished.correct
+        work.biased, work.correct, work.plain = self._biased, self.plan.finished.correct, plain
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
@@ -455,7 +505,10 @@ class _Part:
         for made_one in work.made:
             shift(made_one, self.readers[made_one.candidate.var])
         store([self.loaded.program], work.made)
-        return outputs, [*rows, *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items())]
+        return (outputs, work.plain_outputs), [
+            *rows,
+            *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items()),
+        ]
 
     def _biased(self, one: Candidate) -> bool:
         """Can the ops of other functions take what the biases of this one gain?"""

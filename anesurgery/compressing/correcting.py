@@ -3,6 +3,10 @@
 All samples are run at once, op by op. Where a weight is first read, the inputs of its op are those that the
 weights in front of it, compressed already, have made; the weight is corrected for them, and the run goes on
 with what it became. Readers further down are asked in a run of the plain model before.
+
+The plain model runs beside it. What the weights in front have changed in the inputs of an op is taken up by its
+weight as far as it can be: the numbers that are rounded are those whose products with these inputs are nearest
+to what the plain model makes.
 """
 
 from __future__ import annotations
@@ -15,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.compressing.grids import Grid, grid_of
+from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import SurgeryError
@@ -120,9 +125,16 @@ class Correction:
     told: Callable[[int], None] = lambda _: None
     biased: Callable[[Candidate], bool] = lambda _: True
     """May the biases of the ops that read a weight be corrected too?"""
-    correct: Callable[[Candidate, str, Array, int, Array | None], Corrected] = lambda *given: correct(*given)
+    correct: Callable[[Candidate, str, Array, int, Array | None, Array | None], Corrected] = lambda *given: (
+        correct(*given)
+    )
     """What corrects a weight: `correct`, or what keeps its results."""
+    plain: Sequence[Mapping[str, Any]] | None = None
+    """What the function takes in the plain model; the samples by default, which differ where other compressed
+    programs have made them."""
     made: list[Corrected] = field(default_factory=list)
+    plain_outputs: list[dict[str, Array]] = field(default_factory=list)
+    """What the plain function makes of `plain`."""
 
     def run(self) -> list[dict[str, Array]]:
         """Compress the weights.
@@ -137,12 +149,19 @@ class Correction:
             first.setdefault(one.readers[0].op, []).append(one)
         shifts: dict[Operation, Array] = {}
 
-        def compress(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
+        def compress(
+            step: Step, read: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]
+        ) -> Step:
             for one in first.get(step.op, ()):
-                shifts.update(self._compress(one, executable, step, given, later))
+                shifts.update(self._compress(one, executable, step, read, wanted, later))
             return _shifted(step, shifts[step.op]) if step.op in shifts else step
 
-        return op_by_op(executable, self.samples, compress, {r.op for one in self.chosen for r in one.readers})
+        plain = Executable(self.loaded.program, function=self.name, fuse=False)
+        both = executable, plain
+        inputs_ = self.samples, self.samples if self.plain is None else self.plain
+        ops = {r.op for one in self.chosen for r in one.readers}
+        outputs, self.plain_outputs = side_by_side(both, inputs_, compress, ops)
+        return outputs
 
     def _later(self, executable: Executable) -> Seen:
         """What all readers but the first of each weight read, in the plain model."""
@@ -156,10 +175,19 @@ class Correction:
         one: Candidate,
         executable: Executable,
         step: Step,
-        given: Sequence[Mapping[str, Any]],
+        read: Sequence[Mapping[str, Any]],
+        wanted: Sequence[Mapping[str, Any]],
         later: Seen,
     ) -> Mapping[Operation, Array]:
         """Compress one weight.
+
+        Args:
+            one: the weight.
+            executable: that runs.
+            step: of the first op that reads it.
+            read: what this reads in the compressed model, for each sample.
+            wanted: the same in the plain model.
+            later: what its other readers read.
 
         Returns:
             What the biases of its readers gain.
@@ -167,7 +195,7 @@ class Correction:
         if (kind := self.choose(one)) is None:
             return {}
         seen = Seen({one.readers[0].op: one.readers[0]})
-        for values in given:
+        for values in read:
             seen.before(step.op, values)
         met = [(r.op, seen if n == 0 else later) for n, r in enumerate(one.readers)]
         met = [(op, each) for op, each in met if op in each.moments]
@@ -175,8 +203,11 @@ class Correction:
         shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
         spread = [each.centred(op) if op in shifted else each.moments[op] for op, each in met]
         both = joined(one, spread, plain), joined(one, plain, plain)
-        made = self.correct(one, kind, both[0], self.loaded.version, both[1])
-        made = replace(made, shifts=_shifts(one, made.array, shifted))
+        reader = one.readers[0]
+        apart = Apart.of(reader, read, wanted, shifted.get(reader.op))
+        crossed = None if apart is None or len(one.readers) > 1 else apart.crossed
+        made = self.correct(one, kind, both[0], self.loaded.version, both[1], crossed)
+        made = replace(made, shifts=_shifts(one, made.array, shifted, None if apart is None else apart.mean))
         replace_weight(executable.plan, one.var, made.array)
         self.made.append(made)
         self.told(len(self.made))
@@ -189,15 +220,63 @@ def takes_bias(op: Operation) -> bool:
     return op.op_type in BIASED and (bias is None or (bias.op is not None and bias.op.op_type == "const"))
 
 
-def _shifts(one: Candidate, array: Array, means: Mapping[Operation, Array]) -> dict[Operation, Array]:
-    """What each op loses on average by the new weight, [output channels]."""
+@dataclass(frozen=True)
+class Apart:
+    """How far the inputs of an op are from those of the plain model."""
+
+    mean: Array
+    """[groups, columns]: plain less given."""
+    crossed: Array
+    """[groups, columns, columns]: plain less given, times given."""
+
+    @classmethod
+    def of(
+        cls,
+        rows: Rows,
+        read: Sequence[Mapping[str, Any]],
+        wanted: Sequence[Mapping[str, Any]],
+        centre: Array | None,
+    ) -> Apart | None:
+        """Of all samples; None of a table, and where nothing differs.
+
+        Args:
+            rows: how the op reads its weight.
+            read: what it reads, for each sample.
+            wanted: the same in the plain model.
+            centre: [groups, columns], the mean of what is given, where a bias takes that up.
+        """
+        count, total, crossed = 0, torch.zeros(()), torch.zeros(())
+        for values, plain in zip(read, wanted, strict=True):
+            here, other = rows.inputs(values), rows.inputs(plain)
+            if here is None or other is None or not bool(other.isfinite().all()):
+                return None
+            off = other.float() - here.float()
+            total, crossed = (
+                total + off.double().sum(1),
+                crossed + (off.transpose(1, 2) @ here.float()).double(),
+            )
+            count += here.shape[1]
+        if not bool(crossed.any()):
+            return None
+        if centre is not None:
+            crossed = crossed - total[:, :, None] * torch.from_numpy(centre)[:, None]
+        return cls(np.asarray(total / count), np.asarray(crossed))
+
+
+def _shifts(
+    one: Candidate, array: Array, means: Mapping[Operation, Array], off: Array | None
+) -> dict[Operation, Array]:
+    """What each op loses on average by the new weight, and the first by its inputs: [output channels]."""
     rows = {r.op: r for r in one.readers}
-    lost = np.asarray(one.var.val, np.float64) - array.astype(np.float64)
-    found = {}
-    for op, mean in means.items():
-        found[op] = np.zeros(lost.shape[rows[op].channel])
-        np.add.at(found[op], rows[op].channels, np.einsum("grc,gc->gr", rows[op].of(lost), mean))
-    return found
+    weight = np.asarray(one.var.val, np.float64)
+    lost, shifts = weight - array.astype(np.float64), dict[Operation, Array]()
+    for number, (op, mean) in enumerate(means.items()):
+        gained = np.einsum("grc,gc->gr", rows[op].of(lost), mean)
+        if off is not None and not number and op is one.readers[0].op:
+            gained += np.einsum("grc,gc->gr", rows[op].of(weight), off)
+        shifts[op] = np.zeros(lost.shape[rows[op].channel])
+        np.add.at(shifts[op], rows[op].channels, gained)
+    return shifts
 
 
 def _shifted(step: Step, shift: Array) -> Step:
@@ -218,6 +297,7 @@ def op_by_op(
     samples: Sequence[Mapping[str, Any]],
     before: Callable[[Step, Sequence[Mapping[str, Any]]], Step],
     ops: Collection[Operation],
+    beside: Callable[[Step], None] = lambda _: None,
 ) -> list[dict[str, Array]]:
     """Run all samples together, one op after the other.
 
@@ -227,6 +307,7 @@ def op_by_op(
         before: called before each of `ops` with its step and what it reads, a mapping for each sample; gives
             the step to take.
         ops: at the top level of the function.
+        beside: called with each step before it is taken.
 
     Returns:
         The outputs for each sample.
@@ -238,9 +319,47 @@ def op_by_op(
         for step in plan.steps:
             if step.op in ops:
                 step = before(step, [plan.arguments(step, env) for env in envs])
+            beside(step)
             for env in envs:
                 plan.take(step, env)
         return [executable.outputs(env, env.values()) for env in envs]
+
+
+Beside = Callable[[Step, Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Step]
+"""A step, what it reads and what it reads in the plain model, for each sample -> the step to take."""
+
+
+def side_by_side(
+    executables: tuple[Executable, Executable],
+    samples: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
+    before: Beside,
+    ops: Collection[Operation],
+) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
+    """Run all samples together through a model and through the plain one, one op after the other.
+
+    Args:
+        executables: the model, whose constants may be replaced on the way, and the plain one, of one function.
+        samples: as the function takes them, for each of both.
+        before: called before each of `ops`.
+        ops: at the top level of the function.
+
+    Returns:
+        The outputs of both for each sample.
+    """
+    plain = executables[1]
+    envs: list[Env] = [dict(inputs.bind(plain.function, values, None)) for values in samples[1]]
+    steps = {step.op: step for step in plain.plan.steps}
+
+    def both(step: Step, read: Sequence[Mapping[str, Any]]) -> Step:
+        return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs])
+
+    def beside(step: Step) -> None:
+        for env in envs:
+            plain.plan.take(steps[step.op], env)
+
+    plain.plan.runs = max(plain.plan.runs, 2)
+    outputs = op_by_op(executables[0], samples[0], both, ops, beside)
+    return outputs, [plain.outputs(env, env.values()) for env in envs]
 
 
 def plain_moments(
@@ -298,7 +417,14 @@ class Seen(Listener):
         self.moments[op] = self.moments.get(op, 0) + found
 
 
-def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Array | None = None) -> Corrected:
+def correct(
+    one: Candidate,
+    kind: str,
+    hessians: Array,
+    version: int,
+    plain: Array | None = None,
+    crossed: Array | None = None,
+) -> Corrected:
     """One weight in a form, corrected for the second moments of its inputs.
 
     Args:
@@ -307,15 +433,18 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Arr
         hessians: [groups, columns, columns]; about the mean where a bias takes that up.
         version: of the specification.
         plain: about zero, what errors are shares of; `hessians` by default.
+        crossed: [groups, columns, columns], what the inputs have lost, times the inputs: the numbers that are
+            rounded are those whose products with the inputs are nearest to what the plain ones make.
     """
     plain = hessians if plain is None else plain
     reader = one.readers[0]
     weight = np.asarray(one.var.val)
-    rows = reader.of(weight.astype(np.float64))
-    grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
+    rows, shares = reader.of(weight.astype(np.float64)), [Shares.of(hessian) for hessian in hessians]
+    if crossed is not None:
+        rows = rows + np.stack([each.solved(r @ c) for each, r, c in zip(shares, rows, crossed, strict=True)])
+    grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype, shares)
     rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
     tried = [(_error(rows - rounded, hessians), rounded, grid)]
-    shares = [Shares.of(hessian) for hessian in hessians]
     for _ in range(ROUNDS):
         made = _handed_on(rows, shares, grid)
         tried.append((_error(rows - made, hessians), made, grid))
@@ -324,7 +453,7 @@ def correct(one: Candidate, kind: str, hessians: Array, version: int, plain: Arr
     _, best, chosen = min(tried, key=lambda one: one[0])
     whole = max(_error(rows, plain), float(np.finfo(np.float64).tiny))
     form = chosen.form(best, reader.back, weight.dtype, version)
-    array = np.asarray(numbers_of(Result(form))).reshape(weight.shape)
+    array = decoded(form).reshape(weight.shape)
     error = _error(rows - reader.of(array.astype(np.float64)), hessians)
     return Corrected(
         one, kind, form, array, error / whole, size_of(form), _error(rows - rounded, plain) / whole
@@ -341,19 +470,40 @@ def joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Arr
 
 def size_of(form: Form) -> int:
     """As a package holds it: numbers of less than a byte are packed."""
-    total = 0
-    for value in map(np.asarray, form.inputs.values()):
-        width = int(types.numpy_type_to_builtin_type(value.dtype).get_bitwidth())
-        total += -(-value.size * width // 8)
-    return total
+    return sum(_size(np.asarray(value)) for value in arrays_of(form).values())
+
+
+def decoded(form: Form) -> Array:
+    """The numbers that a form decodes to; those of a constant are its own."""
+    return np.asarray(form.inputs["val"] if form.op_type == "const" else numbers_of(Result(form)))
+
+
+def _size(value: Array) -> int:
+    if not value.ndim:  # an axis, which the program holds
+        return 0
+    width = int(types.numpy_type_to_builtin_type(value.dtype).get_bitwidth())
+    return -(-value.size * width // 8)
+
+
+def arrays_of(form: Form) -> dict[tuple[str, str], Any]:
+    """The arrays of a form and of those that it is decoded from: (op type, input) -> array."""
+    arrays: dict[tuple[str, str], Any] = {}
+    for name, value in form.inputs.items():
+        inner = {(form.op_type, name): value} if not isinstance(value, Result) else arrays_of(value.form)
+        arrays |= inner
+    return arrays
 
 
 def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> Array:
     """The rows of all groups, corrected."""
     made = []
     for group, (part, each) in enumerate(zip(rows, shares, strict=True)):
-        made.append(corrected(part, each, partial(grid.nearest, group=group)))
+        made.append(corrected(part, each, partial(_nearest, grid, group)))
     return np.stack(made)
+
+
+def _nearest(grid: Grid, group: int, column: Array, at: int) -> Array:
+    return grid.nearest(column, group, at)
 
 
 def _error(difference: Array, hessians: Array) -> float:

@@ -18,8 +18,10 @@ import numpy as np
 from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.grids import Grid, grid_of
+from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, objective
+from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
@@ -121,7 +123,7 @@ def _trials(
 def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     reader, weight = one.readers[0], np.asarray(one.var.val)
     rows = reader.of(weight.astype(np.float64))
-    some = slice(None, None, max(1, rows.shape[1] // MOST_ROWS))
+    some = _some(rows.shape[1])
     grids = {
         form: grid_of(form, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
         for form in forms
@@ -134,11 +136,19 @@ def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     return _Trial(grids[forms[0]], sizes, {form: gain * error / first for form, error in errors.items()})
 
 
-def _nearest(rows: Array, grid: Grid, some: slice) -> Array:
+def _some(count: int) -> Array:
+    """The numbers of rows that are looked at, in runs as long as the vectors of a table may be."""
+    step = max(MOST_VECTOR, count * MOST_VECTOR // MOST_ROWS // MOST_VECTOR * MOST_VECTOR)
+    return np.concatenate(
+        [np.arange(start, min(start + MOST_VECTOR, count)) for start in range(0, count, step)]
+    )
+
+
+def _nearest(rows: Array, grid: Grid, some: Array) -> Array:
     return np.stack([grid.nearest(part, group)[some] for group, part in enumerate(rows)])
 
 
-def _corrected(rows: Array, grid: Grid, hessians: Array, some: slice) -> Array:
+def _corrected(rows: Array, grid: Grid, hessians: Array, some: Array) -> Array:
     """Some rows with the error handed on; the others are not asked for."""
     made = []
     for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
@@ -147,14 +157,14 @@ def _corrected(rows: Array, grid: Grid, hessians: Array, some: slice) -> Array:
     return np.stack(made)
 
 
-def _of_some(column: Array, grid: Grid, group: int, whole: Array, some: slice) -> Array:
+def _of_some(column: Array, at: int, grid: Grid, group: int, whole: Array, some: Array) -> Array:
     """The nearest numbers for some rows of a column: scales are those of all rows."""
     filled = whole.copy()
     filled[some] = column
-    return grid.nearest(filled, group)[some]
+    return grid.nearest(filled, group, at)[some]
 
 
-def _error(rows: Array, made: Array, hessians: Array, some: slice) -> float:
+def _error(rows: Array, made: Array, hessians: Array, some: Array) -> float:
     pairs = zip(rows, made, hessians, strict=True)
     return sum(objective(part[some] - found, hessian) for part, found, hessian in pairs)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.compressing import correcting, grids, second_order, weight_rows
-from anesurgery.compressing.correcting import Candidate, Corrected, correct, size_of
+from anesurgery.compressing import correcting, fitted, grids, second_order, tables, weight_rows, zeros
+from anesurgery.compressing.correcting import Candidate, Corrected, correct, decoded, size_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.writing import write_atomically
 from anesurgery.mil import Array, types
 from anesurgery.regions import clusters
 from anesurgery.regions.compressed_weights import Form, Result
-from anesurgery.regions.reencoding import numbers_of
 
-PROGRAM = (correcting, grids, second_order, weight_rows, clusters)
+PROGRAM = (correcting, fitted, grids, second_order, tables, weight_rows, zeros, clusters)
 """The modules that decide what a weight becomes."""
 TOLD = "about"
 """The entry of a file that says what the arrays are."""
@@ -54,15 +53,23 @@ class Finished:
             raise SurgeryError(f"{self.folder} cannot hold the finished weights: {error}") from error
 
     def correct(
-        self, one: Candidate, kind: str, hessians: Array, version: int, plain: Array | None = None
+        self,
+        one: Candidate,
+        kind: str,
+        hessians: Array,
+        version: int,
+        plain: Array | None = None,
+        crossed: Array | None = None,
     ) -> Corrected:
         """What `correct` makes of these."""
         if self.folder is None:
-            return correct(one, kind, hessians, version, plain)
-        path = self.folder / f"{_key(one, kind, hessians, version, plain)}.npz"
+            return correct(one, kind, hessians, version, plain, crossed)
+        plain = hessians if plain is None else plain
+        met = [hessians, plain, *([] if crossed is None else [crossed])]
+        path = self.folder / f"{_key(one, kind, met, version)}.npz"
         if (held := _read(path, one, kind)) is not None:
             return held
-        made = correct(one, kind, hessians, version, plain)
+        made = correct(one, kind, hessians, version, plain, crossed)
         write_atomically(path, lambda place: _write(place, made), overwrite=True)
         return made
 
@@ -76,11 +83,11 @@ def _program() -> bytes:
     return digest.digest()
 
 
-def _key(one: Candidate, kind: str, hessians: Array, version: int, plain: Array | None) -> str:
+def _key(one: Candidate, kind: str, met: Sequence[Array], version: int) -> str:
     reader = one.readers[0]
     told = (kind, version, reader.layout, correcting.ROUNDS, reader.shape)
     digest = hashlib.blake2b(_program() + repr(told).encode(), digest_size=20)
-    for array in (np.asarray(one.var.val), reader.channels, hessians, hessians if plain is None else plain):
+    for array in (np.asarray(one.var.val), reader.channels, *met):
         digest.update(f"{array.dtype}{array.shape}".encode())
         digest.update(np.ascontiguousarray(array).data.cast("B"))
     return digest.hexdigest()
@@ -88,15 +95,45 @@ def _key(one: Candidate, kind: str, hessians: Array, version: int, plain: Array 
 
 def _write(path: Path, made: Corrected) -> None:
     """The inputs of the op that decodes, and the errors."""
-    inputs = {name: np.asarray(value) for name, value in made.form.inputs.items()}
-    kinds = {n: types.builtin_to_string(types.numpy_type_to_builtin_type(a.dtype)) for n, a in inputs.items()}
-    arrays: dict[str, Any] = {name: array.view(array.dtype.str) for name, array in inputs.items()}
-    about = {"op": made.form.op_type, "kinds": kinds, "error": made.error, "rounded": made.rounded}
+    arrays: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    op = _told(made.form, arrays, kinds)
+    about = {"op": op, "kinds": kinds, "error": made.error, "rounded": made.rounded}
     arrays[TOLD] = np.array(json.dumps(about))
     with path.open("wb") as file:
         np.savez(file, **arrays)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _told(form: Form, arrays: dict[str, Any], kinds: dict[str, str]) -> dict[str, Any]:
+    """A form as plain data; its arrays are put aside under numbers."""
+    inputs: dict[str, Any] = {}
+    inner: dict[Form, dict[str, Any]] = {}
+    for name, value in form.inputs.items():
+        if isinstance(value, Result):
+            if value.form not in inner:
+                inner[value.form] = _told(value.form, arrays, kinds)
+            inputs[name] = {"of": inner[value.form], "number": value.number}
+            continue
+        array, key = np.asarray(value), f"array{len(arrays)}"
+        kinds[key] = types.builtin_to_string(types.numpy_type_to_builtin_type(array.dtype))
+        arrays[key], inputs[name] = array.view(array.dtype.str), key
+    return {"type": form.op_type, "inputs": inputs}
+
+
+def _form(op: Mapping[str, Any], arrays: Mapping[str, Array]) -> Form:
+    """The form that `_told` told of; what two of its inputs are results of is one."""
+    inner: dict[str, Form] = {}
+    inputs: dict[str, Any] = {}
+    for name, value in op["inputs"].items():
+        if isinstance(value, str):
+            inputs[name] = arrays[value]
+        else:
+            key = json.dumps(value["of"])
+            inner.setdefault(key, _form(value["of"], arrays))
+            inputs[name] = Result(inner[key], value["number"])
+    return Form(op["type"], inputs)
 
 
 def _read(path: Path, one: Candidate, kind: str) -> Corrected | None:
@@ -105,9 +142,8 @@ def _read(path: Path, one: Candidate, kind: str) -> Corrected | None:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
             held = {name: file[name] for name in file.files}
         about: Mapping[str, Any] = json.loads(str(held.pop(TOLD)))
-        inputs = {name: _typed(array, about["kinds"][name]) for name, array in held.items()}
-        form = Form(about["op"], inputs)
-        array = np.asarray(numbers_of(Result(form))).reshape(one.readers[0].shape)
+        form = _form(about["op"], {name: _typed(array, about["kinds"][name]) for name, array in held.items()})
+        array = decoded(form).reshape(one.readers[0].shape)
         return Corrected(one, kind, form, array, about["error"], size_of(form), about["rounded"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

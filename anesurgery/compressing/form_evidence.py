@@ -13,16 +13,17 @@ from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
-from anesurgery.compressing.grids import IOS18
+from anesurgery.compressing.weight_forms import BITS, read_form
 from anesurgery.placement.fitting import PAIRS, family_of, form_ratio, read_json
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import FEW
 
-KINDS = ("int4", "int8", "palette")
+KINDS = ("int4", "int8", "palette", "sparse")
 """What the weights that are corrected can be stored as, as the published pairs call it."""
+ZEROS = "zeros"
+"""Zeros that are stored as plain numbers."""
 W8A8 = "w8a8"
 """Weights and what they are multiplied with in 8 bits, as the published pairs call it."""
-BITS = {"int": (4, 8), "palette": (1, 2, 3, 4, 6, 8)}
 PURPOSES = ("size", "speed")
 READING, COMPUTING = "reading", "compute"
 
@@ -32,7 +33,7 @@ class Evidence:
     """One published pair of times."""
 
     form: str
-    """One of `KINDS`."""
+    """One of `KINDS`, or `ZEROS`."""
     bits: int
     bound: str
     """By "reading" the weights, in products of few positions, or by "compute"."""
@@ -44,6 +45,8 @@ class Evidence:
     """Relative to fp16; above 1 is faster."""
     what: str
     source: str
+    zeros: float = 0
+    """Per cent of the numbers."""
 
     @property
     def family(self) -> int:
@@ -70,7 +73,7 @@ def _published(kinds: tuple[str, ...]) -> tuple[Evidence, ...]:
     pairs = [p for p in read_json(PAIRS) if p["what"] in kinds]
     return tuple(
         Evidence(
-            p["what"],
+            ZEROS if p.get("plain") else p["what"],
             p.get("bits", 8),
             p["of"],
             p["chip"],
@@ -79,6 +82,7 @@ def _published(kinds: tuple[str, ...]) -> tuple[Evidence, ...]:
             1 / form_ratio(p),
             p["note"],
             p["source"],
+            p.get("zeros", 0),
         )
         for p in pairs
     )
@@ -113,7 +117,7 @@ def choose(
         purpose: "speed" takes no form that is slower by the evidence; "size" takes a palette.
         rows: the evidence; all that was published by default.
     """
-    levels = [[f for f in level if version >= IOS18 or f not in NEWER] for level in _levels(bits, purpose)]
+    levels = [[f for f in level if version >= read_form(f).version] for level in _levels(bits, purpose)]
     if not any(levels):
         return Choice(None, f"{bits} bits need iOS 18; convert the model for that, or take 4 or 8")
     if purpose == "size":
@@ -153,6 +157,40 @@ def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
     return f'; forms of {bits} bits are {reason}: for_="size" takes one'
 
 
+REPORTS = {
+    ("sparse palette", "A19"): "a palette with zeros was slower than one without (john-rocky/CoreML-LLM)"
+}
+"""What was published without a time: (form, chip) -> words."""
+
+
+def choose_form(
+    name: str, target: Target, bounds: frozenset[str], version: int, purpose: str, rows: Sequence[Evidence] = ()
+) -> Choice:
+    """A form that was asked for by name.
+
+    Args:
+        name: such as "sparse-50-palette4".
+        target: chips.
+        bounds: what bounds the products that read the weight.
+        version: of the specification.
+        purpose: "speed" refuses a form that is slower by the evidence; "size" says so.
+        rows: the evidence; all that was published by default.
+    """
+    form, here = read_form(name), _of(name, bounds, target.families, rows or evidence())
+    if version < form.version:
+        return Choice(None, f"{name} needs iOS 18; convert the model for that")
+    slow = [str(one) for one in here if one.speed < 1]
+    chips = {family_of(chip): words for (kind, chip), words in REPORTS.items() if kind == form.evidence}
+    slow += [f"{words}, on this engine" for family, words in chips.items() if family in target.families]
+    if slow and purpose == "speed":
+        return Choice(None, f'slower than fp16: {"; ".join(slow)}: for_="size" takes it')
+    if slow:
+        return Choice(name, f"asked for, though slower: {'; '.join(slow)}")
+    if here and _covers(name, here, bounds, target):
+        return Choice(name, str(min(here, key=_speed)))
+    return Choice(name, f"asked for; nothing is known of its speed on {target.label}")
+
+
 def choose_activations(
     target: Target, bounds: frozenset[str], purpose: str, rows: Sequence[Evidence] = ()
 ) -> Choice:
@@ -180,12 +218,10 @@ def _speed(one: Evidence) -> float:
 
 def _covers(form: str, rows: Sequence[Evidence], bounds: frozenset[str], target: Target) -> bool:
     """Was a form of no fewer bits measured on each generation of the target, for these products?"""
-    seen = {(one.family, one.bound) for one in rows if one.bits >= int(form[-1])}
+    asked = read_form(form)
+    alike = [one for one in rows if one.zeros <= asked.zeros and (asked.zeros or one.bits >= asked.bits)]
+    seen = {(one.family, one.bound) for one in alike}
     return all((family, each) in seen for family in target.families for each in bounds)
-
-
-NEWER = ("int4", "palette3")
-"""Forms that begin at iOS 18."""
 
 
 def _levels(bits: int, purpose: str) -> list[list[str]]:
@@ -199,7 +235,7 @@ def _levels(bits: int, purpose: str) -> list[list[str]]:
 def _of(
     form: str, bounds: frozenset[str], families: frozenset[int] | None, rows: Sequence[Evidence]
 ) -> list[Evidence]:
-    kind = "palette" if form.startswith("palette") else form
+    kind = form if form == W8A8 else read_form(form).evidence
     return [
         one
         for one in rows

@@ -25,8 +25,11 @@ DAMPING = 0.01
 MOST_DAMPING = 1.0
 """What is tried at most where rounding makes the matrix not positive."""
 
-Nearest = Callable[[Array], Array]
-"""Numbers of a column, one for each row -> the nearest numbers that the form holds."""
+Nearest = Callable[[Array, int], Array]
+"""Numbers of a column, one for each row, and which column it is -> the nearest numbers that the form holds."""
+Before = Callable[[torch.Tensor, Array, torch.Tensor], None]
+"""Called before a block with what is left of its columns [columns, rows], which they are, and the diagonal of
+the factor [columns]."""
 
 
 def moments(inputs: torch.Tensor) -> Array:
@@ -66,14 +69,22 @@ class Shares:
         order = np.argsort(-np.diag(hessian), kind="stable")
         return cls(order, _factor(hessian[np.ix_(order, order)], damping))
 
+    def solved(self, rows: Array) -> Array:
+        """Rows [rows, columns] times the inverse of the damped Hessian."""
+        turned = torch.from_numpy(np.ascontiguousarray(rows[:, self.order])) @ self.factor.T @ self.factor
+        numbers = np.empty_like(rows)
+        numbers[:, self.order] = turned.numpy()
+        return numbers
 
-def corrected(rows: Array, shares: Shares, nearest: Nearest) -> Array:
+
+def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | None = None) -> Array:
     """Rows rounded column by column with the error handed on.
 
     Args:
         rows: [rows, columns], float64.
         shares: of the Hessian.
         nearest: rounds a column.
+        before: what looks at each block of columns before it is rounded.
 
     Returns:
         Rows of rounded numbers. Columns whose input was always 0 are rounded to the nearest.
@@ -81,43 +92,59 @@ def corrected(rows: Array, shares: Shares, nearest: Nearest) -> Array:
     order = shares.order
     left = torch.from_numpy(np.ascontiguousarray(rows.T[order]))  # columns first: each is read in one piece
     made, errors = torch.empty_like(left), torch.empty_like(left)
-    _hand_on(range(len(order)), BLOCKS, shares.factor, left, made, errors, nearest)
+    work = _Work(shares, left, made, errors, nearest)
+    if before is None:
+        work.hand_on(range(len(order)), BLOCKS)
+    else:
+        for start in range(0, len(order), BLOCKS[0]):
+            block = range(start, min(start + BLOCKS[0], len(order)))
+            some = slice(block.start, block.stop)
+            before(left[some], order[some], shares.factor.diagonal()[some])
+            work.hand_on(block, BLOCKS[1:])
+            work.after(block.start, block.stop, len(order))
     found = np.empty_like(rows)
     found[:, order] = made.numpy().T
     return found
 
 
-def _hand_on(
-    columns: range,
-    blocks: tuple[int, ...],
-    factor: torch.Tensor,
-    left: torch.Tensor,
-    made: torch.Tensor,
-    errors: torch.Tensor,
-    nearest: Nearest,
-) -> None:
-    """Round columns in blocks, each of which hands its errors on to those after it.
+@dataclass
+class _Work:
+    """The columns of a weight, in their order, while they are rounded."""
 
-    Args:
-        columns: that are rounded.
-        blocks: sizes of blocks, and of the blocks in these.
-        factor: [columns, columns], upper.
-        left: [columns, rows], what is to be rounded, given what was handed on.
-        made: [columns, rows], the rounded numbers.
-        errors: [columns, rows], what each column hands on.
-        nearest: rounds a column.
-    """
-    size, *rest = (*blocks, 1)
-    for start in columns[::size]:
-        end = min(start + size, columns.stop)
-        if rest:
-            _hand_on(range(start, end), blocks[1:], factor, left, made, errors, nearest)
-        else:
-            made[start] = torch.from_numpy(nearest(left[start].numpy()))
-            torch.sub(left[start], made[start], out=errors[start]).div_(factor[start, start])
-        if end < columns.stop:
-            after = slice(end, columns.stop)
-            left[after].addmm_(factor[start:end, after].T, errors[start:end], alpha=-1)
+    shares: Shares
+    left: torch.Tensor
+    """[columns, rows], what is to be rounded, given what was handed on."""
+    made: torch.Tensor
+    """[columns, rows], the rounded numbers."""
+    errors: torch.Tensor
+    """[columns, rows], what each column hands on."""
+    nearest: Nearest
+
+    def hand_on(self, columns: range, blocks: tuple[int, ...]) -> None:
+        """Round columns in blocks, each of which hands its errors on to those after it.
+
+        Args:
+            columns: that are rounded.
+            blocks: sizes of blocks, and of the blocks in these.
+        """
+        size, *rest = (*blocks, 1)
+        for start in columns[::size]:
+            end = min(start + size, columns.stop)
+            if rest:
+                self.hand_on(range(start, end), blocks[1:])
+            else:
+                self._round(start)
+            self.after(start, end, columns.stop)
+
+    def _round(self, at: int) -> None:
+        self.made[at] = torch.from_numpy(self.nearest(self.left[at].numpy(), int(self.shares.order[at])))
+        torch.sub(self.left[at], self.made[at], out=self.errors[at]).div_(self.shares.factor[at, at])
+
+    def after(self, start: int, end: int, stop: int) -> None:
+        """The columns up to `stop` take the errors of a block."""
+        if end < stop:
+            after = slice(end, stop)
+            self.left[after].addmm_(self.shares.factor[start:end, after].T, self.errors[start:end], alpha=-1)
 
 
 def _factor(hessian: Array, damping: float) -> torch.Tensor:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
 
 from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
 from anesurgery.mil import Function, Operation, Program, Var, mb, stamp
-from anesurgery.regions.compressed_weights import Form
+from anesurgery.regions.compressed_weights import Result, build
 
 Key = tuple[tuple[int, ...], str, str]
 """Shape, type and digest of the numbers of a constant."""
@@ -64,6 +67,25 @@ def shift(made: Corrected, readers: Iterable[Operation]) -> None:
             block.remove_ops([old.op])
 
 
+@dataclass(frozen=True)
+class _Before:
+    """Makes ops in front of another one."""
+
+    op: Operation
+
+    def __getattr__(self, op_type: str) -> Callable[..., Any]:
+        return partial(getattr(mb, op_type), before_op=self.op)
+
+
+def _decoding(var: Var) -> Iterator[Operation]:
+    """The op that makes a weight, and those in front of it."""
+    if var.op is not None:
+        yield var.op
+        for value in var.op.inputs.values():
+            if isinstance(value, Var):
+                yield from _decoding(value)
+
+
 def _held(
     function: Function, shapes: set[tuple[int, ...]], forms: dict[Key, Corrected]
 ) -> list[tuple[Var, Key]]:
@@ -79,10 +101,10 @@ def _replace(function: Function, var: Var, made: Corrected) -> bool:
     """Let the ops that read a constant read what decodes to it."""
     origin = var.op
     assert origin is not None
-    form: Form = made.form
+    maker = cast(Any, _Before(origin))
     with function:
-        new = getattr(mb, form.op_type)(**form.inputs, name=f"{var.name}_{made.kind}", before_op=origin)
-    for op in (new.op, *(v.op for v in new.op.inputs.values() if isinstance(v, Var))):
+        new = build(maker, Result(made.form), f"{var.name}_{made.kind.replace('-', '_')}")
+    for op in _decoding(new):
         stamp(op, origin)
     function.replace_uses_of_var_after_op(anchor_op=origin, old_var=var, new_var=new)
     if not var.child_ops and not var.consuming_blocks:

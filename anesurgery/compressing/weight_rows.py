@@ -43,6 +43,11 @@ class Rows:
         return self.groups, self.order, self.channel
 
     @property
+    def count(self) -> int:
+        """Output channels."""
+        return self.shape[self.channel]
+
+    @property
     def channels(self) -> Array:
         """[groups, rows]: the output channel along `channel` of each row."""
         along = [-1 if axis == self.channel else 1 for axis in range(len(self.shape))]

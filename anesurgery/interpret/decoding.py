@@ -129,6 +129,11 @@ class Decoder:
         self._read: Array = np.zeros(shape, first.dtype)
 
     @property
+    def kept(self) -> Mapping[str, Array]:
+        """What the last call gave back for the next one, by input; states are not among it."""
+        return self._held
+
+    @property
     def calls(self) -> Sequence[Call]:
         """Its functions, the shortest call first."""
         return self._calls

@@ -52,37 +52,38 @@ def _table(rows: Array, entries: int) -> Array:
     return _means(known, counts, entries)
 
 
-def weighted(values: Array, weights: Array, entries: int) -> Array:
+def weighted(vectors: Array, weights: Array, entries: int) -> Array:
     """The values with the least squared error where some count for more than others.
 
     Args:
-        values: [number].
+        vectors: [number, width].
         weights: [number], none below 0.
         entries: of the table.
 
     Returns:
-        [entries]; 0 where none is needed.
+        [entries, width]; 0 where none is needed.
     """
-    known, totals = _totals(values, weights)
-    made = np.zeros(entries)
+    known, totals = _totals(vectors, weights)
+    made = np.zeros((entries, vectors.shape[1]))
     if len(known) <= entries:
         made[: len(known)] = known
         return made
-    return _means(known[:, None], totals, entries)[:, 0]
+    return _means(known, totals, entries)
 
 
-def _totals(values: Array, weights: Array) -> tuple[Array, Array]:
-    """The different values, sorted, and the sum of the weights of each; those of fp16 are counted."""
-    half = values.astype(np.float16)
-    if not np.array_equal(half, values):
-        known, places = np.unique(values, return_inverse=True)
-        return known, np.bincount(places.ravel(), weights)
-    codes = (half + np.float16(0)).view(np.uint16)  # which has one zero
+def _totals(vectors: Array, weights: Array) -> tuple[Array, Array]:
+    """The different vectors, sorted, and the sum of the weights of each; numbers of fp16 are counted."""
+    half = vectors.astype(np.float16)
+    width = vectors.shape[1]
+    if width > 1 or not np.array_equal(half, vectors):
+        known, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
+        return known.reshape(-1, width), np.bincount(places.ravel(), weights)
+    codes = (half.ravel() + np.float16(0)).view(np.uint16)  # which has one zero
     held = np.flatnonzero(np.bincount(codes, minlength=1 << 16))
     totals = np.bincount(codes, weights, minlength=1 << 16)[held]
     known = held.astype(np.uint16).view(np.float16).astype(np.float64)
     order = np.argsort(known)
-    return known[order], totals[order]
+    return known[order, None], totals[order]
 
 
 def _means(known: Array, counts: Array, entries: int) -> Array:

@@ -56,10 +56,15 @@ def numbers_of(part: Part) -> Array:
 
 def stored_bytes(weight: Var) -> int:
     """Bytes of a weight as a package holds it: of all that a compressed one is decoded from."""
+    return sum(_bytes_of(var) for var in _stored(weight))
+
+
+def _stored(weight: Var) -> dict[Var, None]:
+    """The constants that a weight is decoded from; one that is read twice counts once."""
     if not is_compressed(weight):
-        return _bytes_of(weight)
+        return {weight: None}
     assert weight.op is not None
-    return sum(stored_bytes(v) for _, v in operands(weight.op))
+    return {var: None for _, each in operands(weight.op) for var in _stored(each)}
 
 
 def _bytes_of(var: Var) -> int:

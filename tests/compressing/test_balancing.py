@@ -118,7 +118,11 @@ def the_group(program: Program) -> Group:
 @pytest.mark.parametrize("name", BUILDS)
 def test_the_model_computes_the_same(name: str) -> None:
     """The wrong version scales another axis, forgets a bias, or scales both factors of a product."""
-    program, values = program_of(BUILDS[name]), samples(1)[0]
+    see_the_same(BUILDS[name])
+
+
+def see_the_same(build: Callable[[Var], Var]) -> None:
+    program, values = program_of(build), samples(1)[0]
     expected = ane.run(program, values)["y"]
     group = the_group(program)
     channels = int(group.x.shape[group.axis])
@@ -212,7 +216,10 @@ REFUSED: dict[str, tuple[Callable[[Var], Any], str]] = {
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_be_balanced_is_said(name: str) -> None:
-    build, words = REFUSED[name]
+    see_why(*REFUSED[name])
+
+
+def see_why(build: Callable[[Var], Any], words: str) -> None:
     program = program_of(build)
     before = ane.to_text(program)
     forms = {one.var: "int4" for one in candidates(function_of(program, None), 100)[0]}
@@ -280,3 +287,91 @@ def read_by_one_of(rows: int) -> Callable[[Var], Var]:
 
 def bare(x: Var) -> Var:
     return mb.linear(x=mb.gelu(x=x), weight=UP, name="y")
+
+
+def heads(x: Var, weight: Any) -> Var:
+    """[1, 4 heads, places, 8]."""
+    value = mb.reshape(x=mb.linear(x=x, weight=weight, bias=half(WIDTH)), shape=(1, 24, 4, 8))
+    return mb.transpose(x=value, perm=(0, 2, 1, 3))
+
+
+def projected(seen: Var) -> Var:
+    merged = mb.reshape(x=mb.transpose(x=seen, perm=(0, 2, 1, 3)), shape=(1, 24, WIDTH))
+    return mb.linear(x=merged, weight=half(WIDTH, WIDTH, size=0.125), name="y")
+
+
+def attention(x: Var) -> Var:
+    scores = mb.matmul(x=heads(x, UP[:WIDTH]), y=heads(x, GATE[:WIDTH]), transpose_y=True)
+    values = heads(x, LOUD[:, None].astype(np.float16) * UP[WIDTH:])
+    return projected(mb.matmul(x=mb.softmax(x=scores, axis=-1), y=values, name="seen"))
+
+
+def attention_of_turned_values(x: Var) -> Var:
+    scores = mb.matmul(x=heads(x, UP[:WIDTH]), y=heads(x, GATE[:WIDTH]), transpose_y=True)
+    turned = mb.transpose(x=heads(x, UP[WIDTH:]), perm=(0, 1, 3, 2))
+    return projected(mb.matmul(x=mb.softmax(x=scores, axis=-1), y=turned, transpose_y=True))
+
+
+def fused_attention(x: Var) -> Var:
+    query, key, value = (heads(x, w) for w in (UP[:WIDTH], GATE[:WIDTH], UP[WIDTH:]))
+    return projected(mb.scaled_dot_product_attention(query=query, key=key, value=value))
+
+
+ATTENTIONS = {f.__name__: f for f in (attention, attention_of_turned_values, fused_attention)}
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_values_of_an_attention_are_scaled_with_its_output_projection(name: str) -> None:
+    """The wrong version scales the axis of the heads alone, or of the places."""
+    see_the_same(ATTENTIONS[name])
+
+
+@pytest.mark.parametrize("activations", ["max", "percentile"])
+def test_loud_values_of_an_attention_break_it_without_balancing(activations: str) -> None:
+    """Planted channels: the output projection is refused as it is, and stands 8 bits once they are balanced."""
+    options: dict[str, Any] = {
+        "inputs": samples(),
+        "activations": activations,
+        "target": "A17",
+        "smallest": 100,
+    }
+    plain, found = (ane.compress(program_of(loud_attention), 8, balance=on, **options) for on in (False, True))
+    last = [one for one in plain.weights if "y" in one.ops], [one for one in found.weights if "y" in one.ops]
+    assert "have a cosine of" in last[0][0].inputs
+    assert last[1][0].inputs == "int8"
+    assert next(one for one in found.balanced if one.readers == ("y",)).why == ""
+    assert found.loss is not None
+    assert plain.loss is not None
+    assert found.loss.psnr > 30
+
+
+def loud_attention(x: Var) -> Var:
+    """Values of which a few channels are far larger, that the output projection weighs down."""
+    scores = mb.matmul(x=heads(x, UP[:WIDTH] / 8), y=heads(x, GATE[:WIDTH] / 8), transpose_y=True)
+    loud = (LOUD[:, None] * UP[WIDTH:].astype(np.float64)).astype(np.float16)
+    seen = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=heads(x, loud), name="seen")
+    merged = mb.reshape(x=mb.transpose(x=seen, perm=(0, 2, 1, 3)), shape=(1, 24, WIDTH))
+    return mb.linear(x=merged, weight=half(WIDTH, WIDTH, size=0.125 / LOUD), name="y")
+
+
+def squared(x: Var) -> Var:
+    value = mb.linear(x=x, weight=UP[:24])
+    return mb.linear(x=mb.matmul(x=value, y=value, name="s"), weight=DOWN[:, :24], name="y")
+
+
+def kept_values(x: Var) -> tuple[Var, Var]:
+    """As a cache keeps them."""
+    scores = mb.matmul(x=heads(x, UP[:WIDTH]), y=heads(x, GATE[:WIDTH]), transpose_y=True)
+    values = heads(x, UP[WIDTH:])
+    return projected(mb.matmul(x=mb.softmax(x=scores), y=values)), mb.identity(x=values, name="kept")
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (squared, "matmul 's' makes it of one value twice"),
+        (kept_values, "of which it is made, is read elsewhere too"),
+    ],
+)
+def test_values_that_cannot_be_scaled_are_said(build: Callable[[Var], Any], words: str) -> None:
+    see_why(build, words)

@@ -12,7 +12,7 @@ from anesurgery.compressing import estimating
 from anesurgery.compressing.correcting import candidates, correct, plain_moments, size_of
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
-from anesurgery.compressing.grids import grid_of
+from anesurgery.compressing.fitted import grid_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.forks import Fork
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
@@ -110,7 +110,10 @@ def test_estimated_errors_are_near_those_after_correction() -> None:
         assert trial.bytes[form] == size_of(made[form].form)
 
 
-@pytest.mark.parametrize("form", ["int4", "int8", "palette1", "palette3", "palette8"])
+NEWER = ("palette3-group-16", "palette4-vector-2", "sparse-75", "sparse-50-int8", "sparse-50-palette4")
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "palette1", "palette3", "palette8", *NEWER])
 def test_the_bytes_of_a_grid_are_those_of_its_form(form: str) -> None:
     program = branches((1.0, 1.0, 1.0))
     one, *_ = candidates(function_of(program, None), 1000)[0]

@@ -218,10 +218,10 @@ def test_numbers_of_fp16_are_counted_as_others_are_sorted() -> None:
     values = np.concatenate([rng.standard_normal(500).astype(np.float16), [0.0, -0.0, np.float16(6e-8)]])
     weights = rng.random(len(values))
     known, places = np.unique(values.astype(np.float64), return_inverse=True)
-    found = clusters._totals(values.astype(np.float64), weights)
-    np.testing.assert_array_equal(found[0], known)
+    found = clusters._totals(values.astype(np.float64)[:, None], weights)
+    np.testing.assert_array_equal(found[0][:, 0], known)
     np.testing.assert_array_equal(found[1], np.bincount(places, weights))
-    assert len(clusters._totals(values + 1e-9, weights)[0]) == len(known)
+    assert len(clusters._totals(values[:, None] + 1e-9, weights)[0]) == len(known)
 
 
 def _off(rows: Array, entries: int = 8) -> float:

@@ -1,0 +1,142 @@
+"""A cache in 8 bits: what it holds, what it loses, and where it cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from decoders import Decoder as Small
+
+import anesurgery as ane
+from anesurgery.compressing import cache_codes
+from anesurgery.errors import SurgeryError
+from anesurgery.interpret.decoding import Decoder, generate
+from anesurgery.mil import Program, ct, mb, quiet_host, types
+from anesurgery.passes.add_cache import AddCache
+from anesurgery.testing import apply_pass
+
+RNG = np.random.default_rng(3)
+TEXTS = [RNG.integers(0, 31, 18).tolist() for _ in range(6)]
+
+
+def decoder(cache: str = "io", half: bool = True) -> Program:
+    return apply_pass(AddCache(prefill=8, cache=cache), Small(half=half).program())[0]
+
+
+@pytest.fixture(scope="module")
+def found() -> ane.CompressedCache:
+    return ane.compress_cache(decoder(), TEXTS, target="M5/macOS 26")
+
+
+def test_the_cache_is_half_and_the_loss_is_said(found: ane.CompressedCache) -> None:
+    assert found.bytes[1] * 2 == found.bytes[0]
+    assert found.texts == (5, 1)
+    assert 0 < found.loss.kl < 0.02
+    assert found.loss.psnr > 25
+    assert "1 texts held out: KL" in str(found)
+    assert found.to_json()["loss"]["kl"] == found.loss.kl
+    functions = found.subject.loaded.program.functions
+    assert set(functions) == {"prefill", "decode"}
+    for function in functions.values():
+        kinds = {n: str(v.dtype) for n, v in function.inputs.items() if n.startswith("cache_")}
+        assert kinds
+        assert all("int8" in kind or "int" in kind for kind in kinds.values())
+
+
+def test_a_token_is_rounded_once(found: ane.CompressedCache) -> None:
+    """What was kept stays bit for bit, however often it is read and written again."""
+    reader = Decoder(found.subject.loaded)
+    reader.feed(TEXTS[0][:5])
+    first = {n: v.copy() for n, v in reader.kept.items()}
+    for token in TEXTS[0][5:12]:
+        reader.feed([token])
+    for name, codes in reader.kept.items():
+        assert codes.dtype == np.int8
+        assert np.abs(codes).max() <= 127
+        np.testing.assert_array_equal(codes[:, :, :5], first[name][:, :, :5])
+
+
+def test_the_codes_are_the_kept_numbers_by_the_scales_of_their_heads(found: ane.CompressedCache) -> None:
+    plain, coded = Decoder(decoder()), Decoder(found.subject.loaded)
+    for reader in (plain, coded):
+        reader.feed(TEXTS[1][:4])  # one call, whose own tokens are not rounded
+    for name, codes in coded.kept.items():
+        scales = np.array(found.scales[name])[None, :, None, None]
+        assert len(set(found.scales[name])) > 1
+        off = np.abs(codes * scales - np.clip(plain.kept[name], -127 * scales, 127 * scales))
+        assert (off <= 0.51 * scales).all()
+
+
+def test_one_scale_for_all_heads_is_the_wrong_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of small numbers would have few codes left."""
+    right = ane.compress_cache(decoder(), TEXTS, target="M5/macOS 26").loss.kl
+    scales = cache_codes._scales
+
+    def alike(*given: Any) -> Any:
+        return {name: np.full_like(each, 8 * each.max()) for name, each in scales(*given).items()}
+
+    monkeypatch.setattr(cache_codes, "_scales", alike)
+    assert ane.compress_cache(decoder(), TEXTS, target="M5/macOS 26").loss.kl > 4 * right
+
+
+def test_it_is_saved_and_read_by_coremltools_and_writes(found: ane.CompressedCache, tmp_path: Path) -> None:
+    path = found.save(tmp_path / "small.mlpackage")
+    with quiet_host():
+        spec: Any = ct.models.MLModel(str(path), skip_model_load=True, function_name="decode").get_spec()
+    assert spec.specificationVersion == 10
+    kinds = {
+        port.name: port.type.multiArrayType.dataType
+        for function in spec.description.functions
+        for port in (*function.input, *function.output)
+        if port.name.startswith("cache_")
+    }
+    assert len(kinds) >= 2
+    assert set(kinds.values()) == {131080}  # INT8
+    assert generate(path, TEXTS[2][:4], 6).written == generate(found.subject.loaded, TEXTS[2][:4], 6).written
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "states": ({"model": "state"}, "states hold fp16 alone; ane.apply"),
+    "an old OS": ({"target": "M4/macOS 15"}, "int8 inputs, which begin at iOS 26"),
+    "a chip that failed": ({"target": "A19"}, "did not compile for the engine of an A19"),
+    "one text": ({"texts": TEXTS[:1]}, "give two at least"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_where_it_cannot_be_is_said(name: str) -> None:
+    changed, words = WRONG[name]
+    options = {"model": "io", "texts": TEXTS, "target": "M5/macOS 26", **changed}
+    with pytest.raises(SurgeryError, match=words):
+        ane.compress_cache(decoder(options["model"]), options["texts"], target=options["target"])
+
+
+def test_a_model_without_a_cache_and_a_target_with_a_doubt() -> None:
+    with pytest.raises(SurgeryError, match="no input of floats comes back"):
+        ane.compress_cache(Small(half=True).program(), TEXTS)
+    found = ane.compress_cache(decoder(), TEXTS[:2])
+    assert "name your chip by target=" in found.notes[0]
+    assert found.texts == (1, 1)
+
+
+def test_what_coremltools_admits() -> None:
+    """The reason why states stay fp16: where this fails, a newer coremltools takes states of 8 bits."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4), types.fp16), mb.StateTensorSpec((1, 4), dtype=types.int8)],
+        opset_version=ct.target.iOS26,
+    )
+    def program(x: Any, cache: Any) -> Any:
+        codes = mb.quantize(input=x, scale=np.float16(0.1), output_dtype="int8")
+        kept = mb.coreml_update_state(state=cache, value=codes)
+        return mb.dequantize(input=kept, scale=np.float16(0.1), name="y")
+
+    with quiet_host(), pytest.raises(ValueError, match="State only support fp16 dtype"):
+        ct.convert(
+            program,
+            minimum_deployment_target=ct.target.iOS26,
+            skip_model_load=True,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+        )

@@ -151,6 +151,7 @@ from anesurgery.regions import (
 )
 from anesurgery.regions.compressed_weights import decoded, edit_weight
 from anesurgery.regions.root_norms import RootNorm
+from anesurgery.regions.small_builds import again, cut, joined, parted, reshaped
 from anesurgery.regions.weight_edits import Edit, pieces
 from anesurgery.rewriting import (
     cached_function,
@@ -165,12 +166,13 @@ from anesurgery.rewriting import (
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.cache_example import cache_example
 from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.example_programs import example
 from anesurgery.rewriting.graph_edits import GraphEdits, op_words
-from anesurgery.rewriting.norm_form import NormForm
+from anesurgery.rewriting.option_limits import option
 from anesurgery.rewriting.passes import Pass, Pipeline, run_pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, op, var
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.scaled_squares import ScaledSquares
+from anesurgery.rewriting.scaled_squares import NormForm, ScaledSquares
 from anesurgery.rewriting.session import Change, Session
 from anesurgery.rewriting.subject import Graph
 from anesurgery.semantics import (
@@ -251,6 +253,7 @@ __all__ = [
     "add_input",
     "adversarial",
     "affine",
+    "again",
     "any_of",
     "any_symbolic",
     "attention",
@@ -284,6 +287,7 @@ __all__ = [
     "copied",
     "cosines",
     "ct",
+    "cut",
     "decoded",
     "decoder_inputs",
     "doubtful",
@@ -293,6 +297,7 @@ __all__ = [
     "edit_weight",
     "elementwise_rows",
     "equality_folds",
+    "example",
     "exponents",
     "finds_sequence_layout",
     "fixed_shape",
@@ -317,6 +322,7 @@ __all__ = [
     "is_stored",
     "is_symbolic",
     "is_weight",
+    "joined",
     "kernel_folds",
     "kernels",
     "large_squares",
@@ -348,8 +354,10 @@ __all__ = [
     "operands",
     "ops",
     "ops_between",
+    "option",
     "padded_region",
     "padding",
+    "parted",
     "pieces",
     "places",
     "producer",
@@ -364,6 +372,7 @@ __all__ = [
     "registry",
     "remove_dead",
     "remove_input",
+    "reshaped",
     "rings",
     "rotary",
     "row_buffers",

@@ -100,6 +100,25 @@ REDUCTIONS = names(
 )
 """Ops that reduce `axes` to one number each."""
 
+ALONG = {
+    **dict.fromkeys(("softmax", "argsort", "topk", "cumsum", "reduce_argmax", "reduce_argmin"), "axis"),
+    "layer_norm": "axes",
+}
+"""Ops that read rows -> the parameter that says along which axes."""
+
+UNROUNDED = (
+    COMPARISONS
+    | LOGICAL
+    | names(
+        """
+        logical_not select cast abs sign floor ceil round maximum minimum relu relu6 clip threshold identity
+        concat stack shape fill fill_like range_1d one_hot slice_update band_part non_zero reduce_max
+        reduce_min reduce_argmax reduce_argmin argsort topk
+        """
+    )
+)
+"""Ops that compute without rounding, beside those that only move data."""
+
 INDEXING = names("argsort non_zero reduce_argmax reduce_argmin shape")
 """Ops whose first result holds positions or lengths, which are never negative."""
 

@@ -26,17 +26,16 @@ Why it helps: what was measured on which chip and OS, by whom; or "not measured"
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class Template(Rewrite):
     """`relu(relu(x))` becomes `relu(x)`."""
 
-    name: ClassVar[str] = "template"  # the name of the file
+    name = "template"  # the name of the file
     most_axes: int = 5
     """Options are fields, each with a default and a line about it."""
 
@@ -57,11 +56,7 @@ class Template(Rewrite):
         return mb.relu(x=m.x)
 
 
-def example() -> Program:
+@an.example((2, 3))
+def example(x: Var) -> Var:
     """The smallest program on which the pass acts: the sketch above is its text."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        return mb.relu(x=mb.relu(x=x, name="r"), name="y")
-
-    return program
+    return mb.relu(x=mb.relu(x=x, name="r"), name="y")

@@ -36,14 +36,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-PRODUCTS = frozenset({"linear", "matmul"})
 NORMS = {"layer_norm": "axes", "softmax": "axis"}
 """Ops that keep the shape -> their parameter that names an axis."""
 
@@ -52,13 +51,11 @@ NORMS = {"layer_norm": "axes", "softmax": "axis"}
 class AbsorbTranspose(Rewrite):
     """linear, matmul, reductions and norms read what was transposed as it was before."""
 
-    name: ClassVar[str] = "absorb_transpose"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product with a weight, every reduction, and a transpose back."""
-        return op.any(*sorted(PRODUCTS | an.ops.REDUCTIONS), "transpose")()
+    name = "absorb_transpose"
+    kinds = an.ops.WEIGHTED | an.ops.REDUCTIONS | {"transpose"}
+    """Every product with a weight, every reduction, and a transpose back."""
+    static = True
+    tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A transpose before it, through views or norms and pointwise ops."""
@@ -81,7 +78,7 @@ class AbsorbTranspose(Rewrite):
         inner = [*between, turn]
         if any(an.is_output(o.outputs[0]) or len(an.consumers(o.outputs[0])) > 1 for o in inner):
             return Refusal(f"%{turn.outputs[0].name}, or what is made of it, is read elsewhere", op)
-        perm = [a % turn.x.rank for a in an.ints(turn, "perm")]
+        perm = an.reading.permutation(turn)
         found: list[int] | an.Array | Refusal
         if back:
             found = _returns(op, perm, between)
@@ -95,23 +92,21 @@ class AbsorbTranspose(Rewrite):
         """The op on what was not transposed."""
         op, made = m.root, m.turn.x
         for step in (s for s in reversed(m.between) if s.op_type not in an.ops.VIEWS):
-            inputs = an.op_inputs(step)
+            inputs = dict[str, Any]()
             if (key := NORMS.get(step.op_type)) is not None:
                 over = [m.found[a] for a in an.ints(step, key)]
                 inputs[key] = over if key == "axes" else over[0]
-            made = getattr(mb, step.op_type)(**{**inputs, "x": made})
+            made = an.again(mb, step, **inputs, x=made)
         if op.op_type == "transpose":
             return made
-        inputs = an.op_inputs(op)
         if op.op_type in an.ops.REDUCTIONS:
-            return cast(Var, getattr(mb, op.op_type)(**{**inputs, "x": made, "axes": m.found}))
+            return an.again(mb, op, x=made, axes=m.found)
         stored, name = cast(Var, an.weight(op)), "y" if op.op_type == "matmul" else "weight"
         columns = _column_axis(op)
         edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
         wish = f"{op.outputs[0].name}_flat"
-        inputs |= {"x": mb.reshape(x=made, shape=list(op.x.shape), name=wish)}
-        inputs[name] = an.edit_weight(mb, stored, edit, f"{stored.name}_columns")
-        return cast(Var, getattr(mb, op.op_type)(**inputs))
+        flat = mb.reshape(x=made, shape=list(op.x.shape), name=wish)
+        return an.again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
 
 
 def _column_axis(op: an.Operation) -> int:
@@ -124,7 +119,7 @@ def _column_axis(op: an.Operation) -> int:
 
 def _axes(op: an.Operation, perm: list[int]) -> list[int] | Refusal:
     """The axes of a reduction before the transpose."""
-    axes = [a % len(perm) for a in an.ints(op, "axes")] or list(range(len(perm)))
+    axes = an.reading.axes_of(op)
     kept = [perm[a] for a in range(len(perm)) if a not in axes]
     if an.flag(op, "keep_dims") or kept != sorted(kept):
         return Refusal(f"the reduction leaves the axes in the order {perm}", op)
@@ -169,13 +164,9 @@ def _same(perm: list[int]) -> list[int]:
     return list(range(count + 1))
 
 
-def example() -> Program:
+@an.example((1, 2, 3, 3))
+def example(x: Var) -> Var:
     """Channels last, flattened for a dense layer."""
     numbers = np.random.default_rng(0).standard_normal((4, 18)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 3))])
-    def program(x: Var) -> Var:
-        last = mb.transpose(x=x, perm=[0, 2, 3, 1], name="last")
-        return mb.linear(x=mb.reshape(x=last, shape=[1, 18], name="flat"), weight=numbers, name="y")
-
-    return program
+    last = mb.transpose(x=x, perm=[0, 2, 3, 1], name="last")
+    return mb.linear(x=mb.reshape(x=last, shape=[1, 18], name="flat"), weight=numbers, name="y")

@@ -29,12 +29,12 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 MOST = 4
 """Axes that both take."""
@@ -47,16 +47,14 @@ Shape = tuple[int, ...]
 class AdaptRank(Rewrite):
     """`linear` and fused attention between reshapes."""
 
-    name: ClassVar[str] = "adapt_rank"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "adapt_rank"
+    kinds = frozenset({"linear", ATTENTION})
+    """The ops of which a limit is known."""
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """What an attention makes of scores that are all NaN or infinite depends on its kernel."""
-    magnitude: ClassVar[float] = 65504.0
+    magnitude = 65504.0
     """Above the numbers of fp16, scores overflow in one order of the products and not in another."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The ops of which a limit is known."""
-        return op.any("linear", ATTENTION)()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The shapes in which the operands are seen."""
@@ -82,9 +80,7 @@ class AdaptRank(Rewrite):
         """The op between reshapes."""
         op = m.root
         seen = {name: mb.reshape(x=op.inputs[name], shape=list(shape)) for name, shape in m.seen.items()}
-        rest = an.op_inputs(op, *seen)
-        made = getattr(mb, op.op_type)(**rest, **seen)
-        return mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
+        return mb.reshape(x=an.again(mb, op, **seen), shape=[int(d) for d in op.outputs[0].shape])
 
 
 def _seen(kind: str, shape: Shape) -> Shape:
@@ -103,12 +99,8 @@ def _mask(mask: Shape | None, query: Shape) -> Shape | None:
     return _seen(ATTENTION, mask) if lead == query[:-3] else None
 
 
-def example() -> Program:
+@an.example((1, 2, 1, 2, 3), opset="iOS16")
+def example(x: Var) -> Any:
     """A product of five axes."""
     weight = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 1, 2, 3))], opset_version=an.ct.target.iOS16)
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=weight, name="y")
-
-    return program
+    return mb.linear(x=x, weight=weight, name="y")

@@ -100,7 +100,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -109,34 +109,32 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoding import replay
 from anesurgery.splitting.plan import chunk_numbers
 
-CHOICES = {"cache": ("state", "io"), "windows": (None, "ring", "mask"), "writes": ("slice", "blend")}
-
 
 @dataclass(frozen=True)
 class AddCache(Pass):
     """Two functions, `prefill` and `decode`, that keep keys and values."""
 
-    name: ClassVar[str] = "add_cache"
-    essential: ClassVar[bool] = True
-    follows: ClassVar[tuple[str, ...]] = (
+    name = "add_cache"
+    essential = True
+    follows = (
         *("fold_constants", "gather_to_moves", "token_id_guard", "causal_mask_tensor"),
         *("split_head", "compute_fp16", "rotary_tables", "embedding_matmul"),
     )
-    context: int | None = None
+    context: int | None = an.option(None, least=1)
     """The most tokens that are kept; all that the model reads by default."""
     contexts: tuple[int, ...] = ()
     """Smaller contexts, each with functions of its own over the same weights and the same cache."""
-    prefill: int = 64
+    prefill: int = an.option(64, least=1)
     """Tokens in a call of `prefill`; the context, where that is less."""
     shorter: tuple[int, ...] = ()
     """Shorter prefills, as `prefill16`: for short prompts, and for what is left of long ones."""
-    width: int = 1
+    width: int = an.option(1, least=1)
     """Tokens in a call of `decode`: more than the one that is new are read again."""
-    cache: str = "state"
+    cache: str = an.option("state", among=("state", "io"))
     """Where keys and values are kept: "state" or "io"."""
-    windows: str | None = None
+    windows: str | None = an.option(None, among=("ring", "mask"))
     """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
-    writes: str = "slice"
+    writes: str = an.option("slice", among=("slice", "blend"))
     """How what is new is kept: "slice", by `slice_update`, or "blend", by products with one-hot rows."""
     fixed: Mapping[str, Any] | None = None
     """Inputs that become constants, with the value of all their elements, or an array."""
@@ -146,14 +144,7 @@ class AddCache(Pass):
     """Is it an error where no cache can be added?"""
 
     def __post_init__(self) -> None:
-        for option, known in CHOICES.items():
-            if (value := getattr(self, option)) not in known:
-                words = " or ".join(repr(k) for k in known if k)
-                raise an.PassError(f"{self.name}: {option}={value!r}; it may be {words}")
-        for option in ("context", "prefill", "width"):
-            value = getattr(self, option)
-            if value is not None and (type(value) is not int or value < 1):
-                raise an.PassError(f"{self.name}: {option}={value!r}; it must be a positive integer")
+        super().__post_init__()
         if not all(type(n) is int and self.width < n < self.prefill for n in self.shorter):
             raise an.PassError(
                 f"{self.name}: shorter={self.shorter!r}; each must be longer than decode, which reads "
@@ -275,18 +266,14 @@ class AddCache(Pass):
         return an.InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
 
 
-def example() -> Program:
+@an.example((1, 16), dtype="int32", opset="iOS18")
+def example(ids: Var) -> Var:
     """One attention over 16 tokens, with learned positions and a causal mask."""
     draw = np.random.default_rng(0).standard_normal
     words, places = (draw(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
     causal = np.triu(np.full((16, 16), -1e4, np.float16), 1)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 16), an.types.int32)], opset_version=an.ct.target.iOS18)
-    def program(ids: Var) -> Var:
-        place, mask = mb.const(val=places, name="place"), mb.const(val=causal, name="mask")
-        x = mb.add(x=mb.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
-        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
-        weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
-        return mb.linear(x=mb.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")
-
-    return program
+    place, mask = mb.const(val=places, name="place"), mb.const(val=causal, name="mask")
+    x = mb.add(x=mb.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
+    scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+    weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+    return mb.linear(x=mb.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")

@@ -52,7 +52,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -75,8 +74,8 @@ ALWAYS = ("group_by_unit",)
 class ApplyRemedies(Pass):
     """The remedies of an inspection, one after another and in pairs, while they help."""
 
-    name: ClassVar[str] = "apply_remedies"
-    essential: ClassVar[bool] = True
+    name = "apply_remedies"
+    essential = True
     target: str | None = None
     """Chips and OS, as "M1/macOS 14"; that of the surgery by default, else any."""
     compute_units: str | None = None
@@ -167,16 +166,12 @@ def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Ref
                 yield "apply_remedies", Refusal(reason, ops.get(row.name))
 
 
-def example() -> Program:
+@an.example((1, 4, 2), dtype="fp16")
+def example(x: Var) -> Var:
     """A decoder with a head of 6 words over 4 positions, of which the last is wanted."""
     weight = np.arange(12, dtype=np.float16).reshape(6, 2)
     ahead = np.triu(np.full((4, 4), -1e4, np.float16), 1)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        products = mb.matmul(x=x, y=x, transpose_y=True, name="products")
-        shares = mb.softmax(x=mb.add(x=products, y=ahead, name="scores"), axis=-1, name="shares")
-        seen = mb.matmul(x=shares, y=x, name="seen")
-        return mb.linear(x=seen, weight=weight, name="logits")
-
-    return program
+    products = mb.matmul(x=x, y=x, transpose_y=True, name="products")
+    shares = mb.softmax(x=mb.add(x=products, y=ahead, name="scores"), axis=-1, name="shares")
+    seen = mb.matmul(x=shares, y=x, name="seen")
+    return mb.linear(x=seen, weight=weight, name="logits")

@@ -38,9 +38,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
-
-import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
@@ -55,22 +52,14 @@ SINES, HAVE_SINES = an.ops.names("sin cos"), 15
 class Approximate(Rewrite):
     """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
 
-    name: ClassVar[str] = "approximate"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(5e-3)
-    functions: tuple[str, ...] = ()
+    name = "approximate"
+    tolerance = an.Tolerance(5e-3)
+    functions: tuple[str, ...] = an.option((), among=tuple(an.formulas.FORMULAS))
     """Op types to replace; those that the target lacks by default."""
     limit: float = 8.0
     """How far an operand of unknown range is taken to reach, where the function takes that much."""
-    most_error: float = 5e-3
+    most_error: float = an.option(5e-3, above=0.0, most=5e-3)
     """Largest error that is accepted, relative to the largest result."""
-
-    def __post_init__(self) -> None:
-        if unknown := set(self.functions) - set(an.formulas.FORMULAS):
-            raise an.PassError(
-                f"{self.name}: no formula for {sorted(unknown)}; known: {sorted(an.formulas.FORMULAS)}"
-            )
-        if not 0 < self.most_error <= self.tolerance.rtol:
-            raise an.PassError(f"{self.name}: most_error={self.most_error!r}; at most {self.tolerance.rtol:g}")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
@@ -94,7 +83,7 @@ class Approximate(Rewrite):
         if op.op_type not in self.functions or an.constant(m.x) is not None:
             return None
         low, high = self.range_of(m)
-        least, most = an.formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
+        least, most = _domain(op)
         if low < least or high > most:
             words = f"%{m.x.name} reaches from {low:g} to {high:g}"
             return Refusal(f"{words}; {op.op_type} takes {least:g} to {most:g} here", op)
@@ -103,22 +92,15 @@ class Approximate(Rewrite):
         words = f"{op.op_type} is off by at most {error:.1e} of its largest value on [{low:g}, {high:g}]"
         if not error <= self.most_error:
             return Refusal(f"{words} ({dtype}); the limit is {self.most_error:g}", op)
-        return m.bind(low=low, high=high, words=f"{words}, measured in {dtype}")
+        return m.bind(within={m.x: (low, high)}, words=f"{words}, measured in {dtype}")
 
     def range_of(self, m: Match) -> tuple[float, float]:
         """What is known of the operand, or what is taken of it."""
-        known, (least, most) = an.interval(m.x), an.formulas.DOMAINS.get(m.root.op_type, (-math.inf, math.inf))
-        low, high = (v if math.isfinite(v) else None for v in known)
+        (low, high), (least, most) = an.interval(m.x), _domain(m.root)
         return (
-            max(-self.limit, least) if low is None else low,
-            min(self.limit, most) if high is None else high,
+            low if math.isfinite(low) else max(-self.limit, least),
+            high if math.isfinite(high) else min(self.limit, most),
         )
-
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Numbers of the range."""
-        if var is not m.x:
-            return None
-        return rng.uniform(m.low, m.high, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The formula; its error goes into the notes."""
@@ -126,11 +108,12 @@ class Approximate(Rewrite):
         return an.formulas.FORMULAS[m.root.op_type](mb, m.x)
 
 
-def example() -> Program:
+def _domain(op: an.Operation) -> tuple[float, float]:
+    """The numbers that a formula takes."""
+    return an.formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
+
+
+@an.example((2, 3))
+def example(x: Var) -> Var:
     """A hyperbolic cosine."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        return mb.cosh(x=x, name="y")
-
-    return program
+    return mb.cosh(x=x, name="y")

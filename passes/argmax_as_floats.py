@@ -37,12 +37,11 @@ Grade: checked: that a number equals the largest one is opaque in the field.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 FLOATS = ("fp16", "fp32")
 
@@ -51,8 +50,8 @@ FLOATS = ("fp16", "fp32")
 class ArgmaxAsFloats(Rewrite):
     """`reduce_argmax` and `reduce_argmin` become comparisons and a maximum of places."""
 
-    name: ClassVar[str] = "argmax_as_floats"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "argmax_as_floats"
+    tolerates_nonfinite = False
     """Nothing equals NaN."""
     most_places: int = 2048
     """The longest axis; fp16 holds each integer up to 2048."""
@@ -97,14 +96,8 @@ class ArgmaxAsFloats(Rewrite):
         return pairs
 
 
-def example() -> Program:
+@an.example((2, 3, 8, 8), dtype="fp16", opset="iOS17")
+def example(x: Var) -> Var:
     """Each pixel gets the class with the highest score."""
-
-    @mb.program(
-        input_specs=[mb.TensorSpec((2, 3, 8, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17
-    )
-    def program(x: Var) -> Var:
-        found = mb.reduce_argmax(x=x, axis=1, keep_dims=False, name="class")
-        return mb.cast(x=found, dtype="fp16", name="y")
-
-    return program
+    found = mb.reduce_argmax(x=x, axis=1, keep_dims=False, name="class")
+    return mb.cast(x=found, dtype="fp16", name="y")

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -50,8 +50,8 @@ from anesurgery.interpret.predictor import run
 class CacheAsIo(Pass):
     """States as inputs and outputs."""
 
-    name: ClassVar[str] = "cache_as_io"
-    follows: ClassVar[tuple[str, ...]] = ("add_cache", "join_states", "pad_state")
+    name = "cache_as_io"
+    follows = ("add_cache", "join_states", "pad_state")
     states: Sequence[str] | None = None
     """Names of the states; all by default."""
 
@@ -71,10 +71,9 @@ class CacheAsIo(Pass):
         """All functions alike."""
         names = self.states or list(an.stored_states.shared_shapes(list(program.functions.values())))
         for function in program.functions.values():
-            for name in names:
-                if name in an.stored_states.states_of(function):
-                    with an.GraphEdits(self, session, function) as edits:
-                        move(edits, name)
+            for name in [n for n in names if n in an.stored_states.states_of(function)]:
+                with an.GraphEdits(self, session, function) as edits:
+                    move(edits, name)
         for name in names:
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
             change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
@@ -93,8 +92,7 @@ def _called(names: Sequence[str]) -> Any:
     """One call with empty caches, and what it gives besides them."""
 
     def call(model: Any, values: an.Values, precision: str) -> an.Values:
-        function = an.function_of(model, None)
-        held = {n: function.inputs[n] for n in names if n in function.inputs}
+        held = {n: v for n, v in an.function_of(model, None).inputs.items() if n in names}
         empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
         made = run(model, {**values, **empty}, precision=precision)
         return {n: v for n, v in made.items() if n.removesuffix("_out") not in held}
@@ -112,14 +110,11 @@ class _Held(an.stored_states.Form):
         return self.value
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        inputs = an.op_inputs(op)
-        return mb.slice_update(**{**inputs, "x": stored}, name=f"{op.name}_held")
+        return an.again(mb, op, x=stored, name=f"{op.name}_held")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored
         return stored
 
 
-def example() -> Program:
-    """A cache of four numbers for each of eight tokens."""
-    return an.cache_example()
+example = an.cache_example

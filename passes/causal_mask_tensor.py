@@ -43,12 +43,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 INPUT = "causal_mask"
 """The name of the mask as an input."""
@@ -61,28 +60,20 @@ LEAST_FILL, MOST_FILL = -32000.0, an.attention.MASKED
 class CausalMaskTensor(Rewrite):
     """One additive tensor for each causal mask, shared by all layers and heads."""
 
-    name: ClassVar[str] = "causal_mask_tensor"
+    name = "causal_mask_tensor"
+    kinds = frozenset({"softmax", "scaled_dot_product_attention"})
+    """Where weights are made from scores."""
     # they rewrite the spellings of a mask that it knows
-    precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
-    tolerates_nonfinite: ClassVar[bool] = False
+    precedes = ("negate_subtract", "explicit_broadcast")
+    tolerates_nonfinite = False
     """An infinite score that was masked meets a finite number to add."""
-    magnitude: ClassVar[float] = 8.0
+    magnitude = 8.0
     """Scores must stay far below the fill: rows of 128 numbers up to 8 give 724."""
-    shares_inner: ClassVar[bool] = True
-    fill: float = -1e4
+    shares_inner = True
+    fill: float = an.option(-1e4, least=LEAST_FILL, most=MOST_FILL)
     """What is added to a masked score."""
     as_input: bool = False
     """Make the mask an input of the model, named `causal_mask`."""
-
-    def __post_init__(self) -> None:
-        if not LEAST_FILL <= self.fill <= MOST_FILL:
-            raise an.PassError(
-                f"{self.name}: fill={self.fill:g}; it must lie in [{LEAST_FILL:g}, {MOST_FILL:g}]"
-            )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Where weights are made from scores."""
-        return op.any("softmax", "scaled_dot_product_attention")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Read the mask; None where there is none, or it has the form already."""
@@ -161,8 +152,7 @@ class CausalMaskTensor(Rewrite):
             x = mb.add(x=x, y=an.float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
             x = an.float_types.again(mb, op, x)
-        result = mb.softmax(x=an.float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
-        return result
+        return mb.softmax(x=an.float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
         """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
@@ -193,8 +183,7 @@ class CausalMaskTensor(Rewrite):
         number = mb.cast(x=condition, dtype=an.float_types.dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
-        result: Var = mb.add(x=term, y=fill) if wanted else term
-        return result
+        return mb.add(x=term, y=fill) if wanted else term
 
     def input_mask(self, mb: Builder, m: Match, digest: str) -> Var:
         """The mask as an input of the model: `causal_mask` if it is a triangle of the usual size."""
@@ -207,20 +196,16 @@ class CausalMaskTensor(Rewrite):
             name = f"{INPUT}_{queries}x{keys}"
         held = mb.input_dtype(an.np_dtype(m.scores))
         array = self.tensor(keep, held)
-        shape = "x".join(map(str, keep.shape))
+        shape = an.shape_in_words(keep.shape)
         words = f"give {name} ({shape}, {held}): 0 where a position may look, {self.fill:g} elsewhere"
         change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: array})
         return mb.add_input(keep.shape, an.types.numpy_type_to_builtin_type(held.type), change)
 
 
-def example() -> Program:
+@an.example((1, 1, 3, 2), (1, 1, 3, 2))
+def example(q: Var, k: Var) -> Var:
     """Scores of three positions, masked with -inf."""
     keep = np.tril(np.ones((1, 1, 3, 3), bool))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 3, 2)), mb.TensorSpec((1, 1, 3, 2))])
-    def program(q: Var, k: Var) -> Var:
-        scores = mb.matmul(x=q, y=k, transpose_y=True, name="scores")
-        masked = mb.select(cond=keep, a=scores, b=np.float32(-np.inf), name="masked")
-        return mb.softmax(x=masked, axis=-1, name="weights")
-
-    return program
+    scores = mb.matmul(x=q, y=k, transpose_y=True, name="scores")
+    masked = mb.select(cond=keep, a=scores, b=np.float32(-np.inf), name="masked")
+    return mb.softmax(x=masked, axis=-1, name="weights")

@@ -32,20 +32,19 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class CentreVariance(Rewrite):
     """`mean(x * x) - mean(x) * mean(x)` becomes `mean((x - mean(x)) * (x - mean(x)))`."""
 
-    name: ClassVar[str] = "centre_variance"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    shares_inner: ClassVar[bool] = True
+    name = "centre_variance"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
+    shares_inner = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """A difference whose first side is a mean."""
@@ -58,7 +57,7 @@ class CentreVariance(Rewrite):
         x = an.row_lengths.squared(an.producer(m.squares))
         if square is None or mean is None or x is None or mean.x is not x:
             return None
-        over = [(an.channel_steps.axes_of(op), an.flag(op, "keep_dims")) for op in (m.first, mean)]
+        over = [(an.reading.axes_of(op), an.flag(op, "keep_dims")) for op in (m.first, mean)]
         if over[0] != over[1]:
             return Refusal(f"the means are over {over[0]} and {over[1]} (axes, kept)", m.root)
         return m.bind(ops=(m.root, m.first, m.squares.op, square, mean), x=x)
@@ -70,13 +69,9 @@ class CentreVariance(Rewrite):
         return mb.reduce_mean(x=mb.square(x=apart), axes=axes, keep_dims=an.flag(m.first, "keep_dims"))
 
 
-def example() -> Program:
+@an.example((2, 8))
+def example(x: Var) -> Var:
     """The variance of rows."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 8))])
-    def program(x: Var) -> Var:
-        first = mb.reduce_mean(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="first")
-        mean = mb.reduce_mean(x=x, axes=[-1], keep_dims=True, name="mean")
-        return mb.sub(x=first, y=mb.square(x=mean, name="second"), name="y")
-
-    return program
+    first = mb.reduce_mean(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="first")
+    mean = mb.reduce_mean(x=x, axes=[-1], keep_dims=True, name="mean")
+    return mb.sub(x=first, y=mb.square(x=mean, name="second"), name="y")

@@ -36,12 +36,12 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""
@@ -53,14 +53,10 @@ Links = list[tuple[int, int]]
 class ChainPools(Rewrite):
     """max_pool, avg_pool and l2_pool with large windows become several."""
 
-    name: ClassVar[str] = "chain_pools"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    most: int = 8
+    name = "chain_pools"
+    tolerance = an.REASSOCIATED
+    most: int = an.option(8, least=2)
     """Longest window that stays, and that a pool of a chain may have."""
-
-    def __post_init__(self) -> None:
-        if type(self.most) is not int or self.most < 2:
-            raise an.PassError(f"{self.name}: most={self.most!r}; it must be an integer above 1")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every pool."""
@@ -240,11 +236,7 @@ def _factors(size: int, most: int) -> list[int]:
     return found
 
 
-def example() -> Program:
+@an.example((1, 2, 80, 80))
+def example(x: Var) -> Var:
     """Averages of 40 x 40 elements."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 80, 80))])
-    def program(x: Var) -> Var:
-        return mb.avg_pool(x=x, kernel_sizes=[40, 40], strides=[40, 40], pad_type="valid", name="y")
-
-    return program
+    return mb.avg_pool(x=x, kernel_sizes=[40, 40], strides=[40, 40], pad_type="valid", name="y")

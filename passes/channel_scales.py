@@ -37,15 +37,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.placement.memory import dense
 
-FORMS = ("plain", "int8", "palette")
 VALUES = 256
 """Of a palette."""
 ROUNDS = 20
@@ -59,15 +57,13 @@ ROUNDED = "its weights are rounded, as the notes say; compare whole models"
 class ChannelScales(Rewrite):
     """Weights scaled by blocks, in a form that the ANE takes."""
 
-    name: ClassVar[str] = "channel_scales"
-    form: str = "plain"
+    name = "channel_scales"
+    kinds = an.ops.PRODUCTS
+    """Every product."""
+    form: str = an.option("plain", among=("plain", "int8", "palette"))
     """"plain", "int8" or "palette"."""
     most_error: float = 0.02
     """Largest error of a rounded weight that is accepted, relative to the largest of its channel."""
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise an.PassError(f"{self.name}: form={self.form!r}; choose one of {', '.join(FORMS)}")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
@@ -86,10 +82,6 @@ class ChannelScales(Rewrite):
             session.refusals.append((self.name, Refusal(f'{words}: use form="int8" or "palette"')))
             return
         super().run(program, session)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product."""
-        return op.any(*sorted(an.ops.PRODUCTS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Blocks, and numbers that another form holds well enough."""
@@ -125,9 +117,7 @@ class ChannelScales(Rewrite):
         made = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
-        inputs = an.op_inputs(m.root, name)
-        result: Var = getattr(mb, m.root.op_type)(**inputs, **{name: made})
-        return result
+        return an.again(mb, m.root, **{name: made})
 
 
 def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
@@ -196,14 +186,10 @@ def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:
     return float(off.max()), float(np.sqrt(np.mean(off**2)))
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="fp16", opset="iOS18")
+def example(x: Var) -> Var:
     """A linear of eight outputs whose weights have a scale for each two inputs."""
     data = np.arange(-16, 16, dtype=np.int8).reshape(8, 4)
     scale = np.arange(1, 17, dtype=np.float16).reshape(8, 2) / 8
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS18)
-    def program(x: Var) -> Var:
-        weight = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")
-        return mb.linear(x=x, weight=weight, name="y")
-
-    return program
+    weight = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")
+    return mb.linear(x=x, weight=weight, name="y")

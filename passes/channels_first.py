@@ -50,32 +50,29 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 
 
 @dataclass(frozen=True)
 class ChannelsFirst(Rewrite):
     """Regions of sequences go channels first; what remains of transpositions stands at their ends."""
 
-    name: ClassVar[str] = "channels_first"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "channels_first"
+    kinds = frozenset(an.channel_ops.RULES)
+    """Every op that has a form on twins."""
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """Halves that are exchanged by a convolution: its zeros make NaN of an infinity."""
-    shares_inner: ClassVar[bool] = True
+    shares_inner = True
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
         """Only where it was measured to help."""
         return () if isinstance(an.finds_sequence_layout.decided(target), Refusal) else (cls(),)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op that has a form on twins."""
-        return op.any(*sorted(an.channel_ops.RULES))()
 
     def run(self, program: Program, session: Session) -> None:
         """Region by region; what was found of them is not kept."""
@@ -105,18 +102,14 @@ class ChannelsFirst(Rewrite):
         return an.channel_regions.build(mb, m.region)
 
 
-def example() -> Program:
+@an.example((1, 8, 16))
+def example(x: Var) -> Var:
     """A hidden layer with its residual and a norm."""
     rng = np.random.default_rng(0)
     shapes = ((32, 16), (32,), (16, 32), (16,), (16,))
     first, bias, second, bias_2, gamma = (rng.standard_normal(s).astype(np.float32) for s in shapes)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 8, 16))])
-    def program(x: Var) -> Var:
-        a = mb.linear(x=x, weight=first, bias=bias, name="a")
-        g = mb.gelu(x=a, mode="EXACT", name="g")
-        b = mb.linear(x=g, weight=second, bias=bias_2, name="b")
-        s = mb.add(x=b, y=x, name="s")
-        return mb.layer_norm(x=s, axes=[-1], gamma=gamma, epsilon=np.float32(0.01), name="n")
-
-    return program
+    a = mb.linear(x=x, weight=first, bias=bias, name="a")
+    g = mb.gelu(x=a, mode="EXACT", name="g")
+    b = mb.linear(x=g, weight=second, bias=bias_2, name="b")
+    s = mb.add(x=b, y=x, name="s")
+    return mb.layer_norm(x=s, axes=[-1], gamma=gamma, epsilon=np.float32(0.01), name="n")

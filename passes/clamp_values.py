@@ -36,9 +36,8 @@ Grade: checked: values beyond the limit change on purpose.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -46,27 +45,20 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.ranges import ranges
 
-LARGEST = 65504.0
-"""The largest number of fp16."""
-
 
 @dataclass(frozen=True)
 class ClampValues(Pass):
     """Large values are clipped."""
 
-    name: ClassVar[str] = "clamp_values"
-    follows: ClassVar[tuple[str, ...]] = ("scale_ranges", "compute_fp16")
-    precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "clamp_values"
+    follows = ("scale_ranges", "compute_fp16")
+    precedes = ("add_cache",)
+    tolerates_nonfinite = False
     """An infinite value becomes the limit."""
-    limit: float = 60000.0
+    limit: float = an.option(60000.0, above=0.0, most=an.constant_ends.LARGEST)
     """The largest magnitude that is left."""
     inputs: Any = None
     """Calibration: inputs by name, or several such sets; one sampled set by default."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.limit <= LARGEST:
-            raise an.PassError(f"{self.name}: limit={self.limit!r}; it must be above 0 and at most {LARGEST:g}")
 
     @property
     def promise(self) -> an.Promise:
@@ -75,28 +67,23 @@ class ClampValues(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
-        if len(program.functions) == 1:
-            return None
-        return Refusal(
-            f"the model has the functions {', '.join(program.functions)}; clamp before they are made"
-        )
+        several = f"the model has the functions {', '.join(program.functions)}; clamp before they are made"
+        return Refusal(several) if len(program.functions) > 1 else None
 
     def run(self, program: Program, session: Session) -> None:
         """Observe, clip what is beyond the limit first, and observe again what that leaves of the rest."""
         (function,) = program.functions.values()
-        given = [self.inputs] if isinstance(self.inputs, Mapping) else self.inputs
         for _ in range(len(function.operations)):
-            largest = {row.name: row.largest for row in ranges(program, given).rows}
+            largest = {row.name: row.largest for row in ranges(program, self.inputs).rows}
             if not self.clamped(session, function, largest):
                 break
         if not session.changes:
             why = Refusal(f"no finite value is beyond {self.limit:g} on the calibration data")
             session.refusals.append((self.name, why))
 
-    def clamped(self, session: Session, function: an.Function, largest: Mapping[str, float]) -> bool:
+    def clamped(self, session: Session, function: an.Function, largest: dict[str, float]) -> bool:
         """Clip the values beyond the limit that depend on no other one; were there any?"""
         changed: set[Var] = set()
-        found = False
         with an.GraphEdits(self, session, function) as edits:
             for op in list(function.operations):
                 over = max((largest.get(v.name, 0.0) for v in op.outputs), default=0.0)
@@ -104,18 +91,16 @@ class ClampValues(Pass):
                     changed |= set(op.outputs)
                 elif self.limit < over < math.inf and can_be_clipped(op):
                     changed |= {op.outputs[0], self.clamp(edits, op, over)}
-                    found = True
-        return found
+        return bool(changed)
 
     def clamp(self, edits: an.GraphEdits, op: an.Operation, over: float) -> Var:
         """One value."""
         value, name = op.outputs[0], op.name
         limit, mb = an.np_dtype(value).type(self.limit), edits.after(value)
-        clipped: Var = mb.clip(x=value, alpha=-limit, beta=limit, name=f"{value.name}_clamped")
+        clipped = mb.clip(x=value, alpha=-limit, beta=limit, name=f"{value.name}_clamped")
         edits.compare(name, (value, clipped))
         edits.replace(value, clipped)
-        words = f"{self.name}: {name} reached {over:.3g}, and is clipped at {self.limit:g}"
-        edits.session.notes.append(words)
+        edits.session.notes.append(f"{self.name}: {name} reached {over:.3g}, and is clipped at {self.limit:g}")
         edits.record(name, f"{over:.3g}")
         return clipped
 
@@ -123,18 +108,13 @@ class ClampValues(Pass):
 def can_be_clipped(op: an.Operation) -> bool:
     """Does an op make one float value that is read, and not as clipped already?"""
     value = op.outputs[0]
-    readers = an.consumers(value)
     if op.op_type in ("clip", "const") or len(op.outputs) > 1 or an.np_dtype(value).kind != "f":
         return False
-    return an.is_output(value) or any(r.op_type != "clip" for r in readers)
+    return an.is_output(value) or any(r.op_type != "clip" for r in an.consumers(value))
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="fp16", opset="iOS18")
+def example(x: Var) -> Var:
     """A product that is too large, before a function whose result is not."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), an.types.fp16)], opset_version=an.ct.target.iOS18)
-    def program(x: Var) -> Var:
-        more = mb.mul(x=x, y=np.float16(1000), name="more")
-        return mb.tanh(x=mb.mul(x=more, y=np.float16(1000), name="large"), name="y")
-
-    return program
+    more = mb.mul(x=x, y=np.float16(1000), name="more")
+    return mb.tanh(x=mb.mul(x=more, y=np.float16(1000), name="large"), name="y")

@@ -36,19 +36,18 @@ Grade: checked: that quantization stops where the clip does is no identity of po
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ClipProduct(Rewrite):
     """`quantize(a * dequantize(b))` becomes `quantize(clip(a * dequantize(b)))`."""
 
-    name: ClassVar[str] = "clip_product"
+    name = "clip_product"
 
     def pattern(self, op: Ops) -> OpPattern:
         """A product that is quantized."""
@@ -72,16 +71,11 @@ class ClipProduct(Rewrite):
         return mb.quantize(input=mb.clip(x=product, alpha=m.ends[0], beta=m.ends[1]), **inputs)
 
 
-def example() -> Program:
+@an.example((2, 8), (2, 8), dtype="fp16", opset="iOS17")
+def example(a: Var, b: Var) -> Var:
     """A product with a factor that was quantized by another scale."""
-    specs = [mb.TensorSpec((2, 8), dtype=an.types.fp16) for _ in range(2)]
-
-    @mb.program(input_specs=specs, opset_version=an.ct.target.iOS17)
-    def program(a: Var, b: Var) -> Var:
-        code = mb.quantize(input=b, scale=np.float16(1 / 16), output_dtype="int8", name="code")
-        factor = mb.dequantize(input=code, scale=np.float16(1 / 16), name="factor")
-        product = mb.mul(x=a, y=factor, name="product")
-        quantized = mb.quantize(input=product, scale=np.float16(0.5), output_dtype="int8", name="quantized")
-        return mb.dequantize(input=quantized, scale=np.float16(0.5), name="y")
-
-    return program
+    code = mb.quantize(input=b, scale=np.float16(1 / 16), output_dtype="int8", name="code")
+    factor = mb.dequantize(input=code, scale=np.float16(1 / 16), name="factor")
+    product = mb.mul(x=a, y=factor, name="product")
+    quantized = mb.quantize(input=product, scale=np.float16(0.5), output_dtype="int8", name="quantized")
+    return mb.dequantize(input=quantized, scale=np.float16(0.5), name="y")

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -70,11 +70,11 @@ ROUNDED = "fp16 rounds each value; compare whole models"
 class ComputeFp16(Pass):
     """fp32 ops become fp16 where the range analysis allows it."""
 
-    name: ClassVar[str] = "compute_fp16"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(5e-3)
-    rounds: ClassVar[bool] = True
-    follows: ClassVar[tuple[str, ...]] = ("unroll_recurrent", "fold_batch_norm")
-    caveat: ClassVar[str] = "values are rounded to fp16; compare the outputs on your own inputs"
+    name = "compute_fp16"
+    tolerance = an.Tolerance(5e-3)
+    rounds = True
+    follows = ("unroll_recurrent", "fold_batch_norm")
+    caveat = "values are rounded to fp16; compare the outputs on your own inputs"
     ranges: Mapping[str, tuple[float, float]] | None = None
     """What is known of values by name: (least, largest), promised or observed."""
 
@@ -189,16 +189,12 @@ class _Conversion:
             self.edits.take_name(old, new)
 
 
-def example() -> Program:
+@an.example((1, 4))
+def example(x: Var) -> Var:
     """A product, a division by a guarded sum, and an activation."""
     weight = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
     bias = np.arange(3, dtype=np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
-    def program(x: Var) -> Var:
-        h = mb.linear(x=x, weight=weight, bias=bias, name="h")
-        q = mb.reduce_sum(x=mb.abs(x=h, name="s"), axes=[1], keep_dims=True, name="q")
-        n = mb.real_div(x=h, y=mb.add(x=q, y=np.float32(1e-12), name="g"), name="n")
-        return mb.tanh(x=n, name="y")
-
-    return program
+    h = mb.linear(x=x, weight=weight, bias=bias, name="h")
+    q = mb.reduce_sum(x=mb.abs(x=h, name="s"), axes=[1], keep_dims=True, name="q")
+    n = mb.real_div(x=h, y=mb.add(x=q, y=np.float32(1e-12), name="g"), name="n")
+    return mb.tanh(x=n, name="y")

@@ -29,17 +29,16 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ConvolveEachImage(Rewrite):
     """`conv` with dynamic weights, image by image."""
 
-    name: ClassVar[str] = "convolve_each_image"
+    name = "convolve_each_image"
     most_images: int = 16
     """Most images that are taken apart."""
 
@@ -67,11 +66,7 @@ class ConvolveEachImage(Rewrite):
         return mb.concat(values=made, axis=0)
 
 
-def example() -> Program:
+@an.example((2, 1, 4, 4), (1, 1, 3, 3))
+def example(x: Var, w: Var) -> Var:
     """Two images, and a kernel that is an input."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 1, 4, 4)), mb.TensorSpec((1, 1, 3, 3))])
-    def program(x: Var, w: Var) -> Var:
-        return mb.conv(x=x, weight=w, name="y")
-
-    return program
+    return mb.conv(x=x, weight=w, name="y")

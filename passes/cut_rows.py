@@ -29,12 +29,11 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 LIMIT = 4094
 """The largest magnitude that such a slice keeps."""
@@ -45,8 +44,8 @@ MASKS = ("begin_mask", "end_mask", "squeeze_mask", "stride")
 class CutRows(Rewrite):
     """`x[..., b:e]` becomes the transpose of `transpose(x)[..., b:e, :]`."""
 
-    name: ClassVar[str] = "cut_rows"
-    static: ClassVar[bool] = True
+    name = "cut_rows"
+    static = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """A slice at constant places."""
@@ -72,11 +71,7 @@ class CutRows(Rewrite):
         return mb.transpose(x=part, perm=turn)
 
 
-def example() -> Program:
+@an.example((4, 8), dtype="fp16")
+def example(x: Var) -> Var:
     """The second half of the last axis."""
-
-    @mb.program(input_specs=[mb.TensorSpec((4, 8), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.slice_by_index(x=x, begin=[0, 4], end=[4, 8], name="s")
-
-    return program
+    return mb.slice_by_index(x=x, begin=[0, 4], end=[4, 8], name="s")

@@ -37,30 +37,25 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class DecomposeAttention(Rewrite):
     """`scaled_dot_product_attention` in its parts."""
 
-    name: ClassVar[str] = "decompose_attention"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "decompose_attention"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
-    magnitude: ClassVar[float] = 8.0
+    magnitude = 8.0
     """Scores must stay far above the fill."""
-    fill: float = -1e4
+    fill: float = an.option(-1e4, most=an.attention.MASKED)
     """The score of a key that a boolean mask hides."""
-
-    def __post_init__(self) -> None:
-        if self.fill > an.attention.MASKED:
-            raise an.PassError(f"{self.name}: fill={self.fill:g}; it must be at most {an.attention.MASKED:g}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """The fused op."""
@@ -99,14 +94,7 @@ class DecomposeAttention(Rewrite):
         return mb.matmul(x=weights, y=m.value, name=wish)
 
 
-def example() -> Program:
+@an.example((1, 2, 4, 16), (1, 1, 4, 4), opset="iOS18")
+def example(x: Var, mask: Var) -> Var:
     """Two heads of width 16, of which a quarter is the scale, and a mask that is an input."""
-
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 2, 4, 16)), mb.TensorSpec((1, 1, 4, 4))],
-        opset_version=an.ct.target.iOS18,
-    )
-    def program(x: Var, mask: Var) -> Var:
-        return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, name="y")
-
-    return program
+    return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, name="y")

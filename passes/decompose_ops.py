@@ -42,12 +42,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
@@ -74,12 +74,8 @@ def _remainder(mb: Builder, op: an.Operation) -> Var:
     return mb.sub(x=op.x, y=mb.mul(x=whole, y=by))
 
 
-def _axes(op: an.Operation) -> list[int]:
-    return [a % op.x.rank for a in an.ints(op, "axes")] or list(range(op.x.rank))
-
-
 def _no_product(step: DecomposeOps, op: an.Operation) -> str:
-    count = math.prod(op.x.shape[a] for a in _axes(op))
+    count = math.prod(op.x.shape[a] for a in an.reading.axes_of(op))
     if an.np_dtype(op.x).kind != "f":
         return "it multiplies integers"
     return "" if 0 < count <= step.most_factors else f"it multiplies {count} numbers, above {step.most_factors}"
@@ -88,14 +84,14 @@ def _no_product(step: DecomposeOps, op: an.Operation) -> str:
 def _product(mb: Builder, op: an.Operation) -> Var:
     """Along one axis after another; the axes go at the end."""
     made: Var = op.x
-    for axis in _axes(op):
+    for axis in an.reading.axes_of(op):
         if (count := int(made.shape[axis])) > 1:
             first, *rest = mb.split(x=made, num_splits=count, axis=axis)
             for factor in rest:
                 first = mb.mul(x=first, y=factor)
             made = first
     if not an.flag(op, "keep_dims"):
-        return mb.squeeze(x=made, axes=_axes(op)) if op.x.rank else made
+        return mb.squeeze(x=made, axes=an.reading.axes_of(op)) if op.x.rank else made
     return made if made is not op.x else mb.identity(x=made)
 
 
@@ -123,11 +119,9 @@ def _running_sum(mb: Builder, op: an.Operation) -> Var:
         return mb.squeeze(x=row, axes=[0])
     perm = [a for a in range(x.rank) if a != axis] + [axis]
     if axis == x.rank - 1:
-        made = mb.matmul(x=x, y=ones)
-        return made
+        return mb.matmul(x=x, y=ones)
     product = mb.matmul(x=mb.transpose(x=x, perm=perm), y=ones)
-    made = mb.transpose(x=product, perm=[int(a) for a in np.argsort(perm)])
-    return made
+    return mb.transpose(x=product, perm=[int(a) for a in np.argsort(perm)])
 
 
 def _no_classes(step: DecomposeOps, op: an.Operation) -> str:
@@ -160,8 +154,7 @@ def _classes(mb: Builder, op: an.Operation) -> Var:
     on, off = _values(op)
     made: Var = mb.cast(x=here, dtype="fp16" if dtype == half else "fp32")
     made = made if on - off == 1 else mb.mul(x=made, y=on - off)
-    made = mb.add(x=made, y=off) if off else made
-    return made
+    return mb.add(x=made, y=off) if off else made
 
 
 Form = tuple[Callable[[Any, an.Operation], str], Callable[[Builder, an.Operation], Var]]
@@ -179,25 +172,16 @@ FORMS: dict[str, Form] = {
 class DecomposeOps(Rewrite):
     """`mod`, `reduce_prod`, `cumsum` and `one_hot` in ops that the engine has."""
 
-    name: ClassVar[str] = "decompose_ops"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "decompose_ops"
+    kinds = frozenset(FORMS)
+    """Every op of the table."""
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """A running sum by a product multiplies by 0 what may be infinite."""
-    most_factors: int = 32
+    most_factors: int = an.option(32, least=1)
     """Most numbers that a `reduce_prod` multiplies."""
-    most_length: int = 1024
+    most_length: int = an.option(1024, least=1)
     """Longest running sum."""
-
-    def __post_init__(self) -> None:
-        for name in ("most_factors", "most_length"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise an.PassError(
-                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
-                )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op of the table."""
-        return op.any(*FORMS)()
 
     def check(self, m: Match) -> Match | Refusal:
         """What the form of the op needs."""
@@ -213,11 +197,7 @@ class DecomposeOps(Rewrite):
         return FORMS[m.root.op_type][1](mb, m.root)
 
 
-def example() -> Program:
+@an.example((2, 3))
+def example(x: Var) -> Var:
     """A product of two numbers, and a running sum of three."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        return mb.cumsum(x=mb.reduce_prod(x=x, axes=[0], keep_dims=True, name="p"), axis=1, name="y")
-
-    return program
+    return mb.cumsum(x=mb.reduce_prod(x=x, axes=[0], keep_dims=True, name="p"), axis=1, name="y")

@@ -29,20 +29,19 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class DepthwiseSum(Rewrite):
     """`conv` of single channels and one position becomes `mul` and `reduce_sum`."""
 
-    name: ClassVar[str] = "depthwise_sum"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "depthwise_sum"
+    tolerance = an.REASSOCIATED
     least: int = 2
     """Fewest groups."""
 
@@ -93,12 +92,8 @@ class DepthwiseSum(Rewrite):
         return made if bias is None else mb.add(x=made, y=np.asarray(bias).reshape(-1, *[1] * (x.rank - 2)))
 
 
-def example() -> Program:
+@an.example((1, 4, 1, 3))
+def example(x: Var) -> Var:
     """The last three columns of four channels."""
     weight = np.random.default_rng(0).standard_normal((4, 1, 1, 3)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, 3))])
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=weight, groups=4, name="y")
-
-    return program
+    return mb.conv(x=x, weight=weight, groups=4, name="y")

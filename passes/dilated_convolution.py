@@ -33,12 +33,12 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, cast
+from typing import cast
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""
@@ -52,9 +52,9 @@ ALIKE = an.ops.POINTWISE | {"batch_norm"}
 class DilatedConvolution(Rewrite):
     """space_to_batch, convolutions, batch_to_space become dilated convolutions."""
 
-    name: ClassVar[str] = "dilated_convolution"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "dilated_convolution"
+    static = True
+    tolerance = an.REASSOCIATED
 
     def pattern(self, op: Ops) -> OpPattern:
         """The end of such a region."""
@@ -146,14 +146,14 @@ class _Region:
 
     def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
         """An op that is the same for every pixel; where it makes 0 of 0, margins may come after it."""
-        inputs = an.op_inputs(op)
+        inputs = dict[str, Var]()
         margins = [0] * 4
         for name, value in an.operands(op):
             if not an.is_stored(value):
                 inputs[name], margins = self.of(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
                     inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
-        made = getattr(self.mb, op.op_type)(name=f"{op.outputs[0].name}_image", **inputs)
+        made = an.again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
         if not any(margins):
             self.built[op.outputs[0]] = made
         return made, margins
@@ -170,15 +170,11 @@ class _Region:
         return x
 
 
-def example() -> Program:
+@an.example((1, 2, 8, 8))
+def example(x: Var) -> Var:
     """A convolution of every second pixel, as TensorFlow exports it."""
     weight = np.random.default_rng(0).standard_normal((2, 2, 3, 3)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8, 8))])
-    def program(x: Var) -> Var:
-        edges = np.array([[2, 2], [2, 2]], np.int32)
-        parts = mb.space_to_batch(x=x, block_shape=[2, 2], paddings=edges, name="parts")
-        made = mb.conv(x=parts, weight=weight, name="c")
-        return mb.batch_to_space(x=made, block_shape=[2, 2], crops=np.zeros((2, 2), np.int32), name="y")
-
-    return program
+    edges = np.array([[2, 2], [2, 2]], np.int32)
+    parts = mb.space_to_batch(x=x, block_shape=[2, 2], paddings=edges, name="parts")
+    made = mb.conv(x=parts, weight=weight, name="c")
+    return mb.batch_to_space(x=made, block_shape=[2, 2], crops=np.zeros((2, 2), np.int32), name="y")

@@ -60,42 +60,30 @@ Grade: checked: it rests on the range of the ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class EmbeddingMatmul(Rewrite):
     """A gather from a constant table by run-time ids becomes one-hot rows times the table: exact."""
 
-    name: ClassVar[str] = "embedding_matmul"
+    name = "embedding_matmul"
     # both pad the token table, so that a tied head keeps sharing it
-    precedes: ClassVar[tuple[str, ...]] = ("pad_last_axis",)
-    mode: str = "matmul"
+    precedes = ("pad_last_axis",)
+    mode: str = an.option("matmul", among=("matmul", "input"))
     """Either "matmul", or "input": the caller looks the rows up."""
-    max_inner: int = 16384
+    max_inner: int = an.option(16384, least=an.one_hot.EXACT_IDS)
     """Most rows that one matmul reads; at least 2048."""
-    most_rows: int = an.one_hot.EXACT_IDS**2
+    most_rows: int = an.option(an.one_hot.EXACT_IDS**2, least=1, most=an.one_hot.EXACT_IDS**2)
     """Longest table that is replaced."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""
     pad_tied: bool = False
     """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("matmul", "input"):
-            raise an.PassError(f'{self.name}: mode={self.mode!r}; it may be "matmul" or "input"')
-        if self.most_rows > an.one_hot.EXACT_IDS**2:
-            raise an.PassError(
-                f"{self.name}: most_rows={self.most_rows} is above "
-                f"{an.one_hot.EXACT_IDS**2}: what two digits count"
-            )
-        if self.max_inner < an.one_hot.EXACT_IDS:
-            raise an.PassError(f"{self.name}: max_inner={self.max_inner} is below {an.one_hot.EXACT_IDS}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every gather."""
@@ -183,14 +171,9 @@ def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:
 
 def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
     """The one-hot columns from `start` on, as far as the table reaches, times the table's rows."""
-    rows, width = table.shape
-    stop = min(start + one_hot.shape[-1], rows)
-    if stop - start < one_hot.shape[-1]:
-        shape = [*one_hot.shape[:-1], stop - start]
-        one_hot = mb.slice_by_index(x=one_hot, begin=[0] * one_hot.rank, end=shape)
-    if stop - start < rows:
-        table = mb.slice_by_index(x=table, begin=[start, 0], end=[stop, width])
-    return mb.matmul(x=one_hot, y=table)
+    stop = min(start + one_hot.shape[-1], table.shape[0])
+    one_hot = an.cut(mb, one_hot, one_hot.rank - 1, 0, stop - start)
+    return mb.matmul(x=one_hot, y=an.cut(mb, table, 0, start, stop - start))
 
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
@@ -216,14 +199,8 @@ def _rows_as_input(mb: Builder, m: Match) -> Var:
     return rows
 
 
-def example() -> Program:
+@an.example((1, 5), dtype="int32", opset="iOS17")
+def example(ids: Var) -> Var:
     """A table of 2500 rows, more than fp16 can count."""
     table = np.arange(2500 * 4, dtype=np.float32).reshape(2500, 4)
-
-    ids_type = mb.TensorSpec((1, 5), dtype=an.types.int32)
-
-    @mb.program(input_specs=[ids_type], opset_version=an.ct.target.iOS17)
-    def program(ids: Var) -> Var:
-        return mb.gather(x=table, indices=ids, axis=0, name="y")
-
-    return program
+    return mb.gather(x=table, indices=ids, axis=0, name="y")

@@ -36,14 +36,12 @@ Grade: bit for bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.passes.rerank import Rerank
 
 
@@ -51,9 +49,11 @@ from anesurgery.passes.rerank import Rerank
 class ExplicitBroadcast(Rewrite):
     """Elementwise operands get the rank of the result; on request its shape, and rank 4 everywhere."""
 
-    name: ClassVar[str] = "explicit_broadcast"
+    name = "explicit_broadcast"
+    kinds = an.ops.BROADCASTING
+    """Every op that broadcasts."""
     # it aligns what they make, too
-    follows: ClassVar[tuple[str, ...]] = ("embedding_matmul", "negate_subtract")
+    follows = ("embedding_matmul", "negate_subtract")
     materialize_limit: int = 0
     """Constants are repeated to the full shape when that has at most so many elements."""
     tile: bool = False
@@ -72,10 +72,6 @@ class ExplicitBroadcast(Rewrite):
         if self.rank4:
             Rerank(at_most=self.max_rank, at_least=4).run(program, session)
 
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op that broadcasts."""
-        return op.any(*sorted(an.ops.BROADCASTING))()
-
     def check(self, m: Match) -> Match | Refusal | None:
         """Which operands need another shape?"""
         operands = _operands(m.root)
@@ -83,7 +79,7 @@ class ExplicitBroadcast(Rewrite):
         if out is None or None in shapes:
             return self._symbolic(m)
         if np.broadcast_shapes(*(s for s in shapes if s is not None)) != out:
-            return Refusal(f"an operand is wider than the result {_shape(out)}", m.root)
+            return Refusal(f"an operand is wider than the result {an.shape_in_words(out)}", m.root)
         wanted = {k: self.shape_for(v, out) for k, v in operands.items()}
         changes = {k: shape for k, shape in wanted.items() if shape != tuple(operands[k].shape)}
         if changes:
@@ -101,16 +97,14 @@ class ExplicitBroadcast(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op on operands of the right shapes."""
-        inputs: dict[str, Any] = dict(_operands(m.root))
-        for name, shape in m.changes.items():
-            inputs[name] = _in_shape(mb, inputs[name], shape)
-        return getattr(mb, m.root.op_type)(**inputs)
+        changed = {k: _in_shape(mb, m.root.inputs[k], shape) for k, shape in m.changes.items()}
+        return an.again(mb, m.root, **changed)
 
     def _symbolic(self, m: Match) -> Refusal | None:
         ranks = {len(v.shape or ()) for v in _operands(m.root).values() if v.shape or self.scalars}
         if len(ranks) < 2 and not self.tile:
             return None
-        shapes = ", ".join(_shape(v.shape or ()) for v in _operands(m.root).values())
+        shapes = ", ".join(an.shape_in_words(v.shape or ()) for v in _operands(m.root).values())
         return Refusal(f"a shape is symbolic: {shapes}", m.root)
 
     def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal | None:
@@ -123,7 +117,7 @@ class ExplicitBroadcast(Rewrite):
         if not narrow or not self.materialize_limit:
             return None
         return Refusal(
-            f"%{narrow[0].name} as {_shape(out)} has {math.prod(out)} elements, above "
+            f"%{narrow[0].name} as {an.shape_in_words(out)} has {math.prod(out)} elements, above "
             f"materialize_limit={self.materialize_limit}",
             m.root,
         )
@@ -146,16 +140,8 @@ def _in_shape(mb: Builder, var: Var, shape: tuple[int, ...]) -> Var:
     return var if set(repeats) == {1} else mb.tile(x=var, reps=repeats)
 
 
-def _shape(shape: Sequence[Any]) -> str:
-    return "x".join(str(d) for d in shape) or "scalar"
-
-
-def example() -> Program:
+@an.example((2, 3, 4), (3, 4))
+def example(x: Var, row: Var) -> Var:
     """A run-time matrix and a constant row meet a tensor of rank 3."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3, 4)), mb.TensorSpec((3, 4))])
-    def program(x: Var, row: Var) -> Var:
-        s = mb.add(x=x, y=row, name="s")
-        return mb.mul(x=s, y=np.arange(1, 5, dtype=np.float32), name="y")
-
-    return program
+    s = mb.add(x=x, y=row, name="s")
+    return mb.mul(x=s, y=np.arange(1, 5, dtype=np.float32), name="y")

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -59,8 +59,8 @@ InputShapes = Mapping[str, Sequence[int]]
 class FixShapes(Pass):
     """Inputs of dynamic shape get a static one, or one in each of several functions."""
 
-    name: ClassVar[str] = "fix_shapes"
-    precedes: ClassVar[tuple[str, ...]] = ("*",)
+    name = "fix_shapes"
+    precedes = ("*",)
     shapes: InputShapes | None = None
     """Input -> its shape; of inputs that are left out, each axis by the rule above."""
     length: int = LENGTH
@@ -69,6 +69,7 @@ class FixShapes(Pass):
     """Several functions: their lengths, or function -> shapes of inputs."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.sizes is not None and (self.shapes or not self.sizes):
             raise an.PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
         if not isinstance(self.sizes, Mapping | list | tuple | None) or not all(

@@ -33,12 +33,11 @@ Grade: checked: folded weights are rounded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 EPSILON = 1e-5
 """The epsilon of a batch norm that names none."""
@@ -48,9 +47,9 @@ EPSILON = 1e-5
 class FoldBatchNorm(Rewrite):
     """`batch_norm(conv(x))` becomes a conv with other weights."""
 
-    name: ClassVar[str] = "fold_batch_norm"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "fold_batch_norm"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """NaN and infinities may spread otherwise in a convolution with other weights."""
     allow_rounding: bool = False
     """May fp16 weights be rounded once more?"""
@@ -97,15 +96,11 @@ def _wide(var: Var) -> an.Array:
     return np.asarray(an.constant(var), np.float64)
 
 
-def example() -> Program:
+@an.example((1, 3, 8, 8))
+def example(x: Var) -> Var:
     """A convolution of 16 channels and its batch norm."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((16, 3, 3, 3)).astype(np.float32)
     mean, variance, gamma = (np.arange(1, 17, dtype=np.float32) / n for n in (2, 3, 4))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 8, 8))])
-    def program(x: Var) -> Var:
-        c = mb.conv(x=x, weight=weight, name="c")
-        return mb.batch_norm(x=c, mean=mean, variance=variance, gamma=gamma, name="y")
-
-    return program
+    c = mb.conv(x=x, weight=weight, name="c")
+    return mb.batch_norm(x=c, mean=mean, variance=variance, gamma=gamma, name="y")

@@ -43,7 +43,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
@@ -61,14 +60,9 @@ COMPUTED_ONCE = "computed by the interpreter; coremltools infers no value to com
 class FoldConstants(Pass):
     """Values that depend on no input become constants."""
 
-    name: ClassVar[str] = "fold_constants"
+    name = "fold_constants"
     # masks and positions that depend on no input are constants for these
-    precedes: ClassVar[tuple[str, ...]] = (
-        "gather_to_moves",
-        "select_last_token",
-        "causal_mask_tensor",
-        "embedding_matmul",
-    )
+    precedes = ("gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
     most_growth: int = 16 * MIB
     """Bytes that a value may take beyond the constants it was made from."""
 
@@ -215,14 +209,10 @@ def computed(ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterab
     return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(found, wanted, strict=True)]
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="fp16", opset="iOS17")
+def example(x: Var) -> Var:
     """A causal mask of one row, counted out in integers."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
-    def program(x: Var) -> Var:
-        places = mb.range_1d(start=np.int32(0), end=np.int32(4), step=np.int32(1), name="places")
-        ahead = mb.greater(x=places, y=np.int32(1), name="ahead")
-        fill = mb.mul(x=mb.cast(x=ahead, dtype="fp16", name="shut"), y=np.float16(-1e4), name="fill")
-        return mb.add(x=x, y=fill, name="y")
-
-    return program
+    places = mb.range_1d(start=np.int32(0), end=np.int32(4), step=np.int32(1), name="places")
+    ahead = mb.greater(x=places, y=np.int32(1), name="ahead")
+    fill = mb.mul(x=mb.cast(x=ahead, dtype="fp16", name="shut"), y=np.float16(-1e4), name="fill")
+    return mb.add(x=x, y=fill, name="y")

@@ -38,12 +38,12 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
@@ -58,24 +58,18 @@ Window = tuple[int, int]
 class FoldLongAxis(Rewrite):
     """Ops over an axis that is too long work on rows."""
 
-    name: ClassVar[str] = "fold_long_axis"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    static: ClassVar[bool] = True
-    limit: int = 16384
+    name = "fold_long_axis"
+    kinds = an.ops.POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}
+    """Every op that knows how to work on rows."""
+    tolerance = an.REASSOCIATED
+    static = True
+    limit: int = an.option(16384, least=2)
     """The longest last axis that the chip takes (65536 from M4 on)."""
-
-    def __post_init__(self) -> None:
-        if self.limit < 2:
-            raise an.PassError(f"{self.name}: limit={self.limit}; it must be at least 2")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """The limit of the target."""
         return (cls(limit=int(target.least("axis")[0])),)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op that knows how to work on rows."""
-        return op.any(*sorted(an.ops.POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A long operand, whose rows the op can work on."""
@@ -213,14 +207,8 @@ def _zeros(mb: Builder, x: Var, width: int) -> Var:
     return mb.shared(("padding", *shape, kind.str), lambda: np.zeros(shape, kind), "padding")
 
 
-def example() -> Program:
+@an.example((1, 1, 32768), dtype="fp16", opset="iOS17")
+def example(x: Var) -> Var:
     """A blur over 32768 samples."""
-
-    @mb.program(
-        input_specs=[mb.TensorSpec((1, 1, 32768), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17
-    )
-    def program(x: Var) -> Var:
-        weight = np.array([1, 2, 1], np.float16).reshape(1, 1, 3)
-        return mb.conv(x=x, weight=weight, pad_type="custom", pad=[1, 1], name="y")
-
-    return program
+    weight = np.array([1, 2, 1], np.float16).reshape(1, 1, 3)
+    return mb.conv(x=x, weight=weight, pad_type="custom", pad=[1, 1], name="y")

@@ -37,12 +37,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 SAME = 1e-3
 """Relative difference up to which a factor is the rounding of another one in fp16."""
@@ -52,19 +52,17 @@ SAME = 1e-3
 class FuseAttention(Rewrite):
     """`scaled_dot_product_attention` instead of its parts."""
 
-    name: ClassVar[str] = "fuse_attention"
-    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "causal_mask_tensor", "padding_mask_tensor")
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(SAME)
+    name = "fuse_attention"
+    kinds = frozenset({"matmul"})
+    """The product that sums the values."""
+    follows = ("fold_constants", "causal_mask_tensor", "padding_mask_tensor")
+    tolerance = an.Tolerance(SAME)
     """A scale that fp16 rounds is exact in the fused op."""
-    tolerates_nonfinite: ClassVar[bool] = False
+    tolerates_nonfinite = False
     """Of rows that a mask hides entirely the fused op makes something else."""
-    magnitude: ClassVar[float] = 32.0
+    magnitude = 32.0
     """Scores that are so large that their rounding decides which key is seen are told apart by neither side."""
-    shares_inner: ClassVar[bool] = True
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The product that sums the values."""
-        return op.matmul()
+    shares_inner = True
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention with which the fused op agrees?"""
@@ -115,7 +113,7 @@ def _unfit(core: an.heads.Core) -> str:
     if (dynamic := next((v for v in factors if an.static_shape(v) is None), None)) is not None:
         return f"%{dynamic.name} has a dynamic shape"
     if len({tuple(v.shape[:-2]) for v in factors}) > 1 or product.x.rank < 3:
-        shapes = ", ".join("x".join(map(str, v.shape)) for v in factors)
+        shapes = ", ".join(an.shape_in_words(v.shape) for v in factors)
         return f"query, key and value have other leading axes: {shapes}"
     return ""
 
@@ -148,7 +146,7 @@ def _keys(mb: Builder, core: an.heads.Core) -> Var:
     if an.flag(core.product, "transpose_y"):
         return key
     turned, perm = an.producer(key, "transpose"), [*range(key.rank - 2), key.rank - 1, key.rank - 2]
-    if turned is not None and an.channel_steps.permutation(turned) == perm:
+    if turned is not None and an.reading.permutation(turned) == perm:
         source: Var = turned.x
         return source
     return mb.transpose(x=key, perm=perm)
@@ -165,15 +163,10 @@ def _unscaled(var: Var) -> tuple[Var, float]:
     return var, 1.0
 
 
-def example() -> Program:
+@an.example((1, 2, 4, 16), (1, 2, 4, 16), (1, 1, 4, 4), opset="iOS18")
+def example(x: Var, v: Var, mask: Var) -> Var:
     """Two heads of width 16 with a mask that is an input."""
-    specs = [mb.TensorSpec(s) for s in ((1, 2, 4, 16), (1, 2, 4, 16), (1, 1, 4, 4))]
-
-    @mb.program(input_specs=specs, opset_version=an.ct.target.iOS18)
-    def program(x: Var, v: Var, mask: Var) -> Var:
-        query = mb.mul(x=x, y=np.float32(0.25), name="query")
-        scores = mb.matmul(x=query, y=x, transpose_y=True, name="scores")
-        weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
-        return mb.matmul(x=weights, y=v, name="y")
-
-    return program
+    query = mb.mul(x=x, y=np.float32(0.25), name="query")
+    scores = mb.matmul(x=query, y=x, transpose_y=True, name="scores")
+    weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+    return mb.matmul(x=weights, y=v, name="y")

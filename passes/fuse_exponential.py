@@ -41,12 +41,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 from anesurgery.facts.written_exponentials import (
     ENDS,
     LOGS_OF_SHARES,
@@ -66,9 +66,9 @@ NEAR_ONE = 8.0
 class FuseExponential(Rewrite):
     """`log(1 + exp(x))` becomes `softplus(x)`; sigmoid, softmax and logsumexp become stable too."""
 
-    name: ClassVar[str] = "fuse_exponential"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "fuse_exponential"
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
     """exp(x) / (1 + exp(x)) is NaN at infinity, where the sigmoid is 1."""
 
     def pattern(self, op: Ops) -> OpPattern:
@@ -137,8 +137,7 @@ def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
 def _negative(mb: Builder, x: Var) -> Var:
     """The negation; what was negated, where it was."""
     source = negated(x)
-    value: Var = mb.mul(x=x, y=-1.0) if source is None else source
-    return value
+    return mb.mul(x=x, y=-1.0) if source is None else source
 
 
 def _tanh(mb: Builder, form: WrittenExponential) -> Var:
@@ -170,12 +169,8 @@ def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:
     return mb.sub(x=left, y=mb.log(x=total, epsilon=0.0))
 
 
-def example() -> Program:
+@an.example((2, 3))
+def example(x: Var) -> Var:
     """The softplus of six numbers, written out."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        more = mb.add(x=mb.exp(x=x, name="e"), y=np.float32(1), name="s")
-        return mb.log(x=more, epsilon=np.float32(0), name="y")
-
-    return program
+    more = mb.add(x=mb.exp(x=x, name="e"), y=np.float32(1), name="s")
+    return mb.log(x=more, epsilon=np.float32(0), name="y")

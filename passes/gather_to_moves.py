@@ -35,25 +35,22 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class GatherToMoves(Rewrite):
     """Slices, reverses, a concat, a transpose and a reshape, as far as they are needed."""
 
-    name: ClassVar[str] = "gather_to_moves"
+    name = "gather_to_moves"
+    kinds = frozenset(an.constant_indices.READERS)
+    """Every gather."""
     most_pieces: int = 8
     """Most slices that a gather may become."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every gather."""
-        return op.any(*an.constant_indices.READERS)()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Can the indices be read axis by axis, in few pieces?"""
@@ -81,20 +78,15 @@ def _cut(mb: Builder, x: Var, axis: int, part: an.constant_indices.Taken) -> Var
     """The rows that are taken of one axis."""
     if part.is_all(x.shape[axis]):
         return x
-    pieces = [_slice(mb, x, axis, run) for run in part.runs()]
-    return pieces[0] if len(pieces) == 1 else mb.concat(values=pieces, axis=axis)
+    return an.joined(mb, [_slice(mb, x, axis, run) for run in part.runs()], axis)
 
 
 def _slice(mb: Builder, x: Var, axis: int, run: an.constant_indices.Run) -> Var:
     """One evenly spaced piece; backwards ones are sliced forwards and reversed."""
     last = run.start + run.step * (run.length - 1)
-    begin, end = [0] * x.rank, [int(d) for d in x.shape]
-    begin[axis], end[axis] = min(run.start, last), max(run.start, last) + 1
-    step: dict[str, Any] = {}
-    if abs(run.step) > 1 and run.length > 1:
-        step["stride"] = [abs(run.step) if d == axis else 1 for d in range(x.rank)]
-    whole = begin[axis] == 0 and end[axis] == x.shape[axis] and not step
-    piece = x if whole else mb.slice_by_index(x=x, begin=begin, end=end, name=f"{x.name}_rows", **step)
+    start, reach = min(run.start, last), abs(last - run.start) + 1
+    stride = abs(run.step) if run.length > 1 else 1
+    piece = an.cut(mb, x, axis, start, reach, stride, name=f"{x.name}_rows")
     return mb.reverse(x=piece, axes=[axis]) if run.step < 0 and run.length > 1 else piece
 
 
@@ -104,22 +96,14 @@ def _placed(mb: Builder, x: Var, parts: list[an.constant_indices.Taken], old: Va
     homes = [axis for part in parts for axis in part.to]
     order = sorted(range(len(homes)), key=homes.__getitem__)
     if order != list(range(len(homes))):
-        x = _reshape(mb, x, tuple(result[axis] for axis in homes))
+        x = an.reshaped(mb, x, [result[axis] for axis in homes])
         x = mb.transpose(x=x, perm=order)
-    return _reshape(mb, x, result)
+    return an.reshaped(mb, x, result)
 
 
-def _reshape(mb: Builder, x: Var, shape: tuple[int, ...]) -> Var:
-    return x if tuple(x.shape) == shape else mb.reshape(x=x, shape=list(shape))
-
-
-def example() -> Program:
+@an.example((1, 4, 2), (1, 3))
+def example(x: Var, mask: Var) -> tuple[Var, Var]:
     """A roll by one, and a mask that is read element by element."""
     places = np.stack([np.zeros(3), np.arange(3)], -1).astype(np.int32).reshape(1, 1, 1, 3, 2)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1, 3))])
-    def program(x: Var, mask: Var) -> tuple[Var, Var]:
-        rolled = mb.gather(x=x, indices=np.array([1, 2, 3, 0], np.int32), axis=1, name="rolled")
-        return rolled, mb.gather_nd(x=mask, indices=places, name="same")
-
-    return program
+    rolled = mb.gather(x=x, indices=np.array([1, 2, 3, 0], np.int32), axis=1, name="rolled")
+    return rolled, mb.gather_nd(x=mask, indices=places, name="same")

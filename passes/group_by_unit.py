@@ -42,7 +42,6 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import cycle, pairwise
-from typing import ClassVar
 
 import numpy as np
 
@@ -60,7 +59,7 @@ CHAINS = 8
 class GroupByUnit(Pass):
     """Ops that stay off the Neural Engine stand together."""
 
-    name: ClassVar[str] = "group_by_unit"
+    name = "group_by_unit"
     target: str | None = None
     """Chips and OS, as "M1/macOS 14"; that of the surgery by default, else any."""
 
@@ -193,16 +192,11 @@ def _with_constants(function: an.Function, order: Sequence[an.Operation]) -> Ite
     yield from stored
 
 
-def example() -> Program:
+@an.example((1, 64, 64, 64), (1, 64, 64, 64), dtype="fp16", opset="iOS17")
+def example(x: Var, counts: Var) -> Var:
     """A running sum between two convolutions that do not need it."""
     weight = np.full((64, 64, 3, 3), 0.125, np.float16)
-    shapes = [mb.TensorSpec((1, 64, 64, 64), dtype=an.types.fp16) for _ in range(2)]
-
-    @mb.program(input_specs=shapes, opset_version=an.ct.target.iOS17)
-    def program(x: Var, counts: Var) -> Var:
-        first = mb.conv(x=x, weight=weight, pad_type="same", name="first")
-        sums = mb.cumsum(x=counts, axis=1, name="sums")
-        second = mb.conv(x=first, weight=weight, pad_type="same", name="second")
-        return mb.add(x=second, y=sums, name="y")
-
-    return program
+    first = mb.conv(x=x, weight=weight, pad_type="same", name="first")
+    sums = mb.cumsum(x=counts, axis=1, name="sums")
+    second = mb.conv(x=first, weight=weight, pad_type="same", name="second")
+    return mb.add(x=second, y=sums, name="y")

@@ -50,21 +50,20 @@ Grade: checked: that a factor goes through a root is no identity of polynomials.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Program, Var, mb
+from anesurgery.authoring import Builder, Var, mb
 
 
 @dataclass(frozen=True)
 class GroupNorm(an.NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers up to 1."""
 
-    name: ClassVar[str] = "group_norm"
-    centred: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-4)
+    name = "group_norm"
+    centred = True
+    tolerance = an.Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the result."""
 
     def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
@@ -72,15 +71,11 @@ class GroupNorm(an.NormForm):
         return mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon))
 
 
-def example() -> Program:
+@an.example((1, 2, 8), dtype="fp16", opset="iOS17")
+def example(x: Var) -> Var:
     """Two groups, as coremltools converts their norm."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
-    def program(x: Var) -> Var:
-        over = {"axes": [-1], "keep_dims": True}
-        rest = mb.sub(x=x, y=mb.reduce_mean(x=x, **over, name="mean"), name="rest")
-        variance = mb.reduce_mean(x=mb.square(x=rest, name="squares"), **over, name="variance")
-        root = mb.sqrt(x=mb.add(x=variance, y=np.float16(1e-5), name="sum"), name="root")
-        return mb.real_div(x=rest, y=root, name="y")
-
-    return program
+    over = {"axes": [-1], "keep_dims": True}
+    rest = mb.sub(x=x, y=mb.reduce_mean(x=x, **over, name="mean"), name="rest")
+    variance = mb.reduce_mean(x=mb.square(x=rest, name="squares"), **over, name="variance")
+    root = mb.sqrt(x=mb.add(x=variance, y=np.float16(1e-5), name="sum"), name="root")
+    return mb.real_div(x=rest, y=root, name="y")

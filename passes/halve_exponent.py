@@ -31,12 +31,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 OVERFLOWS = math.log(65504)
 """Where an exponential leaves fp16: 11.09."""
@@ -46,9 +45,9 @@ OVERFLOWS = math.log(65504)
 class HalveExponent(Rewrite):
     """`exp(x) * c` becomes `(exp(x / 2) * sqrt(c))^2`."""
 
-    name: ClassVar[str] = "halve_exponent"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "halve_exponent"
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """What makes a value small."""
@@ -75,11 +74,7 @@ class HalveExponent(Rewrite):
         return mb.square(x=root)
 
 
-def example() -> Program:
+@an.example((2, 8), dtype="fp16")
+def example(x: Var) -> Var:
     """A thousandth of an exponential."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.mul(x=mb.exp(x=x, name="e"), y=np.float16(1e-3), name="y")
-
-    return program
+    return mb.mul(x=mb.exp(x=x, name="e"), y=np.float16(1e-3), name="y")

@@ -31,12 +31,11 @@ Grade: checked: it rests on the range of the ids.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 """What the indices of a gather may be, in every opset that has 16-bit indices."""
@@ -46,11 +45,11 @@ TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 class IndexCasts(Rewrite):
     """The indices of a gather as they were before casts that keep each of them."""
 
-    name: ClassVar[str] = "index_casts"
-    follows: ClassVar[tuple[str, ...]] = ("token_id_guard",)
+    name = "index_casts"
+    follows = ("token_id_guard",)
     # ids are cleared before passes look at what reads them
-    precedes: ClassVar[tuple[str, ...]] = ("select_last_token", "embedding_matmul")
-    shares_inner: ClassVar[bool] = True
+    precedes = ("select_last_token", "embedding_matmul")
+    shares_inner = True
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every lookup."""
@@ -69,13 +68,8 @@ class IndexCasts(Rewrite):
         if source is m.indices:
             span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)
-        return m.bind(source=source, low=low, length=int(length)) if an.np_dtype(source) in TAKEN else None
-
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Indices that the axis has."""
-        if var is not m.source:
-            return None
-        return rng.integers(m.low, m.length, an.static_shape(var) or ()).astype(an.np_dtype(var))
+        inside = {source: (low, int(length) - 1)}
+        return m.bind(source=source, within=inside) if an.np_dtype(source) in TAKEN else None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Look up at the integers as they were."""
@@ -83,13 +77,9 @@ class IndexCasts(Rewrite):
         return mb.gather(**inputs, indices=m.source)
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="int32", opset="iOS17")
+def example(ids: Var) -> Var:
     """A table of nine rows, read at ids that were made shorter."""
     table = np.arange(18, dtype=np.float32).reshape(9, 2)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)], opset_version=an.ct.target.iOS17)
-    def program(ids: Var) -> Var:
-        short = mb.cast(x=ids, dtype="int16", name="short")
-        return mb.gather(x=table, indices=short, axis=0, name="y")
-
-    return program
+    short = mb.cast(x=ids, dtype="int16", name="short")
+    return mb.gather(x=table, indices=short, axis=0, name="y")

@@ -41,12 +41,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 
 Range = tuple[float, float]
 HALF = np.dtype(np.float16)
@@ -56,8 +55,10 @@ HALF = np.dtype(np.float16)
 class IntegersAsFloats(Rewrite):
     """Comparisons and casts of int32 values read floats instead."""
 
-    name: ClassVar[str] = "integers_as_floats"
-    shares_inner: ClassVar[bool] = True
+    name = "integers_as_floats"
+    kinds = an.ops.COMPARISONS | an.whole_numbers.TRUTHS | {"cast"}
+    """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
+    shares_inner = True
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
     of_inputs: bool = True
@@ -83,10 +84,6 @@ class IntegersAsFloats(Rewrite):
         if len(session.changes) > edits:
             said = ", ".join(f"{name} in [0, 1]" for name in held)
             session.notes.append(f"assumed of the inputs: {said}")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
-        return op.any("cast", *sorted(an.ops.COMPARISONS | an.whole_numbers.TRUTHS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Integers whose floats tell the same."""
@@ -182,12 +179,8 @@ def _moved(var: Var) -> bool:
     return an.whole_numbers.makes_whole(an.whole_numbers.source(var)) is None
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="int32")
+def example(m: Var) -> tuple[Var, Var]:
     """A mask that is turned round and seen by every head."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)])
-    def program(m: Var) -> tuple[Var, Var]:
-        seen = mb.expand_dims(x=m, axes=[1], name="seen")
-        return mb.equal(x=seen, y=np.int32(0), name="y"), mb.cast(x=seen, dtype="fp16", name="z")
-
-    return program
+    seen = mb.expand_dims(x=m, axes=[1], name="seen")
+    return mb.equal(x=seen, y=np.int32(0), name="y"), mb.cast(x=seen, dtype="fp16", name="z")

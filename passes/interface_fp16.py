@@ -34,7 +34,6 @@ Grade: none: the interface changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,10 +52,10 @@ NEEDED = int(an.ct.target.iOS16.value)
 class InterfaceFp16(Pass):
     """fp32 inputs and outputs become fp16, declared."""
 
-    name: ClassVar[str] = "interface_fp16"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(2e-3)
-    rounds: ClassVar[bool] = True
-    follows: ClassVar[tuple[str, ...]] = ("compute_fp16",)
+    name = "interface_fp16"
+    tolerance = an.Tolerance(2e-3)
+    rounds = True
+    follows = ("compute_fp16",)
     newer_opset: bool = False
     """Make a program for iOS 15 one for iOS 16 and macOS 13."""
 
@@ -156,12 +155,8 @@ def _halved(values: an.Values, name: str) -> an.Values:
         return {**values, name: np.asarray(values[name]).astype(np.float16)}
 
 
-def example() -> Program:
+@an.example((1, 4), opset="iOS16")
+def example(x: Var) -> Var:
     """An fp16 program with casts at its ends."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))], opset_version=an.ct.target.iOS16)
-    def program(x: Var) -> Var:
-        r = mb.relu(x=mb.cast(x=x, dtype="fp16", name="x_fp16"), name="r")
-        return mb.cast(x=r, dtype="fp32", name="y")
-
-    return program
+    r = mb.relu(x=mb.cast(x=x, dtype="fp16", name="x_fp16"), name="r")
+    return mb.cast(x=r, dtype="fp32", name="y")

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -50,7 +50,7 @@ THROUGH = an.ops.POINTWISE | {"softmax", "batch_norm"}
 class InterfaceLayout(Pass):
     """Transposes at both ends go; the interface changes, declared."""
 
-    name: ClassVar[str] = "interface_layout"
+    name = "interface_layout"
     ends: tuple[str, ...] = ()
     """The inputs and outputs that may change; all, where none are named."""
 
@@ -137,7 +137,7 @@ def _order(function: an.Function, name: str, session: Session) -> list[int] | Re
         return Refusal(f"%{name} has the symbolic shape {tuple(var.shape)}")
     if given and an.is_output(var):
         return Refusal(f"%{name} is an input and an output")
-    perm = [a % var.rank for a in an.ints(turn, "perm")]
+    perm = an.reading.permutation(turn)
     if len(perm) != var.rank or turn.x.rank != var.rank:
         return None
     return perm if given else [perm.index(a) for a in range(len(perm))]
@@ -164,13 +164,9 @@ def _left_in(program: Program) -> int:
     return sum(op.op_type == "transpose" for op in an.walk_ops(program))
 
 
-def example() -> Program:
+@an.example((1, 8, 8, 3))
+def example(x: Var) -> Var:
     """A 1x1 convolution with channels last at both ends."""
     weight = np.random.default_rng(0).standard_normal((4, 3, 1, 1)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 8, 8, 3))])
-    def program(x: Var) -> Var:
-        first = mb.transpose(x=x, perm=[0, 3, 1, 2], name="first")
-        return mb.transpose(x=mb.conv(x=first, weight=weight, name="c"), perm=[0, 2, 3, 1], name="y")
-
-    return program
+    first = mb.transpose(x=x, perm=[0, 3, 1, 2], name="first")
+    return mb.transpose(x=mb.conv(x=first, weight=weight, name="c"), perm=[0, 2, 3, 1], name="y")

@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,8 +57,8 @@ BACK = "_out"
 class IoAsCache(Pass):
     """Inputs that come back become states."""
 
-    name: ClassVar[str] = "io_as_cache"
-    precedes: ClassVar[tuple[str, ...]] = ("join_states", "pad_state")
+    name = "io_as_cache"
+    precedes = ("join_states", "pad_state")
     pairs: Mapping[str, str] | None = None
     """Input -> the output that it takes in the next call; by default those with the same name and `_out`."""
 
@@ -160,17 +160,15 @@ def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Valu
     return call
 
 
-def example() -> Program:
+@an.example(
+    mb.TensorSpec((1, 4), an.types.fp16),
+    mb.TensorSpec((1,), an.types.int32),
+    mb.TensorSpec((8, 4), an.types.fp16),
+    opset="iOS18",
+)
+def example(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
     """A cache of four numbers for each of eight tokens."""
-    cache = mb.TensorSpec((8, 4), an.types.fp16)
-    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32), cache]
-
-    @mb.program(input_specs=inputs, opset_version=an.ct.target.iOS18)
-    def program(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
-        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
-        out = mb.slice_update(x=cache, update=n, begin=b, end=e, name="cache_out")
-        return mb.reduce_sum(x=out, axes=[0], keep_dims=True, name="sum"), out
-
-    made: Program = program
-    return made
+    b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+    e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
+    out = mb.slice_update(x=cache, update=n, begin=b, end=e, name="cache_out")
+    return mb.reduce_sum(x=out, axes=[0], keep_dims=True, name="sum"), out

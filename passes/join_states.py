@@ -51,7 +51,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -63,8 +63,8 @@ from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, 
 class JoinStates(Pass):
     """Several states in one."""
 
-    name: ClassVar[str] = "join_states"
-    follows: ClassVar[tuple[str, ...]] = ("add_cache",)
+    name = "join_states"
+    follows = ("add_cache",)
     joined: str = "joined_state"
     """The name of the new state."""
 
@@ -164,35 +164,30 @@ class _Rows(an.stored_states.Form):
         return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        begin, end = self.bounds
-        return mb.slice_by_index(x=stored, begin=begin, end=end, name=f"{stored.name}_rows")
+        return an.cut(mb, stored, 0, self.first, self.shape[0], name=f"{stored.name}_rows")
 
     def stored(self, mb: Builder, value: Var) -> Var:
-        begin, end = (np.array(v, np.int32) for v in self.bounds)
+        rest = list(self.shape[1:])
+        begin = np.array([self.first, *[0] * len(rest)], np.int32)
+        end = np.array([self.first + self.shape[0], *rest], np.int32)
         held = mb.read_state(input=self.state, name=f"{value.name}_before")
         return mb.slice_update(x=held, update=value, begin=begin, end=end, name=f"{value.name}_in_rows")
 
-    @property
-    def bounds(self) -> tuple[list[int], list[int]]:
-        """The first row and the row after the last one."""
-        rest = list(self.shape[1:])
-        return [self.first, *[0] * len(rest)], [self.first + self.shape[0], *rest]
 
-
-def example() -> Program:
+@an.example(
+    mb.TensorSpec((1, 4), an.types.fp16),
+    mb.TensorSpec((1,), an.types.int32),
+    mb.StateTensorSpec((8, 4), dtype=an.types.fp16),
+    mb.StateTensorSpec((8, 4), dtype=an.types.fp16),
+    opset="iOS18",
+)
+def example(n: Var, at: Var, k: Var, v: Var) -> Var:
     """Two caches of eight tokens, of which one row is written."""
-    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32)]
-    states = [mb.StateTensorSpec((8, 4), dtype=an.types.fp16) for _ in range(2)]
-
-    @mb.program(input_specs=[*inputs, *states], opset_version=an.ct.target.iOS18)
-    def program(n: Var, at: Var, k: Var, v: Var) -> Var:
-        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
-        made = []
-        for name, state in (("k", k), ("v", v)):
-            held = mb.read_state(input=state, name=f"{name}h")
-            u = mb.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
-            made.append(mb.coreml_update_state(state=state, value=u, name=f"{name}a"))
-        return mb.add(x=made[0], y=made[1], name="sum")
-
-    return program
+    b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+    e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
+    made = []
+    for name, state in (("k", k), ("v", v)):
+        held = mb.read_state(input=state, name=f"{name}h")
+        u = mb.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
+        made.append(mb.coreml_update_state(state=state, value=u, name=f"{name}a"))
+    return mb.add(x=made[0], y=made[1], name="sum")

@@ -39,12 +39,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
@@ -58,23 +58,18 @@ def _changed(how: an.kernel_folds.Fold | an.kernel_folds.Pieces, weight: Var) ->
 class LongConvolution(Rewrite):
     """Large kernels of 1-D and 2-D convolutions become small ones over frames."""
 
-    name: ClassVar[str] = "long_convolution"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "long_convolution"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
-    most_width: int = 13
+    most_width: int = an.option(13, least=1)
     """Widest kernel that stays, and that a folded one may have (13 on M1, 15 from M4 on)."""
-    most_height: int = 29
+    most_height: int = an.option(29, least=1)
     """The same for the height (29 on M1, 31 from M4 on)."""
-    most_phases: int = 64
+    most_phases: int = an.option(64, least=1)
     """Most neighbouring results that become channels; weights grow by about that factor."""
     longest: int = 0
     """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
-
-    def __post_init__(self) -> None:
-        for name in ("most_width", "most_height", "most_phases"):
-            if getattr(self, name) < 1:
-                raise an.PassError(f"{self.name}: {name}={getattr(self, name)}; it must be at least 1")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
@@ -158,12 +153,8 @@ class LongConvolution(Rewrite):
         return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
 
 
-def example() -> Program:
+@an.example((1, 1, 96))
+def example(x: Var) -> Var:
     """Frames of 32 elements, 16 apart."""
     weight = np.random.default_rng(0).standard_normal((4, 1, 32)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 96))])
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=weight, strides=[16], name="y")
-
-    return program
+    return mb.conv(x=x, weight=weight, strides=[16], name="y")

@@ -41,22 +41,21 @@ Grade: checked: it rests on the place lying inside.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, var
 
 
 @dataclass(frozen=True)
 class MaskedWrite(Rewrite):
     """`slice_update` at a dynamic place as a selection."""
 
-    name: ClassVar[str] = "masked_write"
-    follows: ClassVar[tuple[str, ...]] = ("add_cache",)
-    shares_inner: ClassVar[bool] = True
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "masked_write"
+    follows = ("add_cache",)
+    shares_inner = True
+    tolerates_nonfinite = False
     """Rows that are brought to their places are multiplied by 0 elsewhere."""
 
     def pattern(self, op: Ops) -> OpPattern:
@@ -107,6 +106,4 @@ class MaskedWrite(Rewrite):
         return mb.select(cond=here, a=update, b=m.x)
 
 
-def example() -> Program:
-    """A cache of four numbers for each of eight tokens."""
-    return an.cache_example()
+example = an.cache_example

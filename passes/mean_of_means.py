@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 MANY = 1 << 18
 """Values, as the rule of `inspect` has it: the means of norms are of fewer."""
@@ -41,10 +40,10 @@ MANY = 1 << 18
 class MeanOfMeans(Rewrite):
     """`mean(x, [a, b])` becomes `mean(mean(x, [b]), [a])`."""
 
-    name: ClassVar[str] = "mean_of_means"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "mean_of_means"
+    static = True
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """A mean."""
@@ -52,7 +51,7 @@ class MeanOfMeans(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Of many values along several axes that are longer than 1."""
-        axes = sorted(an.channel_steps.axes_of(m.root))
+        axes = sorted(an.reading.axes_of(m.root))
         count = math.prod(m.x.shape[axis] for axis in axes)
         if not an.intervals.is_half(m.x) or count < MANY:
             return None
@@ -67,11 +66,7 @@ class MeanOfMeans(Rewrite):
         return mb.reduce_mean(x=rows, axes=m.axes, keep_dims=an.flag(m.root, "keep_dims"))
 
 
-def example() -> Program:
+@an.example((1, 512, 512), dtype="fp16")
+def example(x: Var) -> Var:
     """The mean of a picture."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 512, 512), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")
-
-    return program
+    return mb.reduce_mean(x=x, axes=[-2, -1], keep_dims=True, name="y")

@@ -36,29 +36,9 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
-
-import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import (
-    Builder,
-    Match,
-    Operation,
-    OpPattern,
-    Ops,
-    Program,
-    Refusal,
-    Rewrite,
-    Var,
-    mb,
-    var,
-)
-
-LEAST = 2.0**-24
-"""The smallest number above 0 of fp16."""
-NORMAL = 2.0**-14
-"""The smallest number that fp16 holds to 11 bits."""
+from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -67,10 +47,10 @@ class MeanQuotient(Rewrite):
 
     most: int = 1024
     """Values that are added at most: a mean of more, of which few are not 0, may be too small for fp16."""
-    name: ClassVar[str] = "mean_quotient"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "mean_quotient"
+    static = True
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every division."""
@@ -88,18 +68,13 @@ class MeanQuotient(Rewrite):
         if added > self.most:
             words = f"{added:g} values are added: a mean of which few are not 0 may be too small for fp16"
             return Refusal(f"{words}; most={added:g} allows it", m.root)
-        for op in quotient.between:
-            guard = _guard(op)
-            if guard < 0:
-                return Refusal(f"{guard:g} is added to the sum, which is no guard", m.root)
-        return m.bind(ops=(m.root, *quotient.between, *quotient.sums), quotient=quotient, count=count)
-
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Numbers above 0 where the divided guard is rounded: such that it does not decide."""
-        rounded = any(0 < _guard(op) / m.count < NORMAL for op in m.quotient.between)
-        if var is not m.quotient.below.x or not rounded:
-            return None
-        return rng.uniform(0.5, 1.0, an.fixed_shape(var)).astype(an.np_dtype(var))
+        guards = [_guard(op) for op in quotient.between]
+        if (least := min(guards, default=0.0)) < 0:
+            return Refusal(f"{least:g} is added to the sum, which is no guard", m.root)
+        ops = (m.root, *quotient.between, *quotient.sums)
+        rounded = any(0 < guard / count < an.constant_ends.NORMAL for guard in guards)
+        inside = {quotient.below.x: (0.5, 1.0)} if rounded else {}  # such that the guard does not decide
+        return m.bind(ops=ops, quotient=quotient, count=count, within=inside)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The quotient of the means, times what the counts differ by."""
@@ -110,52 +85,32 @@ class MeanQuotient(Rewrite):
         top, left = m.x, 1 / m.count
         if quotient.above is not None:
             top, left = _mean(mb, quotient.above), an.reduction_rows.summed(quotient.above) / m.count
-        result: Var = mb.real_div(x=top, y=divisor)
+        result = mb.real_div(x=top, y=divisor)
         return result if left == 1 else mb.mul(x=result, y=left)
 
 
 def _mean(mb: Builder, total: Operation) -> Var:
-    mean: Var = mb.reduce_mean(x=total.x, axes=an.ints(total, "axes"), keep_dims=an.flag(total, "keep_dims"))
-    return mean
+    return mb.reduce_mean(x=total.x, axes=an.ints(total, "axes"), keep_dims=an.flag(total, "keep_dims"))
 
 
 def _guard(op: Operation) -> float:
     """The number that an op of `between` adds, or that its result is at least; 0 of a tile."""
-    if op.op_type == "tile":
-        return 0.0
-    return float(an.number(op.alpha if op.op_type == "clip" else _constant(op)) or 0.0)
-
-
-def _constant(op: Operation) -> Var:
-    return op.x if an.number(op.x) is not None else op.y
+    sides = {"clip": ["alpha"], "tile": []}.get(op.op_type, ["x", "y"])
+    return next((n for side in sides if (n := an.number(op.inputs[side])) is not None), 0.0)
 
 
 def _behind(mb: Builder, op: Operation, value: Var, count: float) -> Var:
     """A guard, divided by the count, or a tile, of another value."""
     if op.op_type == "tile":
-        tiled: Var = mb.tile(x=value, reps=an.ints(op, "reps"))
-        return tiled
+        return mb.tile(x=value, reps=an.ints(op, "reps"))
     guard = _guard(op) / count
-    guarded: Var
-    if op.op_type == "clip" or guard < LEAST:
-        guarded = mb.maximum(x=value, y=max(guard, LEAST))
-    else:
-        guarded = getattr(mb, op.op_type)(x=value, y=guard)
-    return guarded
+    bound = op.op_type == "clip" or guard < an.half.SMALLEST
+    return mb.maximum(x=value, y=max(guard, an.half.SMALLEST)) if bound else an.again(mb, op, x=value, y=guard)
 
 
-def example() -> Program:
+@an.example((1, 512, 8), (1, 512, 1), dtype="fp16")
+def example(x: Var, mask: Var) -> Var:
     """The mean of the tokens that a mask keeps."""
-
-    @mb.program(
-        input_specs=[
-            mb.TensorSpec((1, 512, 8), dtype=an.types.fp16),
-            mb.TensorSpec((1, 512, 1), dtype=an.types.fp16),
-        ]
-    )
-    def program(x: Var, mask: Var) -> Var:
-        total = mb.reduce_sum(x=mb.mul(x=x, y=mask, name="kept"), axes=[1], keep_dims=False, name="total")
-        count = mb.reduce_sum(x=mask, axes=[1], keep_dims=False, name="count")
-        return mb.real_div(x=total, y=count, name="y")
-
-    return program
+    total = mb.reduce_sum(x=mb.mul(x=x, y=mask, name="kept"), axes=[1], keep_dims=False, name="total")
+    count = mb.reduce_sum(x=mask, axes=[1], keep_dims=False, name="count")
+    return mb.real_div(x=total, y=count, name="y")

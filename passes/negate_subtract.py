@@ -30,19 +30,18 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class NegateSubtract(Rewrite):
     """`sub(x, y)` becomes `add(x, -y)`: exact for floats and for integers."""
 
-    name: ClassVar[str] = "negate_subtract"
+    name = "negate_subtract"
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every subtraction."""
@@ -66,11 +65,7 @@ class NegateSubtract(Rewrite):
         return mb.add(x=m.x, y=negated)
 
 
-def example() -> Program:
+@an.example((2, 3), (1, 3))
+def example(a: Var, b: Var) -> Var:
     """A row subtracted from a matrix."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((1, 3))])
-    def program(a: Var, b: Var) -> Var:
-        return mb.sub(x=a, y=b, name="y")
-
-    return program
+    return mb.sub(x=a, y=b, name="y")

@@ -44,35 +44,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class OneHotLookup(Rewrite):
     """`gather`, `slice_by_size` and `slice_by_index` at dynamic places as products."""
 
-    name: ClassVar[str] = "one_hot_lookup"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "one_hot_lookup"
+    kinds = frozenset({"gather", "slice_by_size", "slice_by_index"})
+    """What reads at places."""
+    tolerates_nonfinite = False
     """The rows that are not taken are multiplied by 0."""
-    most_rows: int = 512
+    most_rows: int = an.option(512, least=1, most=an.whole_numbers.EXACT - 1)
     """Longest axis that is looked up in."""
     most_work: int = 1 << 24
     """Most multiplications of a product."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.most_rows < an.whole_numbers.EXACT:
-            raise an.PassError(
-                f"{self.name}: most_rows={self.most_rows!r}; from 1 to {an.whole_numbers.EXACT - 1}"
-            )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What reads at places."""
-        return op.any("gather", "slice_by_size", "slice_by_index")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A short axis, and a product that is worth it."""
@@ -167,22 +159,15 @@ def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
 def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:
     """The rows of an axis that `hot` [taken, rows] picks."""
     shape, taken = [int(d) for d in x.shape], int(hot.shape[0])
-    made: Var
     if axis == len(shape) - 1 and axis > 0:
-        made = mb.matmul(x=x, y=hot, transpose_y=True)
-        return made
+        return mb.matmul(x=x, y=hot, transpose_y=True)
     lead, rest = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
     seen = mb.reshape(x=x, shape=[lead, shape[axis], rest])
     picked = mb.matmul(x=hot, y=seen)
-    made = mb.reshape(x=picked, shape=[*shape[:axis], taken, *shape[axis + 1 :]])
-    return made
+    return mb.reshape(x=picked, shape=[*shape[:axis], taken, *shape[axis + 1 :]])
 
 
-def example() -> Program:
+@an.example((1, 4, 2), mb.TensorSpec((1,), dtype=an.types.int32))
+def example(x: Var, k: Var) -> Any:
     """The row of a position."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1,), dtype=an.types.int32)])
-    def program(x: Var, k: Var) -> Any:
-        return mb.gather(x=x, indices=k, axis=1, name="y")
-
-    return program
+    return mb.gather(x=x, indices=k, axis=1, name="y")

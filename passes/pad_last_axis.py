@@ -42,35 +42,28 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class PadLastAxis(Rewrite):
     """Padding made by weights, carried by elementwise ops, cut once."""
 
-    name: ClassVar[str] = "pad_last_axis"
+    name = "pad_last_axis"
+    kinds = an.ops.PRODUCTS
+    """Every product."""
     # it looks for the form that the front end gives
-    precedes: ClassVar[tuple[str, ...]] = ("negate_subtract", "explicit_broadcast")
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    precedes = ("negate_subtract", "explicit_broadcast")
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """A zero of the padding makes NaN of an infinity."""
-    shares_inner: ClassVar[bool] = True
-    multiple: int = 64
+    shares_inner = True
+    multiple: int = an.option(64, least=1)
     """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""
-
-    def __post_init__(self) -> None:
-        if type(self.multiple) is not int or self.multiple < 1:
-            raise an.PassError(f"{self.name}: multiple={self.multiple!r}; it must be a positive integer")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product."""
-        return op.any("linear", "matmul", "conv")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A product with a constant weight whose result does not fit; then the region around it."""
@@ -99,16 +92,12 @@ class PadLastAxis(Rewrite):
         return an.padded_region.build(mb, m.region)
 
 
-def example() -> Program:
+@an.example((1, 4))
+def example(x: Var) -> tuple[Var, Var]:
     """A hidden layer of odd width that a product and a softmax read."""
     rng = np.random.default_rng(0)
     shapes = ((37, 4), (37,), (64, 37), (64,))
     first, bias, second, bias_2 = (rng.standard_normal(s).astype(np.float32) for s in shapes)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
-    def program(x: Var) -> tuple[Var, Var]:
-        h = mb.linear(x=x, weight=first, bias=bias, name="h")
-        g = mb.gelu(x=h, mode="EXACT", name="g")
-        return mb.linear(x=g, weight=second, bias=bias_2, name="y"), mb.softmax(x=g, axis=-1, name="z")
-
-    return program
+    h = mb.linear(x=x, weight=first, bias=bias, name="h")
+    g = mb.gelu(x=h, mode="EXACT", name="g")
+    return mb.linear(x=g, weight=second, bias=bias_2, name="y"), mb.softmax(x=g, axis=-1, name="z")

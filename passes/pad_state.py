@@ -39,7 +39,6 @@ Grade: none: the interface changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -51,14 +50,10 @@ from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 class PadState(Pass):
     """States with a width that the ANE takes."""
 
-    name: ClassVar[str] = "pad_state"
-    follows: ClassVar[tuple[str, ...]] = ("add_cache", "join_states")
-    multiple: int = 32
+    name = "pad_state"
+    follows = ("add_cache", "join_states")
+    multiple: int = an.option(32, least=2)
     """What the width becomes a multiple of."""
-
-    def __post_init__(self) -> None:
-        if type(self.multiple) is not int or self.multiple < 2:
-            raise an.PassError(f"{self.name}: multiple={self.multiple!r}; it must be an integer above 1")
 
     def run(self, program: Program, session: Session) -> None:
         """Pad each state, in all functions alike."""
@@ -105,26 +100,21 @@ class _Padded(an.stored_states.Form):
         return mb.read_state(input=self.state, name=f"{op.name}_wide")
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        inputs = an.op_inputs(op)
         masked = an.constant(op.inputs.get("end_mask"))
         mask = np.array([False] * op.x.rank if masked is None else masked, bool)
         mask[-1] = True
         changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
-        return mb.slice_update(**{**inputs, **changed}, name=f"{op.name}_wide")
+        return an.again(mb, op, **changed, name=f"{op.name}_wide")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        begin = [0] * len(self.shape)
-        return mb.slice_by_index(x=stored, begin=begin, end=list(self.shape), name=f"{stored.name}_cut")
+        return an.cut(mb, stored, len(self.shape) - 1, 0, self.shape[-1], name=f"{stored.name}_cut")
 
     def stored(self, mb: Builder, value: Var) -> Var:
         ends = [0] * (2 * value.rank - 1) + [self.missing]
-        zero = an.np_dtype(value).type(0)
-        return mb.pad(x=value, pad=ends, constant_val=zero, name=f"{value.name}_wide")
+        return mb.pad(x=value, pad=ends, constant_val=an.np_dtype(value).type(0), name=f"{value.name}_wide")
 
 
-def example() -> Program:
-    """A cache of four numbers for each of eight tokens."""
-    return an.cache_example()
+example = an.cache_example

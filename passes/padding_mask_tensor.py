@@ -44,12 +44,12 @@ Grade: checked: it rests on the size of the scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 DEEPEST = 3.2e4
 """Beyond this a fill is too deep."""
@@ -65,29 +65,21 @@ MOST_OPS = 40
 class PaddingMaskTensor(Rewrite):
     """Masks from inputs are filled with a finite number."""
 
-    name: ClassVar[str] = "padding_mask_tensor"
-    follows: ClassVar[tuple[str, ...]] = ("causal_mask_tensor",)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "padding_mask_tensor"
+    kinds = frozenset({"softmax"})
+    """Where weights are made from scores."""
+    follows = ("causal_mask_tensor",)
+    tolerates_nonfinite = False
     """An infinite score that was masked meets a finite number to add."""
-    magnitude: ClassVar[float] = 8.0
+    magnitude = 8.0
     """Scores must stay far below the fill."""
-    shares_inner: ClassVar[bool] = True
-    caveat: ClassVar[str] = (
+    shares_inner = True
+    caveat = (
         "where a mask that keeps a score is multiplied with an infinity, the old numbers are NaN and were not "
         "compared"
     )
-    fill: float = -1e4
+    fill: float = an.option(-1e4, least=-DEEPEST, most=an.attention.MASKED)
     """What is added to a score that is masked."""
-
-    def __post_init__(self) -> None:
-        if not -DEEPEST <= self.fill <= an.attention.MASKED:
-            raise an.PassError(
-                f"{self.name}: fill={self.fill:g}; it must lie in [{-DEEPEST:g}, {an.attention.MASKED:g}]"
-            )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Where weights are made from scores."""
-        return op.softmax()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Find the fills; None where they are finite."""
@@ -192,16 +184,12 @@ def _downstream(ops: list[an.Operation], sources: set[Var]) -> list[an.Operation
     return found
 
 
-def example() -> Program:
+@an.example((1, 1, 4, 2), mb.TensorSpec((1, 1, 1, 4), dtype=an.types.int32))
+def example(x: Var, mask: Var) -> Var:
     """Scores of four positions under a padding mask, as encoders write it."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4, 2)), mb.TensorSpec((1, 1, 1, 4), dtype=an.types.int32)])
-    def program(x: Var, mask: Var) -> Var:
-        scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
-        kept = mb.cast(x=mask, dtype="fp32", name="kept")
-        shut = mb.sub(x=np.float32(1), y=kept, name="shut")
-        fill = mb.mul(x=shut, y=np.finfo(np.float32).min, name="fill")
-        masked = mb.add(x=scores, y=fill, name="masked")
-        return mb.softmax(x=masked, axis=-1, name="weights")
-
-    return program
+    scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+    kept = mb.cast(x=mask, dtype="fp32", name="kept")
+    shut = mb.sub(x=np.float32(1), y=kept, name="shut")
+    fill = mb.mul(x=shut, y=np.finfo(np.float32).min, name="fill")
+    masked = mb.add(x=scores, y=fill, name="masked")
+    return mb.softmax(x=masked, axis=-1, name="weights")

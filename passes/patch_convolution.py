@@ -32,26 +32,23 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class PatchConvolution(Rewrite):
     """Patches to channels, and a product of channels."""
 
-    name: ClassVar[str] = "patch_convolution"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "patch_convolution"
+    kinds = frozenset({"conv"})
+    """Every convolution."""
+    tolerance = an.REASSOCIATED
     least: int = 14
     """Smallest kernel that is rewritten: the first that the M1 does not take."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every convolution."""
-        return op.conv()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the kernel large and square, and are its strides its own lengths?"""
@@ -59,10 +56,10 @@ class PatchConvolution(Rewrite):
         kernel = [int(k) for k in op.weight.shape[2:]]
         if len(kernel) != 2 or max(kernel) < self.least:
             return None
-        strides, dilations = _lengths(op.strides), _lengths(op.dilations)
+        strides, dilations = an.ints(op, "strides"), an.ints(op, "dilations")
         pads = an.constant(op.pad_type)
         rest = shape is None or any(n % k for n, k in zip(shape[2:], kernel, strict=True))
-        padded = any(_lengths(op.pad)) if pads == "custom" else pads != "valid" and rest
+        padded = any(an.ints(op, "pad")) if pads == "custom" else pads != "valid" and rest
         reasons = {
             f"the kernel {kernel} is not square": kernel[0] != kernel[1],
             f"the strides {strides} are not the kernel {kernel}": strides != kernel,
@@ -90,16 +87,8 @@ class PatchConvolution(Rewrite):
         return mb.conv(x=patches, weight=weight, **bias)
 
 
-def _lengths(var: Var | None) -> list[int]:
-    return [] if var is None else [int(n) for n in np.ravel(an.constant(var))]
-
-
-def example() -> Program:
+@an.example((1, 3, 64, 64))
+def example(x: Var) -> Var:
     """The patch embedding of an image of 64x64 in patches of 32x32."""
     weight = np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 64, 64))])
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=weight, strides=[32, 32], pad_type="valid", name="y")
-
-    return program
+    return mb.conv(x=x, weight=weight, strides=[32, 32], pad_type="valid", name="y")

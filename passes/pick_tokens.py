@@ -33,7 +33,6 @@ Grade: none: the interface changes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -46,24 +45,19 @@ from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
 class PickTokens(Pass):
     """Tokens in place of logits."""
 
-    name: ClassVar[str] = "pick_tokens"
-    follows: ClassVar[tuple[str, ...]] = ("add_cache", "select_last_token", "split_head", "scale_ranges")
-    k: int = 1
+    name = "pick_tokens"
+    follows = ("add_cache", "select_last_token", "split_head", "scale_ranges")
+    k: int = an.option(1, least=1)
     """How many tokens."""
-    temperature: float = 1.0
+    temperature: float = an.option(1.0, above=0.0)
     """What the logits of the likeliest tokens are divided by."""
-    cap: float | None = None
+    cap: float | None = an.option(None, above=0.0)
     """What the logits of the likeliest tokens are bent below."""
     output: str | None = None
     """The name of the logits; the widest output by default."""
 
     def __post_init__(self) -> None:
-        if type(self.k) is not int or self.k < 1:
-            raise an.PassError(f"{self.name}: k={self.k!r}; it must be a positive integer")
-        for option in ("temperature", "cap"):
-            value = getattr(self, option)
-            if value is not None and not value > 0:
-                raise an.PassError(f"{self.name}: {option}={value!r}; it must be above 0")
+        super().__post_init__()
         if self.k == 1 and (self.temperature != 1 or self.cap is not None):
             raise an.PassError(
                 f"{self.name}: the likeliest token depends on no temperature or cap; they need k=2 or more"
@@ -133,12 +127,8 @@ class PickTokens(Pass):
         return {**rest, TOP_VALUES: values / self.temperature, TOP_TOKENS: order.astype(np.int32)}
 
 
-def example() -> Program:
+@an.example((1, 2, 4), dtype="fp16", opset="iOS18")
+def example(x: Var) -> Var:
     """A head of six words over two positions."""
     weight = np.random.default_rng(0).standard_normal((6, 4)).astype(np.float16)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4), an.types.fp16)], opset_version=an.ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=weight, name="logits")
-
-    return program
+    return mb.linear(x=x, weight=weight, name="logits")

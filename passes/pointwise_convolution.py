@@ -35,12 +35,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 from anesurgery.placement.cost import UP_TO
 
 
@@ -48,16 +47,12 @@ from anesurgery.placement.cost import UP_TO
 class PointwiseConvolution(Rewrite):
     """`linear` and `matmul` of one row become `conv`."""
 
-    name: ClassVar[str] = "pointwise_convolution"
-    follows: ClassVar[tuple[str, ...]] = ("split_head", "select_last_token")
-    shares_inner: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    most: int = 16384
+    name = "pointwise_convolution"
+    follows = ("split_head", "select_last_token")
+    shares_inner = True
+    tolerance = an.REASSOCIATED
+    most: int = an.option(16384, least=1)
     """Most inputs and outputs of a product."""
-
-    def __post_init__(self) -> None:
-        if type(self.most) is not int or self.most < 1:
-            raise an.PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
@@ -100,13 +95,9 @@ class PointwiseConvolution(Rewrite):
         return mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **given), shape=list(m.out))
 
 
-def example() -> Program:
+@an.example((1, 1, 16), dtype="fp16")
+def example(x: Var) -> Var:
     """A small head over one position."""
     rng = np.random.default_rng(0)
     weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((32, 16), (32,)))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 16), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=weight, bias=bias, name="y")
-
-    return program
+    return mb.linear(x=x, weight=weight, bias=bias, name="y")

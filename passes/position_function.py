@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -56,9 +56,9 @@ from anesurgery.interpret.state import POSITION
 class PositionFunction(Pass):
     """Masks, tables and places at a position as inputs, and a function that makes them."""
 
-    name: ClassVar[str] = "position_function"
-    essential: ClassVar[bool] = True
-    follows: ClassVar[tuple[str, ...]] = ("add_cache", "masked_write", "one_hot_lookup", "cache_as_io")
+    name = "position_function"
+    essential = True
+    follows = ("add_cache", "masked_write", "one_hot_lookup", "cache_as_io")
 
     def requires(self, program: Program) -> Refusal | None:
         """A position, and room for more functions."""
@@ -150,15 +150,10 @@ def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
         edits.drop_input(POSITION)
 
 
-def example() -> Program:
+@an.example(mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32), opset="iOS18")
+def example(x: Var, position: Var) -> Var:
     """A row of learned positions is added."""
-    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32)]
     table = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16)
-
-    @mb.program(input_specs=inputs, opset_version=an.ct.target.iOS18)
-    def program(x: Var, position: Var) -> Var:
-        begin = mb.concat(values=(position, np.array([0], np.int32)), axis=0, name="begin")
-        row = mb.slice_by_size(x=table, begin=begin, size=np.array([1, 4], np.int32), name="row")
-        return mb.add(x=x, y=row, name="y")
-
-    return program
+    begin = mb.concat(values=(position, np.array([0], np.int32)), axis=0, name="begin")
+    row = mb.slice_by_size(x=table, begin=begin, size=np.array([1, 4], np.int32), name="row")
+    return mb.add(x=x, y=row, name="y")

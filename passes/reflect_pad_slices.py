@@ -32,17 +32,16 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ReflectPadSlices(Rewrite):
     """`pad(mode="reflect")` and `pad(mode="replicate")` become slices and a concat."""
 
-    name: ClassVar[str] = "reflect_pad_slices"
+    name = "reflect_pad_slices"
     most_repeats: int = 16
     """How often an edge may be repeated on one side."""
 
@@ -96,11 +95,7 @@ def _mirrored(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:
     return mb.reverse(x=edge, axes=[axis]) if stop - start > 1 else edge
 
 
-def example() -> Program:
+@an.example((1, 1, 4))
+def example(x: Var) -> Var:
     """Two elements mirrored on the left."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4))])
-    def program(x: Var) -> Var:
-        return mb.pad(x=x, pad=[2, 0], mode="reflect", name="y")
-
-    return program
+    return mb.pad(x=x, pad=[2, 0], mode="reflect", name="y")

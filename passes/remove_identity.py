@@ -28,17 +28,16 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class RemoveIdentity(Rewrite):
     """`identity(x)` becomes `x`."""
 
-    name: ClassVar[str] = "remove_identity"
+    name = "remove_identity"
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every identity."""
@@ -56,11 +55,7 @@ class RemoveIdentity(Rewrite):
         return found
 
 
-def example() -> Program:
+@an.example((1, 4))
+def example(x: Var) -> Var:
     """An identity between two activations."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
-    def program(x: Var) -> Var:
-        return mb.tanh(x=mb.identity(x=mb.relu(x=x, name="r"), name="same"), name="y")
-
-    return program
+    return mb.tanh(x=mb.identity(x=mb.relu(x=x, name="r"), name="same"), name="y")

@@ -29,10 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 def _crop(mb: Builder, op: an.Operation) -> Var:
@@ -63,11 +62,9 @@ COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {
 class ReplaceRareOps(Rewrite):
     """crop, flatten2d, reshape_like and clamped_relu become slices, reshapes and minima."""
 
-    name: ClassVar[str] = "replace_rare_ops"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Each of them."""
-        return op.any(*COMMON)()
+    name = "replace_rare_ops"
+    kinds = frozenset(COMMON)
+    """Each of them."""
 
     def check(self, m: Match) -> Match | Refusal:
         """A shape that can be written down."""
@@ -81,11 +78,7 @@ class ReplaceRareOps(Rewrite):
         return COMMON[m.root.op_type](mb, m.root)
 
 
-def example() -> Program:
+@an.example((1, 2, 4, 5))
+def example(x: Var) -> Var:
     """A picture without its first row and its last two columns."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 5))])
-    def program(x: Var) -> Var:
-        return mb.crop(x=x, crop_height=[1, 0], crop_width=[0, 2], name="y")
-
-    return program
+    return mb.crop(x=x, crop_height=[1, 0], crop_width=[0, 2], name="y")

@@ -38,12 +38,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 """Mode -> the op that combines a row with its update; "update" takes the update."""
@@ -53,22 +52,13 @@ MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "ma
 class ReplaceScatter(Rewrite):
     """`scatter`, `scatter_along_axis` and `scatter_nd` in slices, or in selections."""
 
-    name: ClassVar[str] = "replace_scatter"
-    most_pieces: int = 32
+    name = "replace_scatter"
+    kinds = frozenset({"scatter", "scatter_along_axis", "scatter_nd"})
+    """Every scatter."""
+    most_pieces: int = an.option(32, least=1)
     """Most slices that a scatter at constant places may become."""
-    most_updates: int = 8
+    most_updates: int = an.option(8, least=1)
     """Most rows that are written at dynamic places."""
-
-    def __post_init__(self) -> None:
-        for name in ("most_pieces", "most_updates"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise an.PassError(
-                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
-                )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every scatter."""
-        return op.any("scatter", "scatter_along_axis", "scatter_nd")()
 
     def check(self, m: Match) -> Match | Refusal:
         """Known shapes, and few pieces."""
@@ -144,8 +134,7 @@ def _joined(
         for u in new:
             made = getattr(mb, MODES[mode])(x=made, y=u)
         parts.append(made)
-    whole: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=rows.axis)
-    return whole
+    return an.joined(mb, parts, rows.axis)
 
 
 def _selected(mb: Builder, m: Match) -> Var:
@@ -193,16 +182,10 @@ def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
     """The same elements in another shape, which they may have had before."""
     while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
-    return x if tuple(x.shape) == tuple(shape) else mb.reshape(x=x, shape=list(shape))
+    return an.reshaped(mb, x, shape)
 
 
-def example() -> Program:
+@an.example((4, 2), (2, 2))
+def example(x: Var, u: Var) -> Var:
     """Two rows of four are written."""
-
-    @mb.program(input_specs=[mb.TensorSpec((4, 2)), mb.TensorSpec((2, 2))])
-    def program(x: Var, u: Var) -> Var:
-        return mb.scatter(
-            data=x, indices=np.array([2, 3], np.int32), updates=u, axis=0, mode="update", name="y"
-        )
-
-    return program
+    return mb.scatter(data=x, indices=np.array([2, 3], np.int32), updates=u, axis=0, mode="update", name="y")

@@ -39,10 +39,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 
 
 @dataclass(frozen=True)
@@ -52,38 +51,35 @@ class Rerank(Rewrite):
     Sums keep their terms; a kernel may add them in another order when their axes are merged.
     """
 
-    name: ClassVar[str] = "rerank"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "rerank"
+    kinds = frozenset({*an.views.FRAMES, *an.ops.VIEWS})
+    """Every op whose axes are known."""
+    tolerance = an.REASSOCIATED
     at_most: int = 5
     """Largest rank; axes are merged above it."""
     at_least: int = 0
     """Smallest rank of float ops; axes of length 1 are put in front below it."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op whose axes are known."""
-        return op.any(*sorted({*an.views.FRAMES, *an.ops.VIEWS}))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is the rank wrong, and is there a view of the right rank?"""
         op = m.root
         if op.op_type in an.ops.VIEWS:
             return self.check_view(m)
-        ranks = [len(v.shape or ()) for v in an.views.tensors(op)]
-        high, low = max(ranks) > self.at_most, 0 < max(ranks) < self.at_least
-        if not high and not (low and _computes(op)):
+        tensors = an.views.tensors(op)
+        shapes = [an.shape_in_words(v.shape or ()) for v in tensors]
+        rank = max(len(v.shape or ()) for v in tensors)
+        high, low = rank > self.at_most, 0 < rank < self.at_least
+        if not high and not (low and any(an.np_dtype(v).kind == "f" for v in tensors)):
             return None
-        if any(an.static_shape(v) is None for v in an.views.tensors(op)):
-            return Refusal(f"a shape is symbolic: {', '.join(map(_shape, an.views.tensors(op)))}", op)
+        if any(an.static_shape(v) is None for v in tensors):
+            return Refusal(f"a shape is symbolic: {', '.join(shapes)}", op)
         found = an.views.frame(op)
         if not isinstance(found, an.views.Frame):
-            return Refusal(f"{op.op_type} of rank {max(ranks)}: {found}", op)
+            return Refusal(f"{op.op_type} of rank {rank}: {found}", op)
         groups = found.merged(self.at_most) if high else found.lifted(self.at_least)
         if groups is None and op.op_type != "transpose":
-            return Refusal(
-                f"{op.op_type} of {' and '.join(map(_shape, an.views.tensors(op)))} cannot be brought to rank "
-                f"{self.at_most}: no neighbours among its axes travel together",
-                op,
-            )
+            words = f"{op.op_type} of {' and '.join(shapes)} cannot be brought to rank {self.at_most}"
+            return Refusal(f"{words}: no neighbours among its axes travel together", op)
         return m.bind(frame=found, groups=groups)
 
     def check_view(self, m: Match) -> Match | None:
@@ -108,28 +104,15 @@ class Rerank(Rewrite):
         """Apply it, then report what still has too many axes."""
         super().run(program, session)
         for op in an.walk_ops(program):
-            if op.op_type not in (*an.views.FRAMES, *an.ops.VIEWS, "const") and not op.blocks:
+            if op.op_type not in self.kinds | {"const"} and not op.blocks:
                 tensors = [v for v in op.outputs if an.types.is_tensor(v.sym_type)]
-                high = [v for v in tensors if len(v.shape) > self.at_most]
-                if high:
-                    reason = f"{op.op_type} makes rank {len(high[0].shape)} ({_shape(high[0])})"
+                for v in [v for v in tensors if v.rank > self.at_most][:1]:
+                    reason = f"{op.op_type} makes rank {v.rank} ({an.shape_in_words(v.shape)})"
                     session.refusals.append((self.name, Refusal(reason, op)))
 
 
-def _computes(op: an.Operation) -> bool:
-    return any(an.np_dtype(v).kind == "f" for v in an.views.tensors(op))
-
-
-def _shape(v: Var) -> str:
-    return "x".join(str(d) for d in v.shape or ()) or "scalar"
-
-
-def example() -> Program:
+@an.example((2, 2, 3, 4, 5, 6))
+def example(x: Var) -> Var:
     """An activation and a maximum of rank 6."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 2, 3, 4, 5, 6))])
-    def program(x: Var) -> Var:
-        y = mb.relu(x=x, name="y")
-        return mb.reduce_max(x=y, axes=[4], keep_dims=True, name="z")
-
-    return program
+    y = mb.relu(x=x, name="y")
+    return mb.reduce_max(x=y, axes=[4], keep_dims=True, name="z")

@@ -34,30 +34,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ResampleMatmul(Rewrite):
     """`crop_resize`, `resample` and `affine` at constant places as products."""
 
-    name: ClassVar[str] = "resample_matmul"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "resample_matmul"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """Pixels that do not count are multiplied by 0."""
-    most_numbers: int = 1 << 22
+    most_numbers: int = an.option(1 << 22, least=1)
     """Most numbers of the matrix."""
-
-    def __post_init__(self) -> None:
-        if type(self.most_numbers) is not int or self.most_numbers < 1:
-            raise an.PassError(
-                f"{self.name}: most_numbers={self.most_numbers!r}; it must be a positive integer"
-            )
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every op that reads pixels at places."""
@@ -105,14 +98,10 @@ def _weights(op: an.Operation, boxes: int, made: int) -> tuple[an.Array, an.Arra
     return every[:, :count] - outside, outside
 
 
-def example() -> Program:
+@an.example((1, 2, 4, 4), opset="iOS17")
+def example(x: Var) -> Var:
     """A box of an image, with as many pixels."""
     box = np.array([[0.0, 1.0, 2.0, 3.0]], np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))], opset_version=an.ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.crop_resize(
-            x=x, boxes=box, box_indices=np.zeros(1, np.int32), target_height=2, target_width=2, name="y"
-        )
-
-    return program
+    return mb.crop_resize(
+        x=x, boxes=box, box_indices=np.zeros(1, np.int32), target_height=2, target_width=2, name="y"
+    )

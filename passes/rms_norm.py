@@ -47,21 +47,20 @@ Grade: checked: that a factor goes through a root is no identity of polynomials.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Program, Refusal, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 
 
 @dataclass(frozen=True)
 class RmsNorm(an.NormForm):
     """`x / sqrt(mean(x * x) + epsilon)` of numbers up to 1."""
 
-    name: ClassVar[str] = "rms_norm"
-    centred: ClassVar[bool] = False
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "rms_norm"
+    centred = False
+    tolerance = an.REASSOCIATED
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The layer norm of [x, -x] is over one axis."""
@@ -79,13 +78,9 @@ class RmsNorm(an.NormForm):
         return mb.slice_by_index(x=normed, begin=[0] * x.rank, end=list(x.shape))
 
 
-def example() -> Program:
+@an.example((1, 2, 8), dtype="fp16", opset="iOS17")
+def example(x: Var) -> Var:
     """A norm as today's decoders have it."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8), dtype=an.types.fp16)], opset_version=an.ct.target.iOS17)
-    def program(x: Var) -> Var:
-        mean = mb.reduce_mean(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="mean")
-        root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5), name="sum"), name="root")
-        return mb.mul(x=x, y=root, name="y")
-
-    return program
+    mean = mb.reduce_mean(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="mean")
+    root = mb.rsqrt(x=mb.add(x=mean, y=np.float16(1e-5), name="sum"), name="root")
+    return mb.mul(x=x, y=root, name="y")

@@ -56,14 +56,12 @@ Grade: checked: a table holds what the interpreter computed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb
 
-FORMS = ("one_hot", "gather", "inputs", "constants")
 MOST = 16384
 """Rows of a table that one product reads."""
 
@@ -72,25 +70,19 @@ MOST = 16384
 class RotaryTables(Rewrite):
     """Cosines and sines of positions from tables; exchanged halves by a product."""
 
-    name: ClassVar[str] = "rotary_tables"
-    follows: ClassVar[tuple[str, ...]] = ("fold_constants", "channels_first")
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
+    name = "rotary_tables"
+    follows = ("fold_constants", "channels_first")
+    tolerance = an.Tolerance(1e-3)
     """A table in fp16 is rounded; in fp32 the cosine of a large angle is as exact as the angle."""
-    tolerates_nonfinite: ClassVar[bool] = False
+    tolerates_nonfinite = False
     """The zeros of an exchange make NaN of an infinity."""
-    shares_inner: ClassVar[bool] = True
-    positions: int = 0
+    shares_inner = True
+    positions: int = an.option(0, least=0, most=MOST)
     """How many there are: positions are below it; 0 for what intervals show."""
-    form: str = "one_hot"
+    form: str = an.option("one_hot", among=("one_hot", "gather", "inputs", "constants"))
     """Either "one_hot", "gather", "inputs", or "constants"."""
     widest: int = 256
     """Longest axis whose parts are exchanged by a product; 0 for none."""
-
-    def __post_init__(self) -> None:
-        if self.form not in FORMS:
-            raise an.PassError(f"{self.name}: form={self.form!r}; it may be {', '.join(map(repr, FORMS))}")
-        if not 0 <= self.positions <= MOST:
-            raise an.PassError(f"{self.name}: positions={self.positions}; it may be up to {MOST}")
 
     def pattern(self, op: Ops) -> OpPattern:
         """Cosines, sines, and concats; products, which may read a table."""
@@ -125,7 +117,7 @@ class RotaryTables(Rewrite):
     def check_exchange(self, m: Match) -> Match | None:
         """Parts of the last axis, in another order or with other signs."""
         exchanged = an.rotary.exchange(m.root)
-        if exchanged is None or an.channel_steps.axis_of(m.root) != m.root.outputs[0].rank - 1:
+        if exchanged is None or an.reading.axis_of(m.root) != m.root.outputs[0].rank - 1:
             return None
         source, matrix = exchanged
         if len(matrix) > self.widest or np.array_equal(matrix, np.eye(len(matrix))):
@@ -185,13 +177,10 @@ class RotaryTables(Rewrite):
             )
             return row
 
-        rows: Var
         if self.form == "gather":
-            rows = mb.gather(x=table, indices=flat(mb), axis=0)
-            return rows
+            return mb.gather(x=table, indices=flat(mb), axis=0)
         row = mb.shared_value(("one_hot", ids, m.count, table.dtype.name), [ids], hot)
-        rows = mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
-        return rows
+        return mb.matmul(x=row, y=np.pad(table, ((0, int(row.shape[-1]) - len(table)), (0, 0))))
 
     def as_input(self, mb: Builder, m: Match) -> Var:
         """Declare the rows as an input, and drop the positions where nothing else reads them."""
@@ -224,20 +213,13 @@ class RotaryTables(Rewrite):
             mb.drop_input(old)
 
 
-def example() -> Program:
+@an.example(mb.TensorSpec((3,), dtype=an.types.int32), (3, 4), opset="iOS17")
+def example(places: Var, x: Var) -> Var:
     """Cosines of positions from 0 to 3, and heads whose halves are exchanged."""
-    specs = [mb.TensorSpec((3,), dtype=an.types.int32), mb.TensorSpec((3, 4))]
-
-    @mb.program(input_specs=specs, opset_version=an.ct.target.iOS17)
-    def program(places: Var, x: Var) -> Var:
-        least = mb.maximum(x=mb.minimum(x=places, y=np.int32(3), name="most"), y=np.int32(0), name="position")
-        number = mb.expand_dims(x=mb.cast(x=least, dtype="fp32", name="number"), axes=[1], name="row")
-        angle = mb.mul(x=number, y=np.array([1, 0.1, 1, 0.1], np.float32), name="angle")
-        first = mb.slice_by_index(x=x, begin=[0, 0], end=[3, 2], name="first")
-        second = mb.slice_by_index(x=x, begin=[0, 2], end=[3, 4], name="second")
-        turned = mb.concat(
-            values=[mb.mul(x=second, y=np.float32(-1), name="minus"), first], axis=1, name="turned"
-        )
-        return mb.mul(x=turned, y=mb.cos(x=angle, name="cosines"), name="y")
-
-    return program
+    least = mb.maximum(x=mb.minimum(x=places, y=np.int32(3), name="most"), y=np.int32(0), name="position")
+    number = mb.expand_dims(x=mb.cast(x=least, dtype="fp32", name="number"), axes=[1], name="row")
+    angle = mb.mul(x=number, y=np.array([1, 0.1, 1, 0.1], np.float32), name="angle")
+    first = mb.slice_by_index(x=x, begin=[0, 0], end=[3, 2], name="first")
+    second = mb.slice_by_index(x=x, begin=[0, 2], end=[3, 4], name="second")
+    turned = mb.concat(values=[mb.mul(x=second, y=np.float32(-1), name="minus"), first], axis=1, name="turned")
+    return mb.mul(x=turned, y=mb.cos(x=angle, name="cosines"), name="y")

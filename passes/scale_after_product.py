@@ -34,25 +34,23 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class ScaleAfterProduct(Rewrite):
     """Scales of a palette's channels are applied to the results of the product."""
 
-    name: ClassVar[str] = "scale_after_product"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
+    name = "scale_after_product"
+    kinds = an.ops.PRODUCTS
+    """Every product."""
+    tolerance = an.Tolerance(1e-3)
     """Weights that are scaled first are rounded to fp16; here each is a number of the palette."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product."""
-        return op.any(*sorted(an.ops.PRODUCTS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One constant scale for each output channel, and no offset."""
@@ -91,17 +89,13 @@ def _along(op: an.Operation, values: an.Array) -> an.Array:
     return values.reshape(-1, *[1] * spatial)
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="fp16", opset="iOS18")
+def example(x: Var) -> Var:
     """Twelve rows of a palette of two numbers, each with a scale of its own."""
     rng = np.random.default_rng(0)
     indices: Any = rng.integers(0, 2, (12, 4)).astype(an.types.nptype_from_builtin(an.types.uint1))
     table = np.array([-1, 0.5], np.float16).reshape(1, 1, 2, 1)
     scale = rng.uniform(1, 2, (12, 1)).astype(np.float16)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.fp16)], opset_version=an.ct.target.iOS18)
-    def program(x: Var) -> Var:
-        data = mb.constexpr_lut_to_dense(indices=indices, lut=table, name="table")
-        weights = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")
-        return mb.linear(x=x, weight=weights, name="y")
-
-    return program
+    data = mb.constexpr_lut_to_dense(indices=indices, lut=table, name="table")
+    weights = mb.constexpr_blockwise_shift_scale(data=data, scale=scale, name="w")
+    return mb.linear(x=x, weight=weights, name="y")

@@ -63,19 +63,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ScaleCosines(an.ScaledSquares):
     """`sum(a * b) / (|a| * |b|)` becomes the same of `a / max|a|` and `b / max|b|`."""
 
-    name: ClassVar[str] = "scale_cosines"
+    name = "scale_cosines"
 
     def pattern(self, op: Ops) -> OpPattern:
         """A sum of products, divided."""
@@ -95,8 +94,7 @@ class ScaleCosines(an.ScaledSquares):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The rows have magnitudes of at most 1, and so each sum is at most the number of values."""
-        axes, keep = list(m.cosine.axes), m.cosine.keep_dims
-        floor = self.floor(m.cosine.least)
+        axes, keep, floor = list(m.cosine.axes), m.cosine.keep_dims, self.floor(m.cosine.least)
         rows, sizes = [], []
         for row in m.cosine.rows:
             largest = mb.maximum(x=self.largest(mb, [row], axes), y=floor)
@@ -112,16 +110,11 @@ class ScaleCosines(an.ScaledSquares):
         return mb.real_div(x=product, y=lengths)
 
 
-def example() -> Program:
+@an.example((2, 8), (2, 8), dtype="fp16")
+def example(a: Var, b: Var) -> Var:
     """As `torch.nn.functional.cosine_similarity` is converted."""
-    specs = [mb.TensorSpec((2, 8), dtype=an.types.fp16) for _ in range(2)]
-
-    @mb.program(input_specs=specs)
-    def program(a: Var, b: Var) -> Var:
-        product = mb.reduce_sum(x=mb.mul(x=a, y=b, name="products"), axes=[-1], name="product")
-        first = mb.reduce_sum(x=mb.mul(x=a, y=a, name="squares"), axes=[-1], name="first")
-        second = mb.reduce_sum(x=mb.mul(x=b, y=b, name="more_squares"), axes=[-1], name="second")
-        both = mb.maximum(x=mb.mul(x=first, y=second, name="both"), y=np.float16(6e-8), name="least")
-        return mb.real_div(x=product, y=mb.sqrt(x=both, name="lengths"), name="y")
-
-    return program
+    product = mb.reduce_sum(x=mb.mul(x=a, y=b, name="products"), axes=[-1], name="product")
+    first = mb.reduce_sum(x=mb.mul(x=a, y=a, name="squares"), axes=[-1], name="first")
+    second = mb.reduce_sum(x=mb.mul(x=b, y=b, name="more_squares"), axes=[-1], name="second")
+    both = mb.maximum(x=mb.mul(x=first, y=second, name="both"), y=np.float16(6e-8), name="least")
+    return mb.real_div(x=product, y=mb.sqrt(x=both, name="lengths"), name="y")

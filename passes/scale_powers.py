@@ -34,21 +34,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ScalePowers(Rewrite):
     """`x^n * c` becomes `(x / 2^k)^n * (c * 2^(k n))`."""
 
-    name: ClassVar[str] = "scale_powers"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "scale_powers"
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """What makes a value small."""
@@ -86,12 +85,8 @@ class ScalePowers(Rewrite):
         return mb.mul(x=power, y=m.factor * 2.0 ** (m.shift * m.exponent))
 
 
-def example() -> Program:
+@an.example((2, 8), dtype="fp16")
+def example(x: Var) -> Var:
     """A ten-thousandth of a cube."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        square = mb.mul(x=x, y=x, name="square")
-        return mb.mul(x=mb.mul(x=square, y=x, name="cube"), y=np.float16(1e-4), name="y")
-
-    return program
+    square = mb.mul(x=x, y=x, name="square")
+    return mb.mul(x=mb.mul(x=square, y=x, name="cube"), y=np.float16(1e-4), name="y")

@@ -31,29 +31,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 CEILING = 32768.0
 """Where sums of products end."""
-NORMAL = 2.0**-14
-"""The smallest number of fp16 that has all its digits."""
 
 
 @dataclass(frozen=True)
 class ScaleProducts(Rewrite):
     """`linear(x, w)` becomes `linear(x, w / 2^k) * 2^k`."""
 
-    name: ClassVar[str] = "scale_products"
-    tolerates_nonfinite: ClassVar[bool] = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A sum of products."""
-        return op.any("linear", "conv", "matmul")()
+    name = "scale_products"
+    kinds = an.ops.PRODUCTS
+    """A sum of products."""
+    tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One with constant weights, whose bound is beyond the ceiling."""
@@ -70,24 +65,19 @@ class ScaleProducts(Rewrite):
         values = {n: np.asarray(an.constant(v)) for n, v in places.items()}
         for name, value in values.items():
             size = np.abs(value.astype(np.float64))
-            if lost := int(np.sum((size > 0) & (size < NORMAL * 2**exponent))):
+            if lost := int(np.sum((size > 0) & (size < an.constant_ends.NORMAL * 2**exponent))):
                 return Refusal(f"{lost} numbers of {name} would lose digits by 2^-{exponent}", m.root)
         return m.bind(values=values, exponent=exponent)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op with smaller weights, and a multiplication."""
         part = np.float16(2.0**-m.exponent)
-        inputs = an.op_inputs(m.root, *m.values)
-        made = getattr(mb, m.root.op_type)(**inputs, **{n: v * part for n, v in m.values.items()})
+        made = an.again(mb, m.root, **{n: v * part for n, v in m.values.items()})
         return mb.mul(x=made, y=2.0**m.exponent)
 
 
-def example() -> Program:
+@an.example((2, 16), dtype="fp16")
+def example(x: Var) -> Var:
     """Sixteen numbers up to 1 times 4096."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        weight = np.full((4, 16), 4096, np.float16)
-        return mb.linear(x=mb.tanh(x=x, name="t"), weight=weight, name="y")
-
-    return program
+    weight = np.full((4, 16), 4096, np.float16)
+    return mb.linear(x=mb.tanh(x=x, name="t"), weight=weight, name="y")

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -75,8 +75,8 @@ MOST = 20
 class ScaleRanges(Pass):
     """Regions that overflow are scaled by powers of two."""
 
-    name: ClassVar[str] = "scale_ranges"
-    precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
+    name = "scale_ranges"
+    precedes = ("add_cache",)
     inputs: Any = None
     """Calibration: inputs by name, or several such sets; one sampled set by default."""
     chip: str | None = None
@@ -149,16 +149,12 @@ def _hazards(found: Ranges) -> int:
     return sum(any(h.kind != "may saturate" for h in row.hazards) for row in found.rows)
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="fp16")
+def example(x: Var) -> Var:
     """A residual stream with large values before a root mean square norm."""
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((4, 4)).astype(np.float16)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), an.types.fp16)])
-    def program(x: Var) -> Var:
-        large = mb.mul(x=mb.tanh(x=x, name="t"), y=np.float16(20000), name="large")
-        stream = mb.add(x=large, y=mb.linear(x=x, weight=weight, name="p"), name="stream")
-        mean = mb.reduce_mean(x=mb.square(x=stream, name="sq"), axes=[-1], keep_dims=True, name="mean")
-        return mb.mul(x=stream, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-3), name="r"), name="y")
-
-    return program
+    large = mb.mul(x=mb.tanh(x=x, name="t"), y=np.float16(20000), name="large")
+    stream = mb.add(x=large, y=mb.linear(x=x, weight=weight, name="p"), name="stream")
+    mean = mb.reduce_mean(x=mb.square(x=stream, name="sq"), axes=[-1], keep_dims=True, name="mean")
+    return mb.mul(x=stream, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-3), name="r"), name="y")

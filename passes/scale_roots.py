@@ -40,17 +40,16 @@ Grade: checked: that a factor goes through a root is no identity of polynomials.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Program, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ScaleRoots(an.ScaledSquares):
     """`sqrt(sum(x * x))` becomes `m * sqrt(sum((x / m) * (x / m)))`, where m is the largest magnitude."""
 
-    name: ClassVar[str] = "scale_roots"
+    name = "scale_roots"
 
     def pattern(self, op: Ops) -> OpPattern:
         """A root or a logarithm."""
@@ -102,12 +101,8 @@ def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
     return value
 
 
-def example() -> Program:
+@an.example((2, 8), dtype="fp16")
+def example(x: Var) -> Var:
     """The length of rows."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        total = mb.reduce_sum(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="total")
-        return mb.sqrt(x=total, name="y")
-
-    return program
+    total = mb.reduce_sum(x=mb.square(x=x, name="squares"), axes=[-1], keep_dims=True, name="total")
+    return mb.sqrt(x=total, name="y")

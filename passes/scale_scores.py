@@ -35,12 +35,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 CEILING = 32768
 """Where sums of products end (sbryngelson/ane-guide: part-1-machine/03)."""
@@ -52,10 +51,10 @@ SMALL = 0.05
 class ScaleScores(Rewrite):
     """`(q @ k) * s` becomes `(q * s) @ k`."""
 
-    name: ClassVar[str] = "scale_scores"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "scale_scores"
+    static = True
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """What scales a value."""
@@ -99,14 +98,9 @@ def _factors(m: Match) -> tuple[float, float]:
     return (m.scale, 1.0) if fewer else (1.0, m.scale)
 
 
-def example() -> Program:
+@an.example((1, 4, 16), (1, 32, 16), dtype="fp16")
+def example(q: Var, k: Var) -> Var:
     """Eight keys, and four queries whose scores are divided by four."""
-    specs = [mb.TensorSpec((1, n, 16), dtype=an.types.fp16) for n in (4, 32)]
-
-    @mb.program(input_specs=specs)
-    def program(q: Var, k: Var) -> Var:
-        scores = mb.matmul(x=q, y=k, transpose_y=True, name="scores")
-        scaled = mb.mul(x=scores, y=np.float16(0.25), name="scaled")
-        return mb.softmax(x=scaled, axis=-1, name="y")
-
-    return program
+    scores = mb.matmul(x=q, y=k, transpose_y=True, name="scores")
+    scaled = mb.mul(x=scores, y=np.float16(0.25), name="scaled")
+    return mb.softmax(x=scaled, axis=-1, name="y")

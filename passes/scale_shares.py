@@ -34,10 +34,9 @@ Grade: checked: the softmax of thousands of keys leaves the field no sharp bound
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 KEYS = 2048
 """Half of what was measured to go wrong."""
@@ -49,11 +48,11 @@ FACTOR = 64.0
 class ScaleShares(Rewrite):
     """`softmax(s) @ v` becomes `((softmax(s) * 64) @ v) / 64`."""
 
-    name: ClassVar[str] = "scale_shares"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
-    magnitude: ClassVar[float] = 65504.0 / FACTOR
+    name = "scale_shares"
+    static = True
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
+    magnitude = 65504.0 / FACTOR
 
     def pattern(self, op: Ops) -> OpPattern:
         """A product whose first side is a softmax."""
@@ -78,12 +77,7 @@ class ScaleShares(Rewrite):
         return mb.mul(x=product, y=1 / FACTOR)
 
 
-def example() -> Program:
+@an.example((1, 1, KEYS), (1, KEYS, 4), dtype="fp16")
+def example(p: Var, v: Var) -> Var:
     """One query over 2048 keys."""
-    specs = [mb.TensorSpec(shape, dtype=an.types.fp16) for shape in ((1, 1, KEYS), (1, KEYS, 4))]
-
-    @mb.program(input_specs=specs)
-    def program(p: Var, v: Var) -> Var:
-        return mb.matmul(x=mb.softmax(x=p, axis=-1, name="shares"), y=v, name="y")
-
-    return program
+    return mb.matmul(x=mb.softmax(x=p, axis=-1, name="shares"), y=v, name="y")

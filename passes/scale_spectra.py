@@ -47,12 +47,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, mb, var
 
 MOST = 2.0**14
 """What a band may reach: half of what a sum of products may, and a quarter of fp16."""
@@ -62,7 +61,7 @@ MOST = 2.0**14
 class ScaleSpectra(an.ScaledSquares):
     """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / m)^2 + (b / m)^2)) + 2 log(m)`."""
 
-    name: ClassVar[str] = "scale_spectra"
+    name = "scale_spectra"
 
     def pattern(self, op: Ops) -> OpPattern:
         """A logarithm."""
@@ -87,7 +86,7 @@ class ScaleSpectra(an.ScaledSquares):
         largest = self.largest(mb, found.squares.values, [found.axis])
         unit = mb.maximum(x=mb.mul(x=largest, y=2.0**raised) if raised else largest, y=floor)
         power = self.summed_squares(mb, found.squares.values, unit)
-        bands = getattr(mb, found.mix.op_type)(**{**an.op_inputs(found.mix), found.operand: power})
+        bands = an.again(mb, found.mix, **{found.operand: power})
         if found.guard:
             share = mb.mul(x=mb.square(x=mb.real_div(x=floor, y=unit)), y=found.guard / floor**2)
             bands = mb.maximum(x=bands, y=share) if found.clips else mb.add(x=bands, y=share)
@@ -95,14 +94,10 @@ class ScaleSpectra(an.ScaledSquares):
         return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
 
 
-def example() -> Program:
+@an.example((1, 8, 4), dtype="fp16")
+def example(x: Var) -> Var:
     """Three bands of eight bins, over four frames."""
     weights = np.linspace(0, 1, 24, dtype=np.float16).reshape(3, 8)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 8, 4), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        bands = mb.matmul(x=weights, y=mb.square(x=x, name="power"), name="bands")
-        least = mb.maximum(x=bands, y=np.float16(1e-5), name="least")
-        return mb.log(x=least, epsilon=np.float16(0), name="y")
-
-    return program
+    bands = mb.matmul(x=weights, y=mb.square(x=x, name="power"), name="bands")
+    least = mb.maximum(x=bands, y=np.float16(1e-5), name="least")
+    return mb.log(x=least, epsilon=np.float16(0), name="y")

@@ -44,36 +44,31 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class SelectLastToken(Rewrite):
     """One position of the hidden state is selected before the final norm and the head."""
 
-    name: ClassVar[str] = "select_last_token"
+    name = "select_last_token"
+    kinds = an.rowwise.CARRYING
+    """Whatever may be the last op before an output."""
     # they work on one row then, the padded head included
-    precedes: ClassVar[tuple[str, ...]] = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    position: str = "last"
+    precedes = ("causal_mask_tensor", "embedding_matmul", "pad_last_axis")
+    tolerance = an.REASSOCIATED
+    position: str = an.option("last", among=("last", "input"))
     """Either "last", or "input": a one-hot float input picks the position."""
-    depth: str = "norm"
+    depth: str = an.option("norm", among=("norm", "block"))
     """Either "norm": select before the final norm, or "block": as early as it is sound."""
     output: str | None = None
     """The name of the logits; by default the widest output that a head leads to."""
     input_name: str = "position_one_hot"
     """The name of the input that picks the position."""
-
-    def __post_init__(self) -> None:
-        for option, known in (("position", ("last", "input")), ("depth", ("norm", "block"))):
-            if getattr(self, option) not in known:
-                said = f"{option}={getattr(self, option)!r}"
-                raise an.PassError(f"{self.name}: {said}; it may be {' or '.join(map(repr, known))}")
 
     def requires(self, program: Program) -> Refusal | None:
         """An output that is asked for must exist.
@@ -85,10 +80,6 @@ class SelectLastToken(Rewrite):
         if self.output is not None and self.output not in known:
             raise an.UnknownName("output", self.output, known)
         return None
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Whatever may be the last op before an output."""
-        return op.any(*sorted(an.rowwise.CARRYING))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The root must make the logits, the widest rank-3 output with a head; or select the last position."""
@@ -196,7 +187,7 @@ class SelectLastToken(Rewrite):
 
 
 def _one_row(logits: Var) -> str:
-    return "x".join(map(str, (logits.shape[0], 1, logits.shape[2])))
+    return an.shape_in_words((logits.shape[0], 1, logits.shape[2]))
 
 
 def _select(name: str, one_hot: str = "") -> Callable[[an.Values, an.Values], an.Values]:
@@ -212,15 +203,10 @@ def _select(name: str, one_hot: str = "") -> Callable[[an.Values, an.Values], an
     return select
 
 
-def example() -> Program:
+@an.example((1, 4, 2), (1, 4, 2))
+def example(x: Var, h: Var) -> Var:
     """A layer norm and a head of 6 words over 4 positions."""
     weight = np.arange(12, dtype=np.float32).reshape(6, 2)
-    tokens, mask = mb.TensorSpec((1, 4, 2)), mb.TensorSpec((1, 4, 2))
-
-    @mb.program(input_specs=[tokens, mask])
-    def program(x: Var, h: Var) -> Var:
-        stream = mb.add(x=x, y=h, name="stream")
-        normed = mb.layer_norm(x=stream, axes=[-1], name="normed")
-        return mb.linear(x=normed, weight=weight, name="logits")
-
-    return program
+    stream = mb.add(x=x, y=h, name="stream")
+    normed = mb.layer_norm(x=stream, axes=[-1], name="normed")
+    return mb.linear(x=normed, weight=weight, name="logits")

@@ -54,7 +54,6 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
@@ -66,27 +65,19 @@ from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
 from anesurgery.placement.standing import Standing, placed
 
-LAYOUTS = ("channels_first", "as_given", "by_evidence")
-
 
 @dataclass(frozen=True)
 class SequenceLayout(Pass):
     """`channels_first`, `split_heads`, and on request `tile_queries`, as one step."""
 
-    name: ClassVar[str] = "sequence_layout"
-    follows: ClassVar[tuple[str, ...]] = (*SplitHeads.follows, "padding_mask_tensor", "rerank", "split_head")
-    layout: str = "channels_first"
+    name = "sequence_layout"
+    follows = (*SplitHeads.follows, "padding_mask_tensor", "rerank", "split_head")
+    layout: str = an.option("channels_first", among=("channels_first", "as_given", "by_evidence"))
     """Either "channels_first", or "as_given": then the step does nothing; or the first "by_evidence" only."""
     most: int = 64
     """Heads above which an attention is not split."""
     block: int = 0
     """Most queries that are computed together; 0 for all."""
-
-    def __post_init__(self) -> None:
-        if self.layout not in LAYOUTS:
-            raise an.PassError(
-                f"{self.name}: layout={self.layout!r}; it may be {' or '.join(map(repr, LAYOUTS))}"
-            )
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
@@ -136,19 +127,15 @@ class SequenceLayout(Pass):
             an.run_pass(step, program, session)
 
 
-def example() -> Program:
+@an.example((1, 3, 4))
+def example(x: Var) -> Var:
     """One head over three tokens, from products to a product."""
     rng = np.random.default_rng(0)
     weights = [rng.standard_normal((4, 4)).astype(np.float32) for _ in range(4)]
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 4))])
-    def program(x: Var) -> Var:
-        q, k, v = (
-            mb.reshape(x=mb.linear(x=x, weight=w, name=n), shape=[1, 1, 3, 4], name=f"{n}h")
-            for w, n in zip(weights, "qkv", strict=False)
-        )
-        shares = mb.softmax(x=mb.matmul(x=q, y=k, transpose_y=True, name="scores"), axis=-1, name="shares")
-        seen = mb.reshape(x=mb.matmul(x=shares, y=v, name="seen"), shape=[1, 3, 4], name="rows")
-        return mb.linear(x=seen, weight=weights[3], name="y")
-
-    return program
+    q, k, v = (
+        mb.reshape(x=mb.linear(x=x, weight=w, name=n), shape=[1, 1, 3, 4], name=f"{n}h")
+        for w, n in zip(weights, "qkv", strict=False)
+    )
+    shares = mb.softmax(x=mb.matmul(x=q, y=k, transpose_y=True, name="scores"), axis=-1, name="shares")
+    seen = mb.reshape(x=mb.matmul(x=shares, y=v, name="seen"), shape=[1, 3, 4], name="rows")
+    return mb.linear(x=seen, weight=weights[3], name="y")

@@ -32,29 +32,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
 class SliceWindows(Rewrite):
     """`sliding_windows` and `reverse_sequence` in slices."""
 
-    name: ClassVar[str] = "slice_windows"
-    most_slices: int = 64
+    name = "slice_windows"
+    kinds = frozenset({"sliding_windows", "reverse_sequence"})
+    """Both kinds."""
+    most_slices: int = an.option(64, least=1)
     """Most slices that an op may become."""
-
-    def __post_init__(self) -> None:
-        if type(self.most_slices) is not int or self.most_slices < 1:
-            raise an.PassError(f"{self.name}: most_slices={self.most_slices!r}; it must be a positive integer")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Both kinds."""
-        return op.any("sliding_windows", "reverse_sequence")()
 
     def check(self, m: Match) -> Match | Refusal:
         """Constant lengths, and few slices."""
@@ -84,51 +77,34 @@ class SliceWindows(Rewrite):
 
 def _windows(mb: Builder, m: Match) -> Var:
     x, axis, size, count = m.root.x, m.axis, m.size, m.windows
-    made: Var
     if size == m.stride:
-        kept = _cut(mb, x, axis, 0, count * size)
-        made = mb.reshape(x=kept, shape=[*x.shape[:axis], count, size, *x.shape[axis + 1 :]])
-    elif count <= size:
-        parts = [_cut(mb, x, axis, i * m.stride, size) for i in range(count)]
-        made = mb.stack(values=tuple(parts), axis=axis)
-    else:
-        reach = (count - 1) * m.stride + 1
-        parts = [_cut(mb, x, axis, i, reach, m.stride) for i in range(size)]
-        made = mb.stack(values=tuple(parts), axis=axis + 1)
-    return made
+        kept = an.cut(mb, x, axis, 0, count * size)
+        return mb.reshape(x=kept, shape=[*x.shape[:axis], count, size, *x.shape[axis + 1 :]])
+    if count <= size:
+        parts = [an.cut(mb, x, axis, i * m.stride, size) for i in range(count)]
+        return mb.stack(values=tuple(parts), axis=axis)
+    reach = (count - 1) * m.stride + 1
+    parts = [an.cut(mb, x, axis, i, reach, m.stride) for i in range(size)]
+    return mb.stack(values=tuple(parts), axis=axis + 1)
 
 
 def _reversed(mb: Builder, m: Match) -> Var:
     """Row by row; neighbours of one length go together."""
     rows, start = [], 0
     for length, count in m.runs:
-        part = _cut(mb, m.root.x, m.batch, start, count)
+        part = an.cut(mb, m.root.x, m.batch, start, count)
         start += count
         if length > 1:
             total = int(part.shape[m.seq])
-            turned = mb.reverse(x=_cut(mb, part, m.seq, 0, length), axes=[m.seq])
-            rest = [_cut(mb, part, m.seq, length, total - length)] if length < total else []
-            part = mb.concat(values=(turned, *rest), axis=m.seq) if rest else turned
+            turned = mb.reverse(x=an.cut(mb, part, m.seq, 0, length), axes=[m.seq])
+            rest = [an.cut(mb, part, m.seq, length, total - length)] if length < total else []
+            part = an.joined(mb, [turned, *rest], m.seq)
         rows.append(part)
-    made: Var = rows[0] if len(rows) == 1 else mb.concat(values=tuple(rows), axis=m.batch)
+    made = an.joined(mb, rows, m.batch)
     return made if made is not m.root.x else mb.identity(x=made)
 
 
-def _cut(mb: Builder, x: Var, axis: int, start: int, reach: int, stride: int = 1) -> Var:
-    """Elements of an axis, from `start` on, `reach` far."""
-    if reach == x.shape[axis] and stride == 1:
-        return x
-    begin, end, steps = [0] * x.rank, [int(d) for d in x.shape], [1] * x.rank
-    begin[axis], end[axis], steps[axis] = start, start + reach, stride
-    more: dict[str, Any] = {} if stride == 1 else {"stride": steps}
-    return mb.slice_by_index(x=x, begin=begin, end=end, **more)
-
-
-def example() -> Program:
+@an.example((1, 4))
+def example(x: Var) -> Var:
     """Two windows of three elements."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4))])
-    def program(x: Var) -> Var:
-        return mb.sliding_windows(x=x, axis=1, size=3, name="y")
-
-    return program
+    return mb.sliding_windows(x=x, axis=1, size=3, name="y")

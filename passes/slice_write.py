@@ -44,7 +44,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -56,8 +55,8 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusa
 class SliceWrite(Rewrite):
     """A selection of one row as `slice_update`."""
 
-    name: ClassVar[str] = "slice_write"
-    shares_inner: ClassVar[bool] = True
+    name = "slice_write"
+    shares_inner = True
     assume: Mapping[str, tuple[int, int]] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
 
@@ -91,13 +90,7 @@ class SliceWrite(Rewrite):
             return Refusal(
                 f"%{m.at.name} may lie outside of 0 to {last}; assume={{...: (0, {last})}} says not", m.root
             )
-        return m.bind(axis=axis, sizes=wanted, last=int(high))
-
-    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
-        """Places that exist."""
-        if var is not m.at:
-            return None
-        return rng.integers(0, m.last + 1, an.static_shape(var) or ()).astype(np.int32)
+        return m.bind(axis=axis, sizes=wanted, within={m.at: (0, int(high))})
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The slice at the place."""
@@ -127,17 +120,16 @@ def _counts(rows: an.Array, axis: int, shape: tuple[int, ...]) -> bool:
     return bool((rows.ravel() == np.arange(shape[axis])).all())
 
 
-def example() -> Program:
+@an.example(
+    mb.TensorSpec((1, 4), an.types.fp16),
+    mb.TensorSpec((1,), an.types.int32),
+    mb.StateTensorSpec((8, 4), dtype=an.types.fp16),
+    opset="iOS18",
+)
+def example(n: Var, at: Var, cache: Var) -> Var:
     """A cache of four numbers for each of eight tokens."""
-    inputs = [mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32)]
-    state = mb.StateTensorSpec((8, 4), dtype=an.types.fp16)
-
-    @mb.program(input_specs=[*inputs, state], opset_version=an.ct.target.iOS18)
-    def program(n: Var, at: Var, cache: Var) -> Var:
-        h = mb.read_state(input=cache, name="h")
-        row = mb.minimum(x=mb.maximum(x=at, y=np.int32(0), name="low"), y=np.int32(7), name="row")
-        here = mb.equal(x=np.arange(8, dtype=np.int32)[:, None], y=row, name="here")
-        a = mb.coreml_update_state(state=cache, value=mb.select(cond=here, a=n, b=h, name="u"), name="a")
-        return mb.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
-
-    return program
+    h = mb.read_state(input=cache, name="h")
+    row = mb.minimum(x=mb.maximum(x=at, y=np.int32(0), name="low"), y=np.int32(7), name="row")
+    here = mb.equal(x=np.arange(8, dtype=np.int32)[:, None], y=row, name="here")
+    a = mb.coreml_update_state(state=cache, value=mb.select(cond=here, a=n, b=h, name="u"), name="a")
+    return mb.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")

@@ -40,26 +40,22 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class SplitConv3d(Rewrite):
     """3-D convolutions as sums of 2-D ones."""
 
-    name: ClassVar[str] = "split_conv3d"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    most_depth: int = 16
+    name = "split_conv3d"
+    tolerance = an.REASSOCIATED
+    most_depth: int = an.option(16, least=1)
     """Deepest kernel, each step of which is a convolution."""
-
-    def __post_init__(self) -> None:
-        if type(self.most_depth) is not int or self.most_depth < 1:
-            raise an.PassError(f"{self.name}: most_depth={self.most_depth!r}; it must be a positive integer")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
@@ -144,16 +140,11 @@ def _rows(mb: Builder, x: Var, start: int, stride: int, count: int) -> Var:
         return mb.slice_by_size(x=x, begin=[0, start, 0, 0, 0], size=size, name=name)
     end = [int(d) for d in x.shape]
     end[1] = start + (count - 1) * stride + 1
-    made = mb.slice_by_index(x=x, begin=[0, start, 0, 0, 0], end=end, stride=[1, stride, 1, 1, 1], name=name)
-    return made
+    return mb.slice_by_index(x=x, begin=[0, start, 0, 0, 0], end=end, stride=[1, stride, 1, 1, 1], name=name)
 
 
-def example() -> Program:
+@an.example((1, 1, 3, 4, 4))
+def example(x: Var) -> Var:
     """A kernel of two steps."""
     weight = np.arange(8, dtype=np.float32).reshape(1, 1, 2, 2, 2)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 3, 4, 4))])
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=weight, name="y")
-
-    return program
+    return mb.conv(x=x, weight=weight, name="y")

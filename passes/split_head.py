@@ -39,12 +39,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""
@@ -54,24 +53,18 @@ UNIT = 64
 class SplitHead(Rewrite):
     """One product becomes several over parts of its outputs."""
 
-    name: ClassVar[str] = "split_head"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    shares_inner: ClassVar[bool] = True
-    most: int = 16384
+    name = "split_head"
+    kinds = an.ops.WEIGHTED
+    """Every product."""
+    tolerance = an.REASSOCIATED
+    shares_inner = True
+    most: int = an.option(16384, least=UNIT)
     """Most outputs of a piece."""
-
-    def __post_init__(self) -> None:
-        if self.most < UNIT:
-            raise an.PassError(f"{self.name}: most={self.most}; it must be at least {UNIT}")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """With the longest axis that the target takes."""
         return (cls(most=target.least("axis")[0]),)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product."""
-        return op.any("linear", "matmul")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Are there too many outputs, and is the weight stored?"""
@@ -121,8 +114,7 @@ def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
     for name, axis in (("y", m.axis),) if m.root.op_type == "matmul" else (("weight", 0), ("bias", 0)):
         if (whole := inputs.get(name)) is not None:
             inputs[name] = _rows(mb, whole, axis, start, stop)
-    made: Var = getattr(mb, m.root.op_type)(**inputs, name=wish)
-    return made
+    return an.again(mb, m.root, **inputs, name=wish)
 
 
 def _rows(mb: Builder, whole: Var, axis: int, start: int, stop: int) -> Var:
@@ -154,13 +146,9 @@ def _source(op: an.Operation) -> Var:
     return next(v for _, v in an.operands(op) if an.constant(v) is None)
 
 
-def example() -> Program:
+@an.example((1, 3, 2), dtype="fp16")
+def example(x: Var) -> Var:
     """A head of 20000 words whose logits are capped."""
     rng = np.random.default_rng(0)
     weight, bias = (rng.standard_normal(shape).astype(np.float16) for shape in ((20000, 2), (20000,)))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 2), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.tanh(x=mb.linear(x=x, weight=weight, bias=bias, name="logits"), name="capped")
-
-    return program
+    return mb.tanh(x=mb.linear(x=x, weight=weight, bias=bias, name="logits"), name="capped")

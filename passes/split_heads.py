@@ -53,12 +53,12 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
 
 
@@ -66,10 +66,12 @@ from anesurgery.passes.channels_first import ChannelsFirst
 class SplitHeads(Rewrite):
     """Two einsums and a softmax for each head."""
 
-    name: ClassVar[str] = "split_heads"
-    follows: ClassVar[tuple[str, ...]] = ("channels_first", "causal_mask_tensor", "fold_constants")
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    shares_inner: ClassVar[bool] = True
+    name = "split_heads"
+    kinds = frozenset({"matmul"})
+    """The product that sums the values."""
+    follows = ("channels_first", "causal_mask_tensor", "fold_constants")
+    tolerance = an.REASSOCIATED
+    shares_inner = True
     most: int = 64
     """Heads above which an attention stays as it is, since each becomes several ops."""
 
@@ -77,10 +79,6 @@ class SplitHeads(Rewrite):
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The product that sums the values."""
-        return op.matmul()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention that can be taken apart?"""
@@ -114,11 +112,11 @@ class SplitHeads(Rewrite):
             scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=an.heads.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
-                scores = getattr(_at(mb, op), op.op_type)(**{**an.op_inputs(op), **rest, carried: scores})
+                scores = an.again(_at(mb, op), op, **rest, **{carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
             made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
         make = _at(mb, m.root)
-        joined = make.concat(values=made, axis=1) if heads > 1 else made[0]
+        joined = an.joined(make, made, 1)
         end, layout = an.heads.result(core)
         return {end: an.channel_views.left(make, joined, end, layout)}
 
@@ -131,8 +129,7 @@ def _at(mb: Builder, op: an.Operation) -> Any:
 def _split(mb: Any, operand: an.heads.Operand, axis: int) -> list[Var]:
     """For each head its part of an operand."""
     var, count = operand.build(mb), max(operand.heads) + 1
-    size = int(var.shape[axis]) // count
-    parts = [var] if count == 1 else list(mb.split(x=var, split_sizes=[size] * count, axis=axis))
+    parts = an.parted(mb, var, axis, [int(var.shape[axis]) // count] * count)
     return [parts[i] for i in operand.heads]
 
 
@@ -175,20 +172,14 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
     return made if count == heads else made * heads
 
 
-def example() -> Program:
+@an.example((1, 8, 1, 3), (1, 8, 1, 3), (1, 8, 1, 3))
+def example(q: Var, k: Var, v: Var) -> Var:
     """Two heads of four channels over three tokens, with a bias."""
     nearness = np.random.default_rng(0).standard_normal((3, 3)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 8, 1, 3)) for _ in range(3)])
-    def program(q: Var, k: Var, v: Var) -> Var:
-        heads = [mb.reshape(x=x, shape=[1, 2, 4, 3], name=f"{x.name}h") for x in (q, k, v)]
-        scores = mb.matmul(x=heads[0], y=heads[1], transpose_x=True, name="scores")
-        weights = mb.softmax(
-            x=mb.add(x=scores, y=mb.const(val=nearness, name="nearness"), name="masked"),
-            axis=-1,
-            name="weights",
-        )
-        out = mb.matmul(x=heads[2], y=weights, transpose_y=True, name="out")
-        return mb.reshape(x=out, shape=[1, 8, 1, 3], name="y")
-
-    return program
+    heads = [mb.reshape(x=x, shape=[1, 2, 4, 3], name=f"{x.name}h") for x in (q, k, v)]
+    scores = mb.matmul(x=heads[0], y=heads[1], transpose_x=True, name="scores")
+    weights = mb.softmax(
+        x=mb.add(x=scores, y=mb.const(val=nearness, name="nearness"), name="masked"), axis=-1, name="weights"
+    )
+    out = mb.matmul(x=heads[2], y=weights, transpose_y=True, name="out")
+    return mb.reshape(x=out, shape=[1, 8, 1, 3], name="y")

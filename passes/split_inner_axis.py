@@ -37,10 +37,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 
 Flat = tuple[Var, int]
 """What rows are flattened from, and its first axis in a row."""
@@ -50,15 +50,11 @@ Flat = tuple[Var, int]
 class SplitInnerAxis(Rewrite):
     """`matmul` and `linear` of long rows become sums of several."""
 
-    name: ClassVar[str] = "split_inner_axis"
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-4)
+    name = "split_inner_axis"
+    tolerance = an.Tolerance(1e-4)
     """For sums of tens of thousands of terms in another order."""
-    most: int = 32768
+    most: int = an.option(32768, least=1)
     """Most terms of a sum."""
-
-    def __post_init__(self) -> None:
-        if type(self.most) is not int or self.most < 1:
-            raise an.PassError(f"{self.name}: most={self.most!r}; it must be a positive integer")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
@@ -137,11 +133,7 @@ def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:
     return [an.edit_weight(mb, v, edit, f"{v.name}_part") for edit in cut]
 
 
-def example() -> Program:
+@an.example((1, 40000), (40000, 2))
+def example(x: Var, w: Var) -> Var:
     """Sums of 40000 terms."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 40000)), mb.TensorSpec((40000, 2))])
-    def program(x: Var, w: Var) -> Var:
-        return mb.matmul(x=x, y=w, name="y")
-
-    return program
+    return mb.matmul(x=x, y=w, name="y")

@@ -33,12 +33,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of the new weight."""
@@ -96,9 +96,9 @@ class _Phases:
 class SubpixelConvolution(Rewrite):
     """conv_transpose becomes conv and pixel_shuffle, or reshapes and a transpose."""
 
-    name: ClassVar[str] = "subpixel_convolution"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "subpixel_convolution"
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
     longer_than: int = 0
     """Only where the result is longer than this on an axis, and the input is not."""
@@ -199,12 +199,8 @@ def _neighbours(mb: Builder, x: Var, phases: list[_Phases]) -> Var:
     return x
 
 
-def example() -> Program:
+@an.example((1, 2, 5, 5))
+def example(x: Var) -> Var:
     """An image of twice the size."""
     weight = np.random.default_rng(0).standard_normal((2, 1, 4, 4)).astype(np.float32)
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 5, 5))])
-    def program(x: Var) -> Var:
-        return mb.conv_transpose(x=x, weight=weight, strides=[2, 2], name="y")
-
-    return program
+    return mb.conv_transpose(x=x, weight=weight, strides=[2, 2], name="y")

@@ -29,12 +29,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 HALF_STEP = 2.0**-11
 """As near to 1 as fp16 rounds a factor: such a factor is left out."""
@@ -46,10 +45,10 @@ class SumToMean(Rewrite):
 
     most: float | None = None
     """What may be left of the factor: the mean is so many times smaller than the result. None: anything."""
-    name: ClassVar[str] = "sum_to_mean"
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "sum_to_mean"
+    static = True
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
 
     def pattern(self, op: Ops) -> OpPattern:
         """What makes a value small."""
@@ -65,7 +64,7 @@ class SumToMean(Rewrite):
             return Refusal(
                 f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root, idle=True
             )
-        count = math.prod(total.x.shape[axis] for axis in an.channel_steps.axes_of(total))
+        count = math.prod(total.x.shape[axis] for axis in an.reading.axes_of(total))
         most = an.magnitude(total.x) * count
         if most <= an.constant_ends.LARGEST:
             return Refusal(
@@ -86,12 +85,8 @@ class SumToMean(Rewrite):
         return mean if abs(m.scale - 1) < HALF_STEP else mb.mul(x=mean, y=m.scale)
 
 
-def example() -> Program:
+@an.example((1, 128, 128), dtype="fp16")
+def example(x: Var) -> Var:
     """Half the mean of a picture, as a sum."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 128, 128), dtype=an.types.fp16)])
-    def program(x: Var) -> Var:
-        total = mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True, name="sum")
-        return mb.mul(x=total, y=np.float16(1 / 32768), name="y")
-
-    return program
+    total = mb.reduce_sum(x=x, axes=[-2, -1], keep_dims=True, name="sum")
+    return mb.mul(x=total, y=np.float16(1 / 32768), name="y")

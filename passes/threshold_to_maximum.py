@@ -27,19 +27,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
 class ThresholdToMaximum(Rewrite):
     """`threshold(x, alpha)` becomes `maximum(x, alpha)`."""
 
-    name: ClassVar[str] = "threshold_to_maximum"
+    name = "threshold_to_maximum"
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every threshold."""
@@ -57,11 +56,7 @@ class ThresholdToMaximum(Rewrite):
         return mb.maximum(x=m.x, y=m.alpha)
 
 
-def example() -> Program:
+@an.example((2, 3))
+def example(x: Var) -> Var:
     """A threshold at one half."""
-
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        return mb.threshold(x=x, alpha=np.float32(0.5), name="y")
-
-    return program
+    return mb.threshold(x=x, alpha=np.float32(0.5), name="y")

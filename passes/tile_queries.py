@@ -43,12 +43,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.passes.channels_first import ChannelsFirst
 
 
@@ -56,25 +56,19 @@ from anesurgery.passes.channels_first import ChannelsFirst
 class TileQueries(Rewrite):
     """Blocks of queries, one after another."""
 
-    name: ClassVar[str] = "tile_queries"
-    follows: ClassVar[tuple[str, ...]] = ("split_heads",)
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    shares_inner: ClassVar[bool] = True
-    block: int = 512
+    name = "tile_queries"
+    kinds = frozenset({"matmul", "einsum"})
+    """The product that sums the values."""
+    follows = ("split_heads",)
+    tolerance = an.REASSOCIATED
+    shares_inner = True
+    block: int = an.option(512, least=1)
     """Most queries of a block."""
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise an.PassError(f"{self.name}: block={self.block}; it must be at least 1")
 
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The product that sums the values."""
-        return op.any("matmul", "einsum")()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Is it the end of an attention with more queries than a block has?"""
@@ -107,12 +101,12 @@ class TileQueries(Rewrite):
         ]
         made = []
         for i, part in enumerate(queries):
-            scores = _again(mb, core.product, **_second(core.product, "x", part))
+            scores = _block(mb, core.product, **_second(core.product, "x", part))
             for (op, carried), others in zip(core.between, masks, strict=True):
-                scores = _again(mb, op, **{carried: scores}, **{k: v[i] for k, v in others.items()})
-            weights = _again(mb, core.softmax, x=scores)
+                scores = _block(mb, op, **{carried: scores}, **{k: v[i] for k, v in others.items()})
+            weights = _block(mb, core.softmax, x=scores)
             name = "y" if core.total.inputs.get("y") is core.softmax.outputs[0] else "x"
-            made.append(_again(mb, core.total, **_second(core.total, name, weights)))
+            made.append(_block(mb, core.total, **_second(core.total, name, weights)))
         return mb.concat(values=made, axis=at.result)
 
 
@@ -121,10 +115,9 @@ def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
     return {"values": (op.values[0], var)} if op.op_type == "einsum" else {name: var}
 
 
-def _again(mb: Builder, op: an.Operation, **changed: Any) -> Var:
+def _block(mb: Builder, op: an.Operation, **changed: Any) -> Var:
     """An op on other operands."""
-    made: Var = getattr(mb, op.op_type)(**{**an.op_inputs(op), **changed}, name=f"{op.outputs[0].name}_block")
-    return made
+    return an.again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
@@ -141,13 +134,9 @@ def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
     return [mb.shared(key, partial(np.asarray, piece), f"{var.name}_block") for key, piece in made]
 
 
-def example() -> Program:
+@an.example((1, 2, 1, 1024), (1, 2, 1, 2), (1, 2, 1, 2))
+def example(q: Var, k: Var, v: Var) -> Var:
     """One head over 1024 queries and two keys."""
-
-    @mb.program(input_specs=[mb.TensorSpec(s) for s in ((1, 2, 1, 1024), (1, 2, 1, 2), (1, 2, 1, 2))])
-    def program(q: Var, k: Var, v: Var) -> Var:
-        scores = mb.einsum(values=(k, q), equation="bkhc,bchq->bkhq", name="scores")
-        weights = mb.softmax(x=mb.mul(x=scores, y=np.float32(0.5), name="scaled"), axis=1, name="weights")
-        return mb.einsum(values=(v, weights), equation="bchk,bkhq->bchq", name="y")
-
-    return program
+    scores = mb.einsum(values=(k, q), equation="bkhc,bchq->bkhq", name="scores")
+    weights = mb.softmax(x=mb.mul(x=scores, y=np.float32(0.5), name="scaled"), axis=1, name="weights")
+    return mb.einsum(values=(v, weights), equation="bchk,bkhq->bchq", name="y")

@@ -39,7 +39,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
@@ -53,15 +52,16 @@ Range = tuple[int, int]
 class TokenIdGuard(Rewrite):
     """`select(ids >= 0, ids, ids + rows)` becomes the ids, or `mod(ids, rows)`."""
 
-    name: ClassVar[str] = "token_id_guard"
-    follows: ClassVar[tuple[str, ...]] = ("fold_constants",)
-    shares_inner: ClassVar[bool] = True
+    name = "token_id_guard"
+    follows = ("fold_constants",)
+    shares_inner = True
     assume: Mapping[str, Range] | None = None
     """Input -> the least and the largest value that the caller will give; those of the surgery by default."""
     nonnegative: bool = False
     """Is an input that serves lookups alone never negative? So are token ids."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, given in (self.assume or {}).items():
             low, high = given
             if low > high:
@@ -113,8 +113,7 @@ class TokenIdGuard(Rewrite):
         ids = an.token_ids.before_casts(m.kept, low, high + 1)
         if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
-        kept: Var = ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))
-        return kept
+        return ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))
 
     def run(self, program: Program, session: an.Session) -> None:
         """Apply it with what the surgery assumes."""
@@ -152,15 +151,11 @@ def _only_looks_up(ids: Var, rows: int) -> bool:
     return bool(an.consumers(ids))
 
 
-def example() -> Program:
+@an.example((1, 4), dtype="int32")
+def example(x: Var) -> Var:
     """Guarded ids that cannot be negative, and what reads them."""
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=an.types.int32)])
-    def program(x: Var) -> Var:
-        ids = mb.maximum(x=x, y=np.int32(0), name="ids")
-        inside = mb.greater_equal(x=ids, y=np.int32(0), name="inside")
-        wrapped = mb.add(x=ids, y=np.int32(9), name="wrapped")
-        guarded = mb.select(cond=inside, a=ids, b=wrapped, name="guarded")
-        return mb.one_hot(indices=guarded, one_hot_vector_size=9, name="y")
-
-    return program
+    ids = mb.maximum(x=x, y=np.int32(0), name="ids")
+    inside = mb.greater_equal(x=ids, y=np.int32(0), name="inside")
+    wrapped = mb.add(x=ids, y=np.int32(9), name="wrapped")
+    guarded = mb.select(cond=inside, a=ids, b=wrapped, name="guarded")
+    return mb.one_hot(indices=guarded, one_hot_vector_size=9, name="y")

@@ -54,12 +54,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
 
 READERS = an.ops.names("list_read list_gather list_length")
 
@@ -68,24 +68,15 @@ READERS = an.ops.names("list_read list_gather list_length")
 class UnrollLoop(Rewrite):
     """`while_loop`, `cond` and lists become the ops that run."""
 
-    name: ClassVar[str] = "unroll_loop"
-    refines: ClassVar[bool] = True
+    name = "unroll_loop"
+    kinds = an.ops.CONTROL | READERS
+    """Control flow, and what reads lists."""
+    refines = True
     """The elements of a list are declared with sizes of their own; what is written has those of the program."""
-    max_rounds: int = 64
+    max_rounds: int = an.option(64, least=1)
     """Most rounds of a loop that is unrolled."""
-    most_ops: int = 2000
+    most_ops: int = an.option(2000, least=1)
     """Most ops that a loop may become."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_rounds", "most_ops"):
-            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
-                raise an.PassError(
-                    f"{self.name}: {name}={getattr(self, name)!r}; it must be a positive integer"
-                )
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Control flow, and what reads lists."""
-        return op.any(*sorted(an.ops.CONTROL | READERS))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Known rounds; elements that were written at known places."""
@@ -110,15 +101,14 @@ class UnrollLoop(Rewrite):
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
             if an.types.is_list(old.sym_type):
-                pairs |= {r.outputs[0]: _again(mb, r, new) for r in _readers(old)}
+                pairs |= {r.outputs[0]: an.again(mb, r, ls=new) for r in _readers(old)}
             pairs[old] = _value(mb, new)
         return pairs
 
 
 def _value(mb: Builder, found: Any) -> Var:
     """A value of the program for what stands for an output."""
-    made: Var = found if isinstance(found, Var) else mb.const(val=found)
-    return made
+    return found if isinstance(found, Var) else mb.const(val=found)
 
 
 def _readers(ls: Var) -> list[an.Operation]:
@@ -131,13 +121,6 @@ def _readers(ls: Var) -> list[an.Operation]:
         and r.enclosing_block is block
         and all(an.constant(v) is not None for n, v in r.inputs.items() if n != "ls" and v is not None)
     ]
-
-
-def _again(mb: Builder, reader: an.Operation, ls: Var) -> Var:
-    """The same read of another list."""
-    rest = {k: v for k, v in reader.inputs.items() if k != "ls" and v is not None}
-    made: Var = getattr(mb, reader.op_type)(ls=ls, **rest)
-    return made
 
 
 def _list_makers(op: an.Operation) -> list[an.Operation]:
@@ -163,8 +146,7 @@ def _gathered(mb: Builder, found: Sequence[an.list_elements.Element], stacked: b
     if all(row is None for row in rows):
         return mb.stack(values=tuple(v for v, _ in found), axis=0)
     parts = [_row(mb, value, row, squeezed=False) for value, row in found]
-    made: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=0)
-    return made
+    return an.joined(mb, parts, 0)
 
 
 def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:

@@ -35,14 +35,13 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-GATES = {"lstm": 4, "gru": 3, "rnn": 1}
+States = an.recurrent_steps.States
 BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
 """Direction -> the suffixes of the weights of each way through the sequence."""
 TAKEN_APART = ("bias", "peephole", "weight_hh", "input_bias")
@@ -53,37 +52,25 @@ TAKEN_APART = ("bias", "peephole", "weight_hh", "input_bias")
 class UnrollRecurrent(Rewrite):
     """lstm, gru and rnn become one product for the inputs and one for each step."""
 
-    name: ClassVar[str] = "unroll_recurrent"
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
-    tolerates_nonfinite: ClassVar[bool] = False  # a state of zeros is left out: 0 times NaN
-    max_steps: int = 64
+    name = "unroll_recurrent"
+    kinds = an.ops.RECURRENT
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False  # a state of zeros is left out: 0 times NaN
+    max_steps: int = an.option(64, least=1)
     """Longest sequence that is unrolled."""
-
-    def __post_init__(self) -> None:
-        if type(self.max_steps) is not int or self.max_steps < 1:
-            raise an.PassError(f"{self.name}: max_steps={self.max_steps!r}; it must be a positive integer")
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every recurrent op."""
-        return op.any(*GATES)()
 
     def check(self, m: Match) -> Match | Refusal:
         """A known, short sequence, and constants that can be read."""
-        op = m.root
-        shape = an.static_shape(op.x)
+        op, shape = m.root, an.static_shape(m.root.x)
         if shape is None:
             return Refusal(f"%{op.x.name} has the symbolic shape {tuple(op.x.shape)}", op)
         if shape[0] > self.max_steps or shape[0] < 1:
             return Refusal(f"the sequence has {shape[0]} steps; max_steps is {self.max_steps}", op)
         for name in (f"{part}{suffix}" for part in TAKEN_APART for suffix in ("", "_back")):
             var = op.inputs.get(name)
-            needed = op.op_type == "gru" or not name.startswith("weight")
-            if (
-                var is not None
-                and needed
-                and not (an.is_stored(var) if "weight" in name else an.producer(var, "const"))
-            ):
-                made_by = "an input" if var.op is None else var.op.op_type
+            needed = var is not None and (op.op_type == "gru" or not name.startswith("weight"))
+            if needed and not (an.is_stored(var) if "weight" in name else an.producer(var, "const")):
+                made_by = var.op.op_type if var is not None and var.op is not None else "an input"
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):
             kind = an.constant(op.inputs.get(name))
@@ -97,20 +84,18 @@ class UnrollRecurrent(Rewrite):
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
         halves = [_parts(mb, state, len(ways)) for state in initial]
         walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
-        lasts = [_joined(mb, [states[i] for _, states in walks]) for i in range(len(initial))]
-        if bool(an.constant(op.output_sequence)):
-            return _joined(mb, [_sequence(mb, made) for made, _ in walks]), *lasts
+        lasts = [an.joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
+        if an.flag(op, "output_sequence"):
+            return an.joined(mb, [_sequence(mb, made) for made, _ in walks], -1), *lasts
         return mb.expand_dims(x=lasts[0], axes=[0]), *lasts
 
 
-def _walk(
-    mb: Builder, op: an.Operation, suffix: str, states: an.recurrent_steps.States
-) -> tuple[list[Var], an.recurrent_steps.States]:
+def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[list[Var], States]:
     """One way: the output of each step, in the order in which it is returned, and the last states."""
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
-    weight, bias = op.inputs[f"weight_ih{suffix}"], an.recurrent_steps.bias_outside(mb, op, suffix)
+    bias = an.recurrent_steps.bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
-    inputs = _parts(mb, mb.linear(x=op.x, weight=weight, **added), steps, axis=0)
+    inputs = _parts(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), steps, axis=0)
     step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
     made = []
     for row in reversed(inputs) if back else inputs:
@@ -123,23 +108,13 @@ def _parts(mb: Builder, var: Var, count: int, axis: int = -1) -> list[Var]:
     return [var] if count == 1 else list(mb.split(x=var, num_splits=count, axis=axis))
 
 
-def _joined(mb: Builder, parts: list[Var]) -> Var:
-    made: Var = parts[0] if len(parts) == 1 else mb.concat(values=tuple(parts), axis=-1)
-    return made
-
-
 def _sequence(mb: Builder, made: list[Var]) -> Var:
-    found: Var = mb.expand_dims(x=made[0], axes=[0]) if len(made) == 1 else mb.stack(values=tuple(made), axis=0)
-    return found
+    return mb.expand_dims(x=made[0], axes=[0]) if len(made) == 1 else mb.stack(values=tuple(made), axis=0)
 
 
-def example() -> Program:
+@an.example((1, 1, 5), (1, 4))
+def example(x: Var, h: Var) -> Var:
     """One step of a simple RNN, with its state as input."""
     rng = np.random.default_rng(0)
     weight_ih, weight_hh = (rng.standard_normal((4, n)).astype(np.float32) for n in (5, 4))
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 5)), mb.TensorSpec((1, 4))])
-    def program(x: Var, h: Var) -> Var:
-        return mb.rnn(x=x, initial_h=h, weight_ih=weight_ih, weight_hh=weight_hh, name="y")[1]
-
-    return program
+    return mb.rnn(x=x, initial_h=h, weight_ih=weight_ih, weight_hh=weight_hh, name="y")[1]

@@ -16,7 +16,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import facts, ops, regions, semantics, testing
-from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
+from anesurgery.errors import PassError, PatternError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Operation, Program, Var, mb, types
 from anesurgery.placement import Grade, Rule, Target
 from anesurgery.placement.registered import unregister_rule
@@ -106,9 +106,7 @@ def test_a_rule_that_says_nothing_is_an_error(rule: Rule, words: str) -> None:
 
 
 def test_a_pass_without_a_name_is_an_error_when_it_is_made() -> None:
-    with pytest.raises(
-        PassError, match='the pass HalfPrice has no name, .* write `name: ClassVar.str. = "half_price"`'
-    ):
+    with pytest.raises(PassError, match='the pass HalfPrice has no name, .* write `name = "half_price"`'):
 
         class HalfPrice(Rewrite):
             def pattern(self, op: Ops) -> OpPattern:
@@ -178,3 +176,29 @@ def test_a_refusal_shows_the_op() -> None:
     at = next(i for i, line in enumerate(lines) if "it is no Sunday" in line)
     assert lines[at + 1].strip() == "%z: 2x64 = real_div(x=%x, y=%y)"
     assert [row["op"] for row in surgery.to_json()["refusals"]] == ["%z: 2x64 = real_div(x=%x, y=%y)"]
+
+
+def test_op_types_alone_stand_for_a_pattern() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Doubled(Rewrite):
+        name = "doubled"
+        kinds = frozenset({"relu", "abs"})
+
+        def rewrite(self, mb: Builder, m: Match) -> Var:
+            return mb.relu6(x=m.root.x)
+
+    @mb.program(input_specs=[mb.TensorSpec((2,))])
+    def program(x: Var) -> Var:
+        return mb.abs(x=mb.square(x=mb.relu(x=x, name="r"), name="s"), name="y")
+
+    rewritten, _ = testing.apply_pass(Doubled(), program, prove=False)
+    assert [op.op_type for op in rewritten.functions["main"].operations] == ["relu6", "square", "relu6"]
+
+
+def test_an_op_type_that_does_not_exist_is_an_error_of_kinds_too() -> None:
+    with pytest.raises(PatternError, match="there is no op 'cumsumm'; did you mean 'cumsum'"):
+
+        @dataclasses.dataclass(frozen=True)
+        class Misspelt(Rewrite):
+            name = "misspelt"
+            kinds = frozenset({"cumsumm"})

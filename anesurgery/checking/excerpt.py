@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from anesurgery.checking.both import Site
 from anesurgery.mil import Operation, Var, is_stored, producer, reads, static_shape
 from anesurgery.ops import POINTWISE, names
-from anesurgery.semantics.rows import axes_of, slices_read
+from anesurgery.semantics.rows import places_of, slices_read
 
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
@@ -51,7 +51,7 @@ def _rows(op: Operation, axes: Axes) -> Axes | None:
     wanted = [axes[v] for v in op.outputs if v in axes]
     if not wanted:
         return {}
-    places = axes_of(op) if len(op.outputs) == 1 and op.op_type not in SHAPED else None
+    places = places_of(op) if len(op.outputs) == 1 and op.op_type not in SHAPED else None
     rows = None if places is None else slices_read(places, wanted[0])
     whole = rows is not None and (op.op_type in POINTWISE or not any(map(is_stored, rows)))
     return rows if whole else None

@@ -8,7 +8,7 @@ from anesurgery.checking.both import Site
 from anesurgery.mil import Operation, Var, is_stored, producer, static_shape
 from anesurgery.ops import POINTWISE, names
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import axes_of
+from anesurgery.semantics.rows import places_of
 
 UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_by_index")
 """Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
@@ -29,7 +29,7 @@ def alike(site: Site) -> bool:
 
 def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
     """Does the op treat each plane alike, whatever their number?"""
-    places = axes_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
+    places = places_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
     if not places or not _are(op.outputs, planes):
         return False
     if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):

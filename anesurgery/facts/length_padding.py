@@ -50,7 +50,7 @@ from anesurgery.ops import names
 from anesurgery.semantics.meaning import CONTRACTED, Axes
 from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import axes_of
+from anesurgery.semantics.rows import places_of
 
 COUNTING = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
 """Ops by which shapes are put together; what else is computed from lengths may differ from one to the next."""
@@ -358,7 +358,7 @@ class _Walk:
             return refusal
         if op.op_type == "scaled_dot_product_attention" and self.long(op.key) & {op.key.rank - 2}:
             return self._attention(op, read)
-        axes = reshaped(op) if op.op_type == "reshape" else axes_of(op)
+        axes = reshaped(op) if op.op_type == "reshape" else places_of(op)
         if axes is None or not set(read) <= {o.var for o in axes}:
             return Refusal(f"it is not known whether {op.op_type} reads across the padded axis", op)
         kept = self._placed(op, axes)

@@ -14,8 +14,8 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, is_output, is_stored, producer
 from anesurgery.ops import CONTRACTIONS, REDUCTIONS, WEIGHTED, names
-from anesurgery.semantics.meaning import parameter
-from anesurgery.semantics.rows import MEANINGS, axes_of, slices_read
+from anesurgery.semantics.reading import each_axis
+from anesurgery.semantics.rows import MEANINGS, places_of, slices_read
 
 NORM = frozenset(
     {"abs", "add", "cast", "clip", "concat", "expand_dims", "identity", "layer_norm", "maximum", "minimum"}
@@ -39,7 +39,7 @@ def rows_read(op: Operation, axis: int) -> Rows | None:
 
     A stored value of many rows ends the tail, and so does a product with what is no weight of all rows.
     """
-    axes = axes_of(op) if op.op_type in CARRYING and len(op.outputs) == 1 else None
+    axes = places_of(op) if op.op_type in CARRYING and len(op.outputs) == 1 else None
     rows = None if axes is None else slices_read(axes, axis)
     if axes is None or rows is None or any(is_stored(v) for v in rows):
         return None
@@ -131,8 +131,8 @@ def takes_last(op: Operation, axis: int) -> bool:
         index = constant(op.indices)
         along = constant(op.axis) in (axis, axis - x.rank)
         return along and index is not None and np.size(index) == 1 and int(np.max(index)) in last
-    begin, masked = constant(op.begin), parameter(op, "begin_mask", False)
-    straight = all(int(s) == 1 for s in parameter(op, "stride", 1))
+    begin, masked = constant(op.begin), each_axis(op, "begin_mask", False)
+    straight = all(s == 1 for s in each_axis(op, "stride", 1))
     return straight and begin is not None and not masked[axis] and int(begin[axis]) in last
 
 

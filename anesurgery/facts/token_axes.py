@@ -26,8 +26,8 @@ from anesurgery.mil import Block, Operation, Var, constant, operands, static_sha
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.meaning import Operand, Place
 from anesurgery.semantics.moving_rows import staying
-from anesurgery.semantics.reading import flag, ints
-from anesurgery.semantics.rows import axes_of
+from anesurgery.semantics.reading import axis_of, flag, ints
+from anesurgery.semantics.rows import places_of
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 
@@ -142,7 +142,7 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
         return _long(places, columns)
     if op.op_type in FREE_OF_TABLES:
         return {}
-    return _long({o.var: o.places for o in axes_of(op) or () if o.var not in tokens.axes}, labels)
+    return _long({o.var: o.places for o in places_of(op) or () if o.var not in tokens.axes}, labels)
 
 
 def _long(places: Mapping[Var, Sequence[Place]], labels: Axes) -> dict[Var, Axes]:
@@ -172,7 +172,7 @@ def labels_of(op: Operation, tokens: Tokens) -> Made:
 
 def _carried(op: Operation, tokens: Tokens) -> Made:
     """Labels go where the axes of the operands go."""
-    axes = axes_of(op)
+    axes = places_of(op)
     if axes is None:
         return Refusal(LOST.get(op.op_type, f"how {op.op_type} treats the tokens is not known"))
     holding = [o for o in axes if o.var in tokens.axes]
@@ -391,7 +391,7 @@ def _first(op: Operation, axis: int, tokens: Tokens) -> Made:
 
 def _softmax(op: Operation, tokens: Tokens) -> Made:
     """A softmax along those that are looked at makes weights of scores."""
-    axes, along = tokens.axes[op.x], (ints(op, "axis") or [-1])[0] % op.x.rank
+    axes, along = tokens.axes[op.x], axis_of(op)
     if axes.get(along) != SEEN:
         return _carried(op, tokens)
     window = _window(op, tokens.masks)

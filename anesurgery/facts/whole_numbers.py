@@ -15,7 +15,9 @@ import numpy as np
 from anesurgery.mil import Operation, Var, any_symbolic, constant, np_dtype, operands, static_shape
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 from anesurgery.semantics.intervals import Intervals
+from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE
 from anesurgery.semantics.reading import number
+from anesurgery.semantics.rows import MEANINGS
 
 Range = tuple[float, float]
 
@@ -27,14 +29,6 @@ MOVES = (
     | LOOKUPS
 )
 """Ops that hand numbers on, whatever their type."""
-SUMS = names(
-    "add sub mul maximum minimum abs sign reduce_sum reduce_max reduce_min cumsum floor_div mod select"
-)
-"""Ops that make integers of integers, and the same in floats."""
-ROUNDING = names("ceil floor round sign floor_div")
-"""Ops that make whole numbers of any floats."""
-WHOLE_SUMS = names("add sub mul maximum minimum abs reduce_sum reduce_max reduce_min cumsum select relu")
-"""Ops that make whole numbers of whole floats."""
 TRUTHS = LOGICAL | {"logical_not"}
 
 NUMBERS = {"select": ("a", "b"), **dict.fromkeys(JOINING, ("values",))}
@@ -59,9 +53,15 @@ def makes_whole(var: Var) -> Operation | None:
         return None
     if op.op_type in MOVES:
         return op
-    if op.op_type in (TRUTHS if np_dtype(var).kind == "b" else SUMS):
+    if op.op_type in TRUTHS if np_dtype(var).kind == "b" else whole_results(op) is not None:
         return op
     return op if op.op_type == "cast" and np_dtype(op.x).kind in "iubf" else None
+
+
+def whole_results(op: Operation) -> str | None:
+    """Does an op that computes make whole numbers, `ALWAYS` or `OF_WHOLE` ones?"""
+    row = MEANINGS.get(op.op_type)
+    return None if row is None else row.whole
 
 
 def source(var: Var) -> Var:
@@ -168,9 +168,9 @@ def _whole_itself(var: Var) -> bool | None:
     op = var.op
     if op is None or np_dtype(var).kind in "ib":
         return np_dtype(var).kind in "ib"
-    if op.op_type in ROUNDING:
+    if whole_results(op) == ALWAYS:
         return True
-    return None if op.op_type == "cast" or op.op_type in MOVES | WHOLE_SUMS else False
+    return None if op.op_type == "cast" or op.op_type in MOVES or whole_results(op) == OF_WHOLE else False
 
 
 def _whole_through(var: Var) -> list[Var]:

@@ -22,8 +22,7 @@ def framed(mb: Maker, x: Var, axis: int, frame: int, count: int, left: int) -> V
         return mb.transpose(x=x, perm=[0, 2, 1, *range(3, x.rank)])
     x = mb.reshape(x=x, shape=[*before, count, frame, *after])
     x = mb.transpose(x=x, perm=[0, 1, axis + 1, *(a for a in range(2, x.rank) if a != axis + 1)])
-    made = mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
-    return made
+    return mb.reshape(x=x, shape=[before[0], before[1] * frame, *before[2:], count, *after])
 
 
 def unfolded(mb: Maker, x: Var, axis: int, phases: int, results: int) -> Var:

@@ -16,8 +16,9 @@ import numpy as np
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring, is_toeplitz
 from anesurgery.facts.token_axes import NEW, Axes, Tokens, lengthened
-from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, op_inputs, static_shape
+from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, static_shape
 from anesurgery.ops import CARRIERS
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ def from_rows(mb: Maker, kept: Kept, rows: Var, length: int) -> Var:
     if static_shape(rows) != tuple(shape):
         rows = mb.reshape(x=rows, shape=shape, name=f"{kept.value.name}_seen")
     back = [kept.order.index(a) for a in range(len(shape))]
-    made: Var = rows if back == sorted(back) else mb.transpose(x=rows, perm=back)
-    return made
+    return rows if back == sorted(back) else mb.transpose(x=rows, perm=back)
 
 
 @dataclass
@@ -259,9 +259,8 @@ def diagonals(value: Array, length: int) -> Array:
 def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, length: int) -> Var:
     """The ops of a way again, for keys or values of another number of tokens."""
     for op in way:
-        inputs = op_inputs(op)
         changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
-        value = getattr(mb, op.op_type)(**{**inputs, **changed, "x": value}, name=f"{op.name}_seen")
+        value = again(mb, op, **changed, x=value, name=f"{op.name}_seen")
     return value
 
 

@@ -12,10 +12,10 @@ import numpy as np
 from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, np_dtype, op_inputs, static_shape
 from anesurgery.regions.channel_products import sequence
-from anesurgery.regions.channel_steps import Layouts, Step, Twins, axes_of, axis_of
+from anesurgery.regions.channel_steps import Layouts, Step, Twins
 from anesurgery.regions.layouts import BATCH, CHANNELS, Groups, Layout, groups_for
 from anesurgery.regions.rotary import exchange
-from anesurgery.semantics.reading import flag, ints
+from anesurgery.semantics.reading import axes_of, axis_of, flag, ints
 
 WIDEST = 256
 """Channels of a head whose parts are exchanged by a convolution."""

@@ -14,8 +14,9 @@ import numpy as np
 from anesurgery.mil import Operation, Var, constant, fixed_shape, np_dtype, op_inputs, static_shape
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
 from anesurgery.regions import channel_axes, channel_products
-from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins, permutation
+from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins
 from anesurgery.regions.layouts import Layout, broadcast, groups_for, groups_of, seen_shape
+from anesurgery.semantics.reading import permutation
 
 TILED = 1 << 24
 """Bytes up to which a constant is repeated so that a twin needs no other view."""

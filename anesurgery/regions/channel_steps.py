@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from anesurgery.mil import Array, Maker, Operation, Var, fixed_shape
+from anesurgery.mil import Array, Maker, Operation, Var
 from anesurgery.regions.layouts import Groups, Layout
-from anesurgery.semantics.reading import ints
 
 
 class Layouts(Protocol):
@@ -57,25 +56,3 @@ class Step:
 
 
 Rule: TypeAlias = "Callable[[Operation, Layouts], Step | None]"
-
-
-def same_shape(var: Var, layout: Layout | None) -> bool:
-    """Is it a layout of this value?"""
-    return layout is not None and layout.shape == fixed_shape(var)
-
-
-def axis_of(op: Operation) -> int:
-    """The axis that an op works along, not negative."""
-    rank = op.outputs[0].rank
-    return (ints(op, "axis") or [-1])[0] % rank
-
-
-def axes_of(op: Operation) -> list[int]:
-    """The axes that an op works over, not negative; all where it names none."""
-    rank = op.x.rank
-    return [axis % rank for axis in ints(op, "axes") or range(rank)]
-
-
-def permutation(op: Operation) -> list[int]:
-    """The axes of a transpose, not negative."""
-    return [axis % op.x.rank for axis in ints(op, "perm")]

@@ -6,8 +6,8 @@ import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, fixed_shape, operands, static_shape
 from anesurgery.ops import BROADCASTING, UNARY, VIEWS
-from anesurgery.regions.channel_steps import axis_of, permutation
 from anesurgery.regions.layouts import Layout
+from anesurgery.semantics.reading import axis_of, permutation
 
 
 def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:

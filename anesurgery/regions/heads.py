@@ -26,10 +26,9 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import POINTWISE
-from anesurgery.regions.channel_steps import axis_of, permutation
 from anesurgery.regions.channel_views import FREE, straight, twin, upstream
 from anesurgery.regions.layouts import BATCH, CHANNELS, TOKENS, Groups, Layout
-from anesurgery.semantics.reading import flag, ints
+from anesurgery.semantics.reading import axis_of, flag, ints, permutation
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESER
 from anesurgery.regions.compressed_weights import edit_weight
 from anesurgery.regions.weight_edits import Edit
 from anesurgery.semantics.computed import results_at
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.constant_ends import LARGEST, NORMAL
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
 """Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""
@@ -28,9 +28,6 @@ BINARY = ARITHMETIC - {"floor_div", "mod"}
 
 WILD = OVERFLOWING | {"pow", "real_div"}
 """Carriers that may make an infinity or NaN of an ordinary number: they need a number that is known."""
-
-SMALLEST = 2.0**-14
-"""The smallest normal fp16 number: what is smaller may or may not become 0."""
 
 DIVISOR = 0.01
 """Smallest number of a lane that is divided by: rounding cannot make a 0 of it."""
@@ -189,4 +186,4 @@ def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
     (lane,) = found
     if not abs(lane) <= LARGEST:
         return math.nan
-    return lane if lane == 0 or abs(lane) >= SMALLEST else None
+    return lane if lane == 0 or abs(lane) >= NORMAL else None

@@ -19,8 +19,7 @@ Step = Callable[[Var, States], States]
 
 def _plus(mb: Any, row: Var, state: Var, weight: Var) -> Var:
     """What the input and a state add to the gates; a state of zeros adds nothing."""
-    total: Var = row if is_constant(state, 0) else mb.add(x=row, y=mb.linear(x=state, weight=weight))
-    return total
+    return row if is_constant(state, 0) else mb.add(x=row, y=mb.linear(x=state, weight=weight))
 
 
 def _rnn(mb: Any, op: Operation, suffix: str) -> Step:

@@ -14,9 +14,8 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
-from anesurgery.regions.channel_steps import axes_of
 from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.reading import axes_of, flag, number
 from anesurgery.semantics.row_lengths import squared
 
 

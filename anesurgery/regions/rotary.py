@@ -27,9 +27,8 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import VIEWS
-from anesurgery.regions.channel_steps import axis_of
 from anesurgery.regions.views import seen_as
-from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.reading import axis_of, flag, number
 
 LEAST_ROWS = 4
 """From so many positions on a table is recognised."""

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Maker, Operation, Var, constant, dtype_name, np_dtype, static_shape
+from anesurgery.regions.small_builds import joined
 
 WIDER = {("fp16", "fp32"), ("int16", "int32"), ("uint16", "int32")}
 """Casts that lose nothing: the cast back gives what was there."""
@@ -102,12 +103,8 @@ class RowMaker:
         found = rows.written.get(at)
         if found is None or self.maker is None or found.rank == rank:
             return found
-        shaped: Var = (
-            self.maker.expand_dims(x=found, axes=[0])
-            if found.rank < rank
-            else self.maker.squeeze(x=found, axes=[0])
-        )
-        return shaped
+        change = self.maker.expand_dims if found.rank < rank else self.maker.squeeze
+        return change(x=found, axes=[0])
 
     def join(self, rows: Rows) -> Var:
         """The tensor; where casts made its rows that lost nothing, it is joined before one cast."""
@@ -143,8 +140,7 @@ class RowMaker:
                 parts.append(self.piece(rows.base, places[0], len(places)))
             else:
                 parts += [v for at in places if (v := self.row(rows, at, rank)) is not None]
-        made: Var = parts[0] if len(parts) == 1 else self.maker.concat(values=tuple(parts), axis=0)
-        return made
+        return joined(self.maker, parts, 0)
 
     def piece(self, base: Var | Array, first: int, count: int) -> Var:
         """Some rows of the base; of an array, computed now."""

@@ -8,8 +8,8 @@ import numpy as np
 
 from anesurgery.facts.rowwise import Tail
 from anesurgery.mil import Maker, Operation, Var, any_symbolic, constant
-from anesurgery.semantics.meaning import parameter
 from anesurgery.semantics.moving_rows import squeezed, staying
+from anesurgery.semantics.reading import each_axis
 
 
 def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
@@ -53,7 +53,7 @@ def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:
     """Masks that make a slice take all of an axis of its result, whatever its length has become."""
     whole = staying(op)[axis]
     return {
-        name: [bool(m) or a == whole for a, m in enumerate(parameter(op, name, False))]
+        name: [m or a == whole for a, m in enumerate(each_axis(op, name, False))]
         for name in ("begin_mask", "end_mask")
     }
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.mil import Operation, static_shape
-from anesurgery.ops import names
+from anesurgery.ops import VIEWS
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.reading import ints
-
-RESHAPING = names("reshape expand_dims squeeze")
+from anesurgery.semantics.reading import permutation
 
 
 def edit_of(op: Operation) -> Edit | None:
@@ -17,8 +15,8 @@ def edit_of(op: Operation) -> Edit | None:
     if old is None or new is None:
         return None
     if op.op_type == "transpose":
-        return Edit.of(old).transposed([a % len(old) for a in ints(op, "perm")])
-    if op.op_type in RESHAPING:
+        return Edit.of(old).transposed(permutation(op))
+    if op.op_type in VIEWS:
         return Edit.reshaped(old, new)
     cut = axis_slice(op) if op.op_type == "slice_by_index" else None
     if cut is None or (cut.dropped and len(old) == 1):

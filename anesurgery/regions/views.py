@@ -27,7 +27,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
-from anesurgery.semantics.reading import each_axis
+from anesurgery.semantics.reading import axes_of, axis_of, each_axis, permutation
 
 Groups: TypeAlias = "Sequence[tuple[int, ...]]"
 Build: TypeAlias = "Callable[[Maker, Groups], list[Var]]"
@@ -148,10 +148,6 @@ def _moved(axes: Sequence[int], groups: Groups) -> list[int]:
     return [i for i, group in enumerate(groups) if group and group[0] in axes]
 
 
-def _positive(axes: Any, rank: int) -> list[int]:
-    return [int(axis) % rank for axis in np.atleast_1d(axes)]
-
-
 def _elementwise(op: Operation) -> Frame:
     sizes = fixed_shape(op.outputs[0])
     names = [k for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
@@ -166,8 +162,7 @@ def _elementwise(op: Operation) -> Frame:
 
 def _reduction(op: Operation) -> Frame:
     sizes = fixed_shape(op.x)
-    given = op.inputs.get("axes")
-    axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
+    axes = axes_of(op)
     keep = bool(op.outputs[0].shape)  # a scalar has no axes to keep
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
@@ -180,8 +175,7 @@ def _reduction(op: Operation) -> Frame:
 def _along_one_axis(op: Operation) -> Frame:
     """softmax, cumsum, argmax, split, concat: one axis is theirs, the others are carried."""
     first = op.inputs["values"][0] if "values" in op.inputs else op.x
-    given = op.inputs.get("axis")
-    sizes, axis = fixed_shape(first), (-1 if given is None else int(given.val)) % shape_rank(first)
+    sizes, axis = fixed_shape(first), axis_of(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         changed: dict[str, Any] = {"axis": _moved([axis], groups)[0]}
@@ -198,8 +192,7 @@ def _along_one_axis(op: Operation) -> Frame:
 
 def _layer_norm(op: Operation) -> Frame:
     sizes = fixed_shape(op.x)
-    given = op.inputs.get("axes")
-    axes = range(len(sizes)) if given is None else _positive(given.val, len(sizes))
+    axes = axes_of(op)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         moved = _moved(axes, groups)
@@ -239,7 +232,7 @@ def _slice(op: Operation) -> Frame | Refusal:
     rank = len(sizes)
     begin, end = ([int(i) for i in v.val] for v in (op.begin, op.end))
     masks = {k: each_axis(op, k, False) for k in ("begin_mask", "end_mask", "squeeze_mask")}
-    stride = [1] * rank if op.inputs.get("stride") is None else [int(s) for s in op.stride.val]
+    stride = each_axis(op, "stride", 1)
     single = masks["squeeze_mask"]
     whole = [
         not single[i]
@@ -275,7 +268,7 @@ def _slice(op: Operation) -> Frame | Refusal:
 
 def _transpose(op: Operation) -> Frame:
     """Neighbours that stay neighbours travel together; axes of length 1 go along with anything."""
-    sizes, perm = fixed_shape(op.x), _positive(op.perm.val, shape_rank(op.x))
+    sizes, perm = fixed_shape(op.x), permutation(op)
     moved_to = {axis: i for i, axis in enumerate(a for a in perm if sizes[a] != 1)}
     joins, left = [], -1  # the last place, after the permutation, of an axis longer than 1
     for axis in range(len(sizes) - 1):
@@ -299,7 +292,7 @@ def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int
 
 def transpose_by_blocks(mb: Maker, op: Operation) -> Var:
     """Any transposition as exchanges of neighbouring blocks of axes: `(a, b, c, d)` to `(a, c, b, d)`."""
-    sizes, perm = fixed_shape(op.x), _positive(op.perm.val, shape_rank(op.x))
+    sizes, perm = fixed_shape(op.x), permutation(op)
     order, x = list(range(len(perm))), op.x
     for i in range(len(perm)):
         if order[i] == perm[i]:

@@ -60,8 +60,7 @@ class Floats:
         if op is None:
             return maker.cast(x=var, dtype=self.name)
         if np_dtype(var).kind == "b":
-            made = maker.cast(x=maker.not_equal(x=op.x, y=np_dtype(op.x).type(0)), dtype=self.name)
-            return made
+            return maker.cast(x=maker.not_equal(x=op.x, y=np_dtype(op.x).type(0)), dtype=self.name)
         whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
         return whole if np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
 

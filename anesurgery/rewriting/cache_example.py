@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Var, mb, types
+from anesurgery.rewriting.example_programs import example
 
 
-def cache_example() -> Program:
+@example(
+    mb.TensorSpec((1, 4), types.fp16),
+    mb.TensorSpec((1,), types.int32),
+    mb.StateTensorSpec((8, 4), dtype=types.fp16),
+    opset="iOS18",
+)
+def cache_example(n: Var, at: Var, cache: Var) -> Var:
     """A cache of four numbers for each of eight tokens."""
-    inputs = [mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)]
-    state = mb.StateTensorSpec((8, 4), dtype=types.fp16)
-
-    @mb.program(input_specs=[*inputs, state], opset_version=ct.target.iOS18)
-    def program(n: Var, at: Var, cache: Var) -> Var:
-        b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
-        e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
-        u = mb.slice_update(x=mb.read_state(input=cache, name="h"), update=n, begin=b, end=e, name="u")
-        a = mb.coreml_update_state(state=cache, value=u, name="a")
-        return mb.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")
-
-    made: Program = program
-    return made
+    b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
+    e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
+    u = mb.slice_update(x=mb.read_state(input=cache, name="h"), update=n, begin=b, end=e, name="u")
+    a = mb.coreml_update_state(state=cache, value=u, name="a")
+    return mb.reduce_sum(x=a, axes=[0], keep_dims=True, name="sum")

@@ -344,8 +344,7 @@ class CachedFunction:
             ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, self.length, kept.width]}
             value = self.stored(mb, shape, f"{name}_around", x=value, update=first, **ends)
         found = part(0, self.context if ring is None else ring.size, "kept")
-        made: Var = mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
-        return made
+        return mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
 
     def blend(self, mb: Builder, kept: Kept, rows: Var, ring: Ring | None) -> Var:
         """The rows of all tokens: those of this call at their slots, the others as they are held.

@@ -25,7 +25,7 @@ from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, name
 from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import each_axis, ints, number
-from anesurgery.semantics.rows import axes_of
+from anesurgery.semantics.rows import places_of
 
 Column: TypeAlias = tuple[int, ...]
 """The lengths of an axis: in the function that is there, then at each size."""
@@ -227,7 +227,7 @@ def _origins(op: Operation, var: Var, axis: int, lengths: Lengths) -> list[tuple
         if (own := _literal(maker, at, lengths)) is not None:
             origins.append((maker, own, at))
             continue
-        axes = reshaped(maker) if maker.op_type == "reshape" else axes_of(maker)
+        axes = reshaped(maker) if maker.op_type == "reshape" else places_of(maker)
         if axes is None:
             raise Refused(why)
         length, before = value.shape[at], len(pending) + len(origins)

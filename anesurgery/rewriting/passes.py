@@ -20,6 +20,7 @@ from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import exclusive, quiet_host
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.option_limits import keep_to_limits
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.subject import Graph, Subject
@@ -30,7 +31,10 @@ PROOFS = ("sites", "model", "both", None)
 
 @dataclass(frozen=True)
 class Pass:
-    """A named edit of a model; the dataclass fields are its options."""
+    """A named edit of a model.
+
+    What a class states of itself has no type (`name = "mean_of_sum"`); its annotated fields are options.
+    """
 
     name: ClassVar[str]
     """By which reports, recipes and the command line know it: a Python identifier."""
@@ -54,6 +58,14 @@ class Pass:
     """Is it what a recipe is for, so that its gate does not undo it?"""
     caveat: ClassVar[str] = ""
     """What the caller should know where it changed something; a surgery notes it."""
+
+    def __post_init__(self) -> None:
+        """A pass with an option beyond its limits is not made; subclasses that check more call this first.
+
+        Raises:
+            PassError: an option is beyond the limits that `option` states.
+        """
+        keep_to_limits(self)
 
     def __init_subclass__(cls, abstract: bool = False, **options: Any) -> None:
         """A pass is known by its name, so one without is an error as soon as the class is made.
@@ -164,7 +176,7 @@ def check_name(step: type[Pass]) -> None:
         PassError: it has none, or it is an option.
     """
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", step.__name__).lower().strip("_")
-    line = f'write `name: ClassVar[str] = "{words}"` in the class'
+    line = f'write `name = "{words}"` in the class'
     if "name" in vars(step).get("__annotations__", {}) and "ClassVar" not in str(step.__annotations__["name"]):
         raise PassError(f"the name of the pass {step.__name__} would be one of its options; {line}")
     name = getattr(step, "name", None)

@@ -32,6 +32,8 @@ class Match:
     """Every matched op, the root first. A check that finds more of them binds a longer `ops`."""
     bindings: Mapping[str, object] = field(default_factory=dict)
     """Name in the pattern, or bound by `check` -> what it stands for."""
+    within: Mapping[Var, tuple[float, float]] = field(default_factory=dict)
+    """Inputs of the comparison -> the least and the largest number that they are drawn from."""
 
     @property
     def block(self) -> Block:
@@ -40,15 +42,27 @@ class Match:
         assert block is not None
         return block
 
-    def bind(self, *, ops: tuple[Operation, ...] | None = None, **extra: object) -> Match:
+    def bind(
+        self,
+        *,
+        ops: tuple[Operation, ...] | None = None,
+        within: Mapping[Var, tuple[float, float]] | None = None,
+        **extra: object,
+    ) -> Match:
         """The same match with more names: what `check` found and `rewrite` needs.
+
+        Args:
+            ops: all that the edit replaces, the root first, where that is more than the pattern matched.
+            within: inputs of the comparison, with the least and the largest number that they are drawn from.
+            extra: names, each with what it stands for.
 
         Raises:
             PatternError: a name that the match uses itself.
         """
         for name in extra:
             _free_name(name)
-        return replace(self, ops=self.ops if ops is None else ops, bindings={**self.bindings, **extra})
+        bindings = {**self.bindings, **extra}
+        return replace(self, ops=ops or self.ops, bindings=bindings, within={**self.within, **(within or {})})
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -28,6 +28,7 @@ from anesurgery.mil import (
     consumers,
     dtype_name,
     is_output,
+    np_dtype,
     operands,
     remove_input,
     static_shape,
@@ -57,6 +58,8 @@ Pairs: TypeAlias = "list[tuple[Var, Var]]"
 class Rewrite(Pass, abstract=True):
     """A pass that replaces what a pattern matches, everywhere, until nothing matches."""
 
+    kinds: ClassVar[frozenset[str]] = frozenset()
+    """The op types at which it acts, where a pattern has nothing more to say."""
     shares_inner: ClassVar[bool] = False
     """May inner values of a match be read elsewhere? (They then stay.)"""
     static: ClassVar[bool] = False
@@ -65,12 +68,12 @@ class Rewrite(Pass, abstract=True):
     def __init_subclass__(cls, **options: Any) -> None:
         """Build the pattern when the class is made, so that one that cannot match is an error there."""
         super().__init_subclass__(**options)
-        if "pattern" in vars(cls):
+        if {"pattern", "kinds"} & vars(cls).keys():
             with suppress(AttributeError):  # it needs an option without default: built when the pass runs
                 cls.pattern(object.__new__(cls), op_patterns)
 
     def pattern(self, op: Ops) -> OpPattern:
-        """What to look for.
+        """What to look for: by default any op of `kinds`.
 
         Args:
             op: makes patterns: `op.mul(x=var("x"), y=var("y"))`.
@@ -78,7 +81,9 @@ class Rewrite(Pass, abstract=True):
         Returns:
             The pattern; its outermost op is the root.
         """
-        raise NotImplementedError
+        if not self.kinds:
+            raise NotImplementedError
+        return op.any(*sorted(self.kinds))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Decide whether the pass rewrites at a place.
@@ -115,9 +120,15 @@ class Rewrite(Pass, abstract=True):
             rng: to draw from.
 
         Returns:
-            An array of the shape and dtype of `var`; None for numbers as they are drawn by default.
+            An array of the shape and dtype of `var`, by default of numbers of the range that `check` bound with
+            `within=`; None for numbers as they are drawn elsewhere.
         """
-        return None
+        if var not in m.within:
+            return None
+        (low, high), shape, dtype = m.within[var], static_shape(var) or (), np_dtype(var)
+        if dtype.kind in "iu":
+            return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
+        return rng.uniform(low, high, shape).astype(dtype)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Say that numbers cannot be compared at a place.

@@ -10,10 +10,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from anesurgery.checking.grades import REASSOCIATED, Tolerance
+from anesurgery.checking.grades import REASSOCIATED
+from anesurgery.errors import Refusal
 from anesurgery.facts.sums_of_squares import LEAST, is_scaled
 from anesurgery.mil import Var, np_dtype
+from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.option_limits import option
+from anesurgery.rewriting.pattern import Match
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.intervals import magnitude
 
@@ -22,19 +26,19 @@ from anesurgery.semantics.intervals import magnitude
 class LargeSquares(Rewrite, abstract=True):
     """A pass over fp16 numbers whose squares may overflow."""
 
-    tolerates_nonfinite: ClassVar[bool] = False
+    tolerates_nonfinite = False
     """An infinity makes a NaN of all that is divided by it."""
-    magnitude: ClassVar[float] = float(np.finfo(np.float16).max)
+    magnitude = float(np.finfo(np.float16).max)
     """The values are of fp16; beyond it, the old form overflows in fp32 too."""
-    shares_inner: ClassVar[bool] = True
+    shares_inner = True
 
 
 @dataclass(frozen=True)
 class ScaledSquares(LargeSquares, abstract=True):
     """A pass that divides numbers by the largest magnitude of their row before it squares them."""
 
-    static: ClassVar[bool] = True
-    tolerance: ClassVar[Tolerance] = REASSOCIATED
+    static = True
+    tolerance = REASSOCIATED
 
     @staticmethod
     def applies(inner: Var, values: Sequence[Var]) -> bool:
@@ -67,3 +71,39 @@ class ScaledSquares(LargeSquares, abstract=True):
         """The squares of several values over a unit, added up."""
         squares = [mb.square(x=mb.real_div(x=value, y=unit)) for value in values]
         return functools.reduce(lambda a, b: mb.add(x=a, y=b), squares)
+
+
+@dataclass(frozen=True)
+class NormForm(LargeSquares, abstract=True):
+    """A norm whose squares may overflow in fp16, of numbers up to 1 or as a layer norm."""
+
+    kinds = frozenset({"mul", "real_div"})
+    """What ends such a norm."""
+    follows = ("compute_fp16", "scale_ranges", "channels_first")
+    centred: ClassVar[bool]
+    """Does the norm take the mean away?"""
+    form: str = option("largest", among=("largest", "layer_norm"))
+    """Either "largest", or "layer_norm"."""
+    only: tuple[str, ...] = ()
+    """Names of the squares in the norms that are meant; all by default."""
+
+    def check(self, m: Match) -> Match | Refusal | None:
+        """Is it such a norm, and may its squares overflow?"""
+        norm = root_norm(m.root)
+        if norm is None or norm.centred != self.centred or not self.means(norm):
+            return None
+        if (refusal := cannot_overflow(norm)) is not None:
+            return refusal
+        return m.bind(ops=norm.ops, norm=norm)
+
+    def means(self, norm: RootNorm) -> bool:
+        """Is the norm among those that are meant?"""
+        return not self.only or any(v.name in self.only for op in norm.ops for v in op.outputs)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """The norm in the other form."""
+        return by_largest(mb, m.norm) if self.form == "largest" else self.layer_norm(mb, m.norm)
+
+    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
+        """The norm by the op of that name."""
+        raise NotImplementedError

@@ -14,6 +14,8 @@ Interval = tuple[float, float]
 ANY: Interval = (-math.inf, math.inf)
 LARGEST = 65504.0
 """The largest number of fp16."""
+NORMAL = 2.0**-14
+"""The smallest number that fp16 holds with all its digits: what is smaller may or may not become 0."""
 MOST = 1 << 22
 """Weights of more elements are not read."""
 

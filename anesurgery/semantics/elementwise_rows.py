@@ -10,15 +10,13 @@ import numpy as np
 from anesurgery.mil import Operation, Var, is_constant, np_dtype, producer, static_shape
 from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
-from anesurgery.semantics.constant_ends import ANY, Interval
-from anesurgery.semantics.meaning import Meaning, Operand, Ranges, aligned, times
+from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval
+from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE, Meaning, Operand, Ranges, aligned, times
 from anesurgery.semantics.reading import number
 from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
 
 DIP = -0.2785
 """Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
-NORMAL = 2.0**-14
-"""The smallest number of fp16 that is not subnormal."""
 LEAST = 2.0**-24
 """The smallest number above 0 of fp16."""
 OVERFLOWS = 700.0
@@ -265,7 +263,12 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     "sub": _sub,
 }
 
+WHOLE = {
+    **dict.fromkeys(names("ceil floor round sign floor_div"), ALWAYS),
+    **dict.fromkeys(names("abs add maximum minimum mod mul relu select sub"), OF_WHOLE),
+}
+
 ROWS: dict[str, Meaning] = {
-    **{op_type: Meaning(RANGES.get(op_type), aligned) for op_type in sorted(UNARY | BROADCASTING)},
+    **{t: Meaning(RANGES.get(t), aligned, whole=WHOLE.get(t)) for t in sorted(UNARY | BROADCASTING)},
     **dict.fromkeys(("prelu", "softplus_parametric"), Meaning(axes=_by_channel)),
 }

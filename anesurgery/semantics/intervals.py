@@ -78,7 +78,7 @@ class Intervals:
         row = MEANINGS.get(op.op_type)
         if row is None:
             return ANY
-        if row.positions is not None and var is op.outputs[row.positions]:
+        if row.positions is not None and var in op.outputs[row.positions :][:1]:
             return 0.0, math.inf
         if row.range is None or isinstance(row.range, tuple):
             return row.range or ANY

@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from anesurgery.mil import Operation, Var, constant, operands
+from anesurgery.mil import Operation, Var, operands
 from anesurgery.semantics.constant_ends import Interval
 from anesurgery.semantics.reading import ints
 
 BROADCAST, CONTRACTED, MIXED = "broadcast", "contracted", "mixed"
+ALWAYS, OF_WHOLE = "always", "of whole numbers"
 
 Place: TypeAlias = "int | str"
 """Where an axis of an operand goes.
@@ -57,6 +58,8 @@ class Meaning:
     """The same for all results; None: nothing is known."""
     work: Callable[[Operation], int] | None = None
     """Floating point operations, multiply and add counted as two; None: it sums no products."""
+    whole: str | None = None
+    """Are its results whole, `ALWAYS` or `OF_WHOLE` operands? Floats then tell the same as integers."""
     positions: int | None = None
     """The result that holds positions or lengths, which are never negative."""
 
@@ -106,9 +109,3 @@ def only(op: Operation, places: Sequence[Place], name: str = "x") -> Axes:
 def mixing(op: Operation, mixed: set[int], word: str = MIXED) -> Axes:
     """Axes that stay where they are, but some that are mixed."""
     return only(op, [word if a in mixed else a for a in range(op.x.rank)])
-
-
-def parameter(op: Operation, name: str, default: Any) -> list[Any]:
-    """A parameter with an element for each axis of `x`; the default for each where it is absent or dynamic."""
-    value = constant(op.inputs.get(name))
-    return [default] * op.x.rank if value is None else list(value)

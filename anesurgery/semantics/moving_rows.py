@@ -18,15 +18,14 @@ from anesurgery.semantics.meaning import (
     axes_given,
     mixing,
     only,
-    parameter,
     same,
     union,
 )
-from anesurgery.semantics.reading import ints, number
+from anesurgery.semantics.reading import each_axis, ints, number, permutation
 
 
 def _transpose(op: Operation) -> Axes | None:
-    perm = [a % op.x.rank for a in ints(op, "perm")]
+    perm = permutation(op)
     return only(op, [perm.index(a) for a in range(op.x.rank)]) if perm or not op.x.rank else None
 
 
@@ -63,7 +62,7 @@ def reshaped(op: Operation) -> Axes | None:
 
 def staying(op: Operation) -> list[int]:
     """The axes of what is sliced that the result has."""
-    single = parameter(op, "squeeze_mask", False) if op.op_type == "slice_by_index" else [False] * op.x.rank
+    single = each_axis(op, "squeeze_mask", False) if op.op_type == "slice_by_index" else [False] * op.x.rank
     return [a for a in range(op.x.rank) if not single[a]]
 
 
@@ -76,9 +75,9 @@ def _slice(op: Operation) -> Axes | None:
 
 def _takes_all(op: Operation, axis: int, length: object) -> bool:
     """Does a slice take all of an axis, in order?"""
-    if op.inputs.get("stride") is not None and parameter(op, "stride", 0)[axis] != 1:
+    if op.inputs.get("stride") is not None and each_axis(op, "stride", 0)[axis] != 1:
         return False
-    masked = [bool(parameter(op, name, False)[axis]) for name in ("begin_mask", "end_mask")]
+    masked = [each_axis(op, name, False)[axis] for name in ("begin_mask", "end_mask")]
     known = static_shape(op.x) is not None or not any_symbolic([op.x.shape[axis]])
     begins = constant(op.inputs.get("begin"))
     start = masked[0] or (begins is not None and int(begins[axis]) in (0, _minus(op.x.shape[axis])))
@@ -96,10 +95,10 @@ def _slice_by_size(op: Operation) -> Axes | None:
 
 def _slice_update(op: Operation) -> Axes | None:
     """What is written is as long as an axis, and goes there in order."""
-    plain = not any(parameter(op, "squeeze_mask", False)) and op.update.rank == op.x.rank
+    plain = not any(each_axis(op, "squeeze_mask", False)) and op.update.rank == op.x.rank
     if not plain or any(constant(op.inputs[name]) is None for name in ("begin", "end")):
         return None
-    stride = parameter(op, "stride", 1)
+    stride = each_axis(op, "stride", 1)
     places: list[Place] = [
         a if op.update.shape[a] == n and stride[a] == 1 else MIXED for a, n in enumerate(op.x.shape)
     ]

@@ -53,6 +53,22 @@ def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
     return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
 
 
+def axis_of(op: Operation) -> int:
+    """The axis that an op works along, not negative; the last where it names none."""
+    first: Var = op.inputs["values"][0] if "values" in op.inputs else op.x
+    return (ints(op, "axis") or [-1])[0] % first.rank
+
+
+def axes_of(op: Operation) -> list[int]:
+    """The axes that an op on x works over, not negative; all where it names none."""
+    return [axis % op.x.rank for axis in ints(op, "axes") or range(op.x.rank)]
+
+
+def permutation(op: Operation) -> list[int]:
+    """The axes of a transpose, not negative."""
+    return [axis % op.x.rank for axis in ints(op, "perm")]
+
+
 def number(var: Any) -> float | None:
     """The value of a constant with one element."""
     if not isinstance(var, Var) or math.prod(static_shape(var) or (2,) * var.rank) != 1:
@@ -114,8 +130,8 @@ def in_words(count: float) -> str:
 
 
 def shape_in_words(shape: Any) -> str:
-    """A shape for a reader: "1x64x32x32"."""
-    return "x".join(str(d) for d in shape)
+    """A shape for a reader: "1x64x32x32", or "scalar"."""
+    return "x".join(str(d) for d in shape) or "scalar"
 
 
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:

@@ -7,11 +7,12 @@ import math
 import numpy as np
 
 from anesurgery.mil import Operation, static_shape
-from anesurgery.ops import REDUCTIONS, names
-from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.ops import ALONG, REDUCTIONS, names
+from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, of_constant
 from anesurgery.semantics.meaning import (
     CONTRACTED,
     MIXED,
+    OF_WHOLE,
     Axes,
     Meaning,
     Operand,
@@ -35,10 +36,6 @@ def _softmax(op: Operation, ranges: Ranges) -> Interval:
     return (least if least >= NORMAL else 0.0), 1.0
 
 
-NORMAL = 2.0**-14
-"""Below it fp16 loses digits, and then the number."""
-
-
 def _reduced(op: Operation, word: str = CONTRACTED) -> Axes | None:
     """Axes that become one number each; of the others, the order stays."""
     name = "axes" if op.op_type in REDUCTIONS else "axis"
@@ -59,7 +56,7 @@ def _position(op: Operation) -> Axes | None:
 
 def _along(op: Operation) -> Axes | None:
     """Each place of the axes that are not named works by itself; by default the last is."""
-    name = "axes" if op.op_type == "layer_norm" else "axis"
+    name = ALONG[op.op_type]
     if op.inputs.get(name) is not None and not ints(op, name):
         return None
     default = range(op.x.rank) if name == "axes" else (0 if op.op_type == "cumsum" else -1,)
@@ -134,13 +131,14 @@ def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
 
 ROWS: dict[str, Meaning] = {
     **dict.fromkeys(REDUCTIONS, Meaning(axes=_reduced)),
-    **dict.fromkeys(names("reduce_max reduce_min reduce_mean"), Meaning(same, _reduced)),
-    "reduce_sum": Meaning(_sum, _reduced),
+    **dict.fromkeys(names("reduce_max reduce_min"), Meaning(same, _reduced, whole=OF_WHOLE)),
+    "reduce_mean": Meaning(same, _reduced),
+    "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE),
     "reduce_prod": Meaning(_product, _reduced),
     **dict.fromkeys(names("reduce_argmax reduce_argmin"), Meaning(axes=_position, positions=0)),
     "argsort": Meaning(axes=_along, positions=0),
     "topk": Meaning(same, _along, positions=1),
-    "cumsum": Meaning(_running, _along),
+    "cumsum": Meaning(_running, _along, whole=OF_WHOLE),
     "softmax": Meaning(_softmax, _along),
     "layer_norm": Meaning(_layer_norm, _normalized),
     "batch_norm": Meaning(axes=_channels),

@@ -16,7 +16,7 @@ MEANINGS: dict[str, Meaning] = {
 """Op type -> its row."""
 
 
-def axes_of(op: Operation) -> Axes | None:
+def places_of(op: Operation) -> Axes | None:
     """Where the axes of an op's operands go; None where that is not known."""
     row = MEANINGS.get(op.op_type)
     return None if row is None or row.axes is None else row.axes(op)

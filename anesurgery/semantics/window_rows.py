@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 from anesurgery.mil import Operation, constant
 from anesurgery.ops import names
 from anesurgery.semantics.constant_ends import Interval
 from anesurgery.semantics.meaning import Axes, Meaning, Ranges, mixing, same
-from anesurgery.semantics.reading import flag
+from anesurgery.semantics.reading import flag, ints
 
 
 def _planes(op: Operation) -> Axes:
@@ -26,10 +28,19 @@ def _average(op: Operation, ranges: Ranges) -> Interval:
     return (low, high) if bare else (min(low, 0.0), max(high, 0.0))
 
 
+def _largest(op: Operation, ranges: Ranges) -> Interval:
+    """Of a window that lies in the padding, or beyond the data, the largest number is -inf."""
+    low, high = ranges.at(op.x)
+    kernel, pad = ints(op, "kernel_sizes"), ints(op, "pad")
+    beyond = flag(op, "ceil_mode") and any(s > k for s, k in zip(ints(op, "strides"), kernel, strict=False))
+    bare = any(p >= k for i, k in enumerate(kernel) for p in pad[2 * i : 2 * i + 2])
+    return (-math.inf if beyond or bare else low), high
+
+
 ROWS: dict[str, Meaning] = {
     "avg_pool": Meaning(_average, _planes),
     "l2_pool": Meaning(axes=_planes),
-    "max_pool": Meaning(same, _planes),
+    "max_pool": Meaning(_largest, _planes),
     **dict.fromkeys(names("resize_nearest_neighbor upsample_nearest_neighbor"), Meaning(same, _pictures)),
     **dict.fromkeys(names("resize_bilinear upsample_bilinear"), Meaning(axes=_pictures)),
 }

@@ -26,7 +26,7 @@ Why it helps: what was seen of such layers on which chip and OS, by whom; or "no
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -36,8 +36,8 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site
 class Template(LayerRewrite):
     """ReLU of ReLU becomes ReLU."""
 
-    name: ClassVar[str] = "template"  # the name of the file
-    kinds: ClassVar[frozenset[str]] = frozenset({"activation"})  # the layer types to look at
+    name = "template"  # the name of the file
+    kinds = frozenset({"activation"})  # the layer types to look at
     most_axes: int = 5
     """Options are fields, each with a default and a line about it."""
 

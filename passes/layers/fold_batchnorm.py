@@ -33,7 +33,7 @@ Grade: checked: folded weights are rounded.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -50,13 +50,13 @@ CHANNELS = 3
 class FoldBatchnorm(LayerRewrite):
     """Batch normalizations become part of the weights before them."""
 
-    name: ClassVar[str] = "fold_batchnorm"
+    name = "fold_batchnorm"
     # it may fold into their convolutions
-    follows: ClassVar[tuple[str, ...]] = ("split_upsampling", "undilate_convolution")
-    tolerates_nonfinite: ClassVar[bool] = False
+    follows = ("split_upsampling", "undilate_convolution")
+    tolerates_nonfinite = False
     """A factor of 0 meets an infinity in another place."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"batchnorm"})
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    kinds = frozenset({"batchnorm"})
+    tolerance = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """New weights and bias in a copy of the layer before."""

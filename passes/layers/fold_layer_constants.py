@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -117,9 +117,9 @@ ALONE: dict[str, Callable[[Any], Numbers]] = {
 class FoldLayerConstants(LayerRewrite):
     """Layers that change nothing go; those that read constants only become constants."""
 
-    name: ClassVar[str] = "fold_layer_constants"
-    precedes: ClassVar[tuple[str, ...]] = ("legacy_*",)  # what computes nothing goes before it is rewritten
-    kinds: ClassVar[frozenset[str]] = frozenset(f.name for f in _LAYERS) - NESTED
+    name = "fold_layer_constants"
+    precedes = ("legacy_*",)  # what computes nothing goes before it is rewritten
+    kinds = frozenset(f.name for f in _LAYERS) - NESTED
 
     limit: int = 1024
     """Numbers that a computed constant may have even if those it is made of have fewer."""

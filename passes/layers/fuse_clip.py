@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -102,10 +102,10 @@ def _bounds(node: an.Node) -> _Bounds | None:
 class FuseClip(LayerRewrite):
     """ReLU, thresholds and signs in a row become a ReLU, a threshold, a `clip`, or two thresholds."""
 
-    name: ClassVar[str] = "fuse_clip"
-    follows: ClassVar[tuple[str, ...]] = ("legacy_clip",)  # it joins its layers
-    precedes: ClassVar[tuple[str, ...]] = ("fuse_linear",)  # it takes signs that this needs
-    kinds: ClassVar[frozenset[str]] = frozenset(LINKS)
+    name = "fuse_clip"
+    follows = ("legacy_clip",)  # it joins its layers
+    precedes = ("fuse_linear",)  # it takes signs that this needs
+    kinds = frozenset(LINKS)
 
     def rewrite(self, site: Site) -> Refusal | None:
         """The whole row, looked at from its last layer; it must be longer than what comes."""

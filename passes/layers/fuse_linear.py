@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -89,10 +89,10 @@ def _line(node: an.Node | None) -> _Line | None:
 class FuseLinear(LayerRewrite):
     """Linear activations, sums and products with one number become one, or part of weights."""
 
-    name: ClassVar[str] = "fuse_linear"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "fuse_linear"
+    tolerates_nonfinite = False
     """Factors that are taken together do not overflow or vanish in between."""
-    kinds: ClassVar[frozenset[str]] = frozenset(LINES) | an.affine.KINDS
+    kinds = frozenset(LINES) | an.affine.KINDS
 
     def rewrite(self, site: Site) -> Refusal | None:
         """A linear layer with what is before it; weights with a linear layer before them."""

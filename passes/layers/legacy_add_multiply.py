@@ -52,7 +52,7 @@ NEWER = "loadConstantND"
 class LegacyAddMultiply(an.two_sides.TwoSided):
     """Broadcasting sums and products become `add`, `multiply`, `bias`, `scale` or a linear activation."""
 
-    name: ClassVar[str] = "legacy_add_multiply"
+    name = "legacy_add_multiply"
     plain: ClassVar[Mapping[str, str]] = {
         "addBroadcastable": "add",
         "add": "add",

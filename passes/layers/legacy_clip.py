@@ -62,8 +62,8 @@ MOST_NEGATIVE = float(np.finfo(np.float32).min)
 class LegacyClip(an.two_sides.TwoSided):
     """Broadcasting minima and maxima become `clip`, a threshold, a ReLU, `min` or `max`."""
 
-    name: ClassVar[str] = "legacy_clip"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "legacy_clip"
+    tolerates_nonfinite = False
     """A side without a bound is clipped at the largest finite number."""
     plain: ClassVar[Mapping[str, str]] = {"maxBroadcastable": "max", "minBroadcastable": "min"}
 

@@ -39,7 +39,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -59,10 +59,10 @@ IMAGE = 4
 class LegacyConcat(LayerRewrite):
     """`concatND` becomes `concat`, or a sum of padded inputs along rows and columns."""
 
-    name: ClassVar[str] = "legacy_concat"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "legacy_concat"
+    tolerates_nonfinite = False
     """A join that is a product with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"concatND"})
+    kinds = frozenset({"concatND"})
     spatial: bool = True
     """Also along rows and columns?"""
 

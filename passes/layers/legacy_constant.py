@@ -33,7 +33,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -46,9 +46,9 @@ RANK = 5
 class LegacyConstant(LayerRewrite):
     """`loadConstantND` of shape (1, 1, C, H, W) becomes `loadConstant`."""
 
-    name: ClassVar[str] = "legacy_constant"
-    follows: ClassVar[tuple[str, ...]] = ("legacy_*",)  # they put constants into the layers that read them
-    kinds: ClassVar[frozenset[str]] = frozenset({"loadConstantND"})
+    name = "legacy_constant"
+    follows = ("legacy_*",)  # they put constants into the layers that read them
+    kinds = frozenset({"loadConstantND"})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Where the shape is the one that `loadConstant` makes."""

@@ -66,18 +66,13 @@ class LegacyDivide(an.two_sides.TwoSided):
         epsilon: what a computed divisor is increased by.
     """
 
-    name: ClassVar[str] = "legacy_divide"
+    name = "legacy_divide"
     plain: ClassVar[Mapping[str, str]] = {"divideBroadcastable": "multiply"}
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(2.0**-22)
-    caveat: ClassVar[str] = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
+    tolerance = an.Tolerance(2.0**-22)
+    caveat = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
 
     exact: bool = False
-    epsilon: float = SMALLEST
-
-    def __post_init__(self) -> None:
-        if not SMALLEST <= self.epsilon <= LARGEST:
-            said = f"epsilon={self.epsilon:g}; it must lie in [{SMALLEST:g}, {LARGEST:g}]"
-            raise an.PassError(f"{self.name}: {said}")
+    epsilon: float = an.option(SMALLEST, least=SMALLEST, most=LARGEST)
 
     def rewrite(self, site: Site) -> Refusal | None:
         """A computed divisor's inverse is not exact."""

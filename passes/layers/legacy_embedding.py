@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -44,16 +44,14 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
 from anesurgery.files.protobuf import proto
 
 KIND = "embeddingND"
-RANKS = (4, 5)
-"""Axes of the indices of the old layer, with or without a sequence."""
 
 
 @dataclass(frozen=True)
 class LegacyEmbedding(LayerRewrite):
     """`embeddingND` of indices without channels, rows and columns becomes `embedding`."""
 
-    name: ClassVar[str] = "legacy_embedding"
-    kinds: ClassVar[frozenset[str]] = frozenset({KIND, *an.movement.MOVERS})
+    name = "legacy_embedding"
+    kinds = frozenset({KIND, *an.movement.MOVERS})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """At the last layer that goes; at the table, if nothing can be done."""
@@ -61,7 +59,7 @@ class LegacyEmbedding(LayerRewrite):
         if table is None:
             return None
         indices = site.sizes(table.inputs[0])
-        if len(indices) not in RANKS or set(indices[-3:]) != {1}:
+        if len(indices) not in (4, 5) or set(indices[-3:]) != {1}:
             words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
             return Refusal(words) if site.node is table else None
         row = [table, *an.movement.moving_after(site.network, table)]
@@ -80,8 +78,7 @@ class LegacyEmbedding(LayerRewrite):
         table = _table(site)
         if table is None:
             return None
-        places_ = rng.integers(0, int(table.params.vocabSize), site.sizes(table.inputs[0]))
-        return places_.reshape([int(d) for d in var.shape]).astype(an.np_dtype(var))
+        return rng.integers(0, int(table.params.vocabSize), an.fixed_shape(var)).astype(an.np_dtype(var))
 
 
 def _table(site: Site) -> an.Node | None:
@@ -99,17 +96,16 @@ def _steps(site: Site, table: an.Node, after: Sequence[an.Node]) -> list[an.movi
     made = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
     alone = an.movement.Movement(made, an.movement.places(site.sizes(table.outputs[0])))
     move = an.movement.movement(site, after, made) if after else alone
-    found = an.moving_forms.first_layers(
-        move, an.moving_forms.Limits(int(site.network.spec.specificationVersion))
-    )
+    limits = an.moving_forms.Limits(int(site.network.spec.specificationVersion))
+    found = an.moving_forms.first_layers(move, limits)
     return [("embedding", _fields(table.params)), *found] if isinstance(found, list) else found
 
 
 def _fields(params: Any) -> dict[str, Any]:
     """The table has the same form in both layers: [vector, index]."""
-    fields = {"inputDim": params.vocabSize, "outputChannels": params.embeddingSize}
-    fields |= {"weights": params.weights}
-    return fields | ({"hasBias": True, "bias": params.bias} if params.hasBias else {})
+    sizes = {"inputDim": params.vocabSize, "outputChannels": params.embeddingSize}
+    bias = {"hasBias": True, "bias": params.bias} if params.hasBias else {}
+    return {**sizes, "weights": params.weights, **bias}
 
 
 def example() -> Any:
@@ -120,6 +116,5 @@ def example() -> Any:
         an.make_layer("transpose", ["rows"], ["y"], axes=[0, 3, 1, 2]),
     ]
     spec = an.make_network({"x": (5, 1, 1, 1)}, layers, ["y"])
-    indices = spec.description.input[0].type.multiArrayType
-    indices.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.INT32
+    spec.description.input[0].type.multiArrayType.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.INT32
     return spec

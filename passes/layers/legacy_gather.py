@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -53,10 +53,10 @@ IMAGE = 4
 class LegacyGather(LayerRewrite):
     """Gathers at constant indices become `slice`, `concat` or `convolution`."""
 
-    name: ClassVar[str] = "legacy_gather"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "legacy_gather"
+    tolerates_nonfinite = False
     """A selection that is a product with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"gather"})
+    kinds = frozenset({"gather"})
 
     runs: int = 4
     """The most slices that are joined; beyond, channels are picked by a convolution."""

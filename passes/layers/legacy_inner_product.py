@@ -35,7 +35,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -60,9 +60,9 @@ IMAGE = 4
 class LegacyInnerProduct(LayerRewrite):
     """Products of vectors between two reshapes are taken in four axes."""
 
-    name: ClassVar[str] = "legacy_inner_product"
-    precedes: ClassVar[tuple[str, ...]] = ("legacy_rearrange",)  # it would change the reshapes around a product
-    kinds: ClassVar[frozenset[str]] = an.movement.SHAPERS
+    name = "legacy_inner_product"
+    precedes = ("legacy_rearrange",)  # it would change the reshapes around a product
+    kinds = an.movement.SHAPERS
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Where vectors become (N, C, 1, 1): all layers back to four axes."""

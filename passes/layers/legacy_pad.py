@@ -38,7 +38,7 @@ Grade: proved.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -55,10 +55,10 @@ NONE = (0, 0)
 class LegacyPad(LayerRewrite):
     """`constantPad` becomes `padding`, and a `concat` with a number where channels are padded."""
 
-    name: ClassVar[str] = "legacy_pad"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "legacy_pad"
+    tolerates_nonfinite = False
     """A padding that is a product with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"constantPad"})
+    kinds = frozenset({"constantPad"})
     channels: bool = True
     """Also channels?"""
 

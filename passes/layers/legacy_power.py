@@ -63,9 +63,9 @@ MOST_FACTORS = 4
 class LegacyPower(an.two_sides.TwoSided):
     """Broadcasting powers with one constant exponent become products, a square root or a unary power."""
 
-    name: ClassVar[str] = "legacy_power"
+    name = "legacy_power"
     plain: ClassVar[Mapping[str, str]] = {"powBroadcastable": "multiply"}
-    tolerance: ClassVar[an.Tolerance] = an.Tolerance(3e-7)
+    tolerance = an.Tolerance(3e-7)
 
     def by_blobs(self, site: Site, x: str, y: str) -> Refusal | None:
         """No plain layer has a computed exponent."""

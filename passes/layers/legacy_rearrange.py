@@ -44,7 +44,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -54,10 +54,10 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site
 class LegacyRearrange(LayerRewrite):
     """Rows of reshapes and transposes become one layer of the first releases, or none."""
 
-    name: ClassVar[str] = "legacy_rearrange"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "legacy_rearrange"
+    tolerates_nonfinite = False
     """A movement that is a product with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset(an.movement.MOVERS)
+    kinds = frozenset(an.movement.MOVERS)
     channels: int = an.channels.CHANNELS
     """The most channels that a convolution may put in another order."""
     blocks: tuple[int, ...] = an.moving_forms.BLOCKS

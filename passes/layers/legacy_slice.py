@@ -34,7 +34,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Shape, Site
@@ -50,8 +50,8 @@ CROPPED = 3
 class LegacySlice(LayerRewrite):
     """`sliceStatic` and `sliceBySize` become `slice` and `crop`."""
 
-    name: ClassVar[str] = "legacy_slice"
-    kinds: ClassVar[frozenset[str]] = frozenset({"sliceStatic", "sliceBySize"})
+    name = "legacy_slice"
+    kinds = frozenset({"sliceStatic", "sliceBySize"})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """What stays of each axis, then a layer for each that loses something."""

@@ -34,7 +34,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -47,9 +47,9 @@ LEAST, PERMUTED = 3, 5
 class LegacySoftmax(LayerRewrite):
     """`softmaxND` becomes `softmax`, with permutations around it where it is not over the channels."""
 
-    name: ClassVar[str] = "legacy_softmax"
-    kinds: ClassVar[frozenset[str]] = frozenset({"softmaxND"})
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "legacy_softmax"
+    kinds = frozenset({"softmaxND"})
+    tolerance = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Choose the layer by the axis."""

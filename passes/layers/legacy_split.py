@@ -33,7 +33,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -43,8 +43,8 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site
 class LegacySplit(LayerRewrite):
     """`splitND` becomes `split`, or a `slice` for each part."""
 
-    name: ClassVar[str] = "legacy_split"
-    kinds: ClassVar[frozenset[str]] = frozenset({"splitND"})
+    name = "legacy_split"
+    kinds = frozenset({"splitND"})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By the axis and the sizes of the parts."""

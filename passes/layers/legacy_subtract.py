@@ -52,7 +52,7 @@ from anesurgery.authoring import Refusal, Site
 class LegacySubtract(an.two_sides.TwoSided):
     """Broadcasting differences become `add`, `bias` or a linear activation, one side negated."""
 
-    name: ClassVar[str] = "legacy_subtract"
+    name = "legacy_subtract"
     plain: ClassVar[Mapping[str, str]] = {"subtractBroadcastable": "add"}
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:

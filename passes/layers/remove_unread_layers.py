@@ -29,7 +29,7 @@ Grade: none: no output depends on what goes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerPass, Session
@@ -39,8 +39,8 @@ from anesurgery.authoring import LayerPass, Session
 class RemoveUnreadLayers(LayerPass):
     """Layers that no output depends on go, constants above all."""
 
-    name: ClassVar[str] = "remove_unread_layers"
-    follows: ClassVar[tuple[str, ...]] = ("*",)  # they leave layers that nobody reads
+    name = "remove_unread_layers"
+    follows = ("*",)  # they leave layers that nobody reads
 
     def run(self, network: an.Network, session: Session) -> None:
         """Remove them from the last to the first."""

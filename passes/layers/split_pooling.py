@@ -44,7 +44,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -66,9 +66,9 @@ class _Step(NamedTuple):
 class SplitPooling(LayerRewrite):
     """Large poolings become several small ones, or global ones."""
 
-    name: ClassVar[str] = "split_pooling"
-    kinds: ClassVar[frozenset[str]] = frozenset({"pooling"})
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    name = "split_pooling"
+    kinds = frozenset({"pooling"})
+    tolerance = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Globally if it is that, else in steps."""

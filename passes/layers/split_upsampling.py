@@ -45,7 +45,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -64,11 +64,11 @@ Layers = list[Callable[..., str]]
 class SplitUpsampling(LayerRewrite):
     """Upsampling by more than 2 becomes upsampling by 2, and deconvolutions."""
 
-    name: ClassVar[str] = "split_upsampling"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "split_upsampling"
+    tolerates_nonfinite = False
     """A weight of 0 makes NaN of an infinity, in one form and not in the other."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"upsample"})
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    kinds = frozenset({"upsample"})
+    tolerance = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
         """By the nearest pixel or bilinear, as it is."""

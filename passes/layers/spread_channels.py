@@ -31,7 +31,7 @@ Grade: bit for bit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -41,8 +41,8 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site
 class SpreadChannels(LayerRewrite):
     """`multiply` of (C, H, W) and (C, 1, 1) becomes `padding` and `multiply` of equal shapes."""
 
-    name: ClassVar[str] = "spread_channels"
-    kinds: ClassVar[frozenset[str]] = frozenset({"multiply"})
+    name = "spread_channels"
+    kinds = frozenset({"multiply"})
 
     def rewrite(self, site: Site) -> Refusal | None:
         """Only for two computed blobs, one with a single pixel."""

@@ -33,7 +33,7 @@ Grade: none: the code of a custom layer is not in the file.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
@@ -51,10 +51,10 @@ class SwishLayers(LayerRewrite):
         class_names: the classes that compute it.
     """
 
-    name: ClassVar[str] = "swish_layers"
-    precedes: ClassVar[tuple[str, ...]] = ("*",)  # after a custom layer no shape is known
-    kinds: ClassVar[frozenset[str]] = frozenset({"custom"})
-    caveat: ClassVar[str] = "the code of the class is not in the file; its name is taken for x sigmoid(x)"
+    name = "swish_layers"
+    precedes = ("*",)  # after a custom layer no shape is known
+    kinds = frozenset({"custom"})
+    caveat = "the code of the class is not in the file; its name is taken for x sigmoid(x)"
     class_names: tuple[str, ...] = ("Swish",)
 
     def rewrite(self, site: Site) -> Refusal | None:

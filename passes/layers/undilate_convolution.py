@@ -49,7 +49,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -93,11 +93,11 @@ class UndilateConvolution(LayerRewrite):
         factor: the most that zeros between the taps may cost, in multiplications after over before.
     """
 
-    name: ClassVar[str] = "undilate_convolution"
-    tolerates_nonfinite: ClassVar[bool] = False
+    name = "undilate_convolution"
+    tolerates_nonfinite = False
     """A kernel filled with zeros makes NaN of an infinity."""
-    kinds: ClassVar[frozenset[str]] = frozenset({"convolution"})
-    tolerance: ClassVar[an.Tolerance] = an.REASSOCIATED
+    kinds = frozenset({"convolution"})
+    tolerance = an.REASSOCIATED
     factor: float = 4.0
 
     def rewrite(self, site: Site) -> Refusal | None:

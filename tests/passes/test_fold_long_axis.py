@@ -119,7 +119,7 @@ def test_refusals() -> None:
     assert_refuses(STEP, wide, "the kernel reads 40 numbers of other rows")
     pools = built(lambda x: mb.max_pool(x=x, kernel_sizes=[3], strides=[1], pad_type="same"))
     assert_refuses(STEP, pools, "the pool overlaps or is padded")
-    with pytest.raises(PassError, match="it must be at least 2"):
+    with pytest.raises(PassError, match="it must be an integer of at least 2"):
         FoldLongAxis(limit=1)
 
 

@@ -132,7 +132,7 @@ def test_refusals_name_the_value() -> None:
         return mb.conv(x=x, weight=w)
 
     assert_refuses(LongConvolution(), dynamic, "the kernel is 40 wide, but its weight is made by an input")
-    with pytest.raises(ane.SurgeryError, match="most_width=0; it must be at least 1"):
+    with pytest.raises(ane.SurgeryError, match="most_width=0; it must be a positive integer"):
         LongConvolution(most_width=0)
 
 

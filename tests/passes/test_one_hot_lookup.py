@@ -72,7 +72,7 @@ def test_refusals_name_what_was_found() -> None:
     many = gathered(1, (400,), (1, 500, 128))
     assert_refuses(OneHotLookup(), many, "which read 250 KiB instead of 200 KiB; the limit is 16777216")
     assert_refuses(OneHotLookup(), sized(2, -1, 3), "symbolic shape")
-    with pytest.raises(PassError, match="most_rows=2048; from 1 to 2047"):
+    with pytest.raises(PassError, match="most_rows=2048; it must be an integer from 1 to 2047"):
         OneHotLookup(most_rows=2048)
 
 

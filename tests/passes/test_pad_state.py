@@ -26,5 +26,5 @@ def test_widths() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(PassError, match="multiple=1; it must be an integer above 1"):
+    with pytest.raises(PassError, match="multiple=1; it must be an integer of at least 2"):
         PadState(multiple=1)

@@ -93,5 +93,5 @@ def test_refuses_other_einsums() -> None:
 
 
 def test_a_block_of_nothing_is_an_error() -> None:
-    with pytest.raises(PassError, match="it must be at least 1"):
+    with pytest.raises(PassError, match="it must be a positive integer"):
         TileQueries(block=0)

@@ -168,3 +168,33 @@ IDS: dict[str, tuple[Body, bool]] = {
 def test_ids_that_are_never_negative(name: str) -> None:
     body, certain = IDS[name]
     assert never_negative(result(program(body, types.int32))) == certain
+
+
+def test_a_topk_without_indices_has_a_range() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,))], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        return mb.topk(x=mb.clip(x=x, alpha=-1.0, beta=2.0), k=2, axis=0, return_indices=False)
+
+    assert interval(result(program)) == (-1.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("windows", "low"),
+    [
+        (
+            {"kernel_sizes": [1], "strides": [2], "ceil_mode": True},
+            -np.inf,
+        ),  # the last one lies beyond the data
+        ({"kernel_sizes": [1], "strides": [1], "pad": [1, 0]}, -np.inf),  # the first one lies in the padding
+        ({"kernel_sizes": [2], "strides": [1], "pad": [1, 1]}, LOW),
+        ({"kernel_sizes": [2], "strides": [2], "ceil_mode": True}, LOW),
+    ],
+)
+def test_the_largest_of_an_empty_window_is_minus_infinity(windows: dict[str, Any], low: float) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.max_pool(x=bounded(x), **{"pad": [0, 0], **windows, "pad_type": "custom"})
+
+    (values,) = run(program, {"x": np.ones((1, 1, 4), np.float32)}).values()
+    assert bool(np.isinf(values).any()) == np.isinf(low)
+    assert interval(result(program)) == (low, HIGH)

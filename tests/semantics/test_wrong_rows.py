@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import row_checks
-from random_ops import Sample, chain, sample
+from random_ops import RECIPES, Sample, chain, dtypes_of, latest, sample
 
+from anesurgery import ops
 from anesurgery.errors import Refusal
-from anesurgery.facts import token_axes, whole_numbers
+from anesurgery.facts import token_axes
 from anesurgery.ops import UNARY
 from anesurgery.regions import views
 from anesurgery.semantics import exponents
 from anesurgery.semantics.constant_ends import ANY
-from anesurgery.semantics.meaning import Meaning, same
+from anesurgery.semantics.meaning import OF_WHOLE, Meaning, same
 from anesurgery.semantics.rows import MEANINGS
 
 TRIED = 60
@@ -32,6 +33,7 @@ FAR = 1e4
 SAME = frozenset(
     {
         "exponents[layer_norm]: another sign",  # of the exponent 0
+        "UNROUNDED[clamped_relu]: it has the trait",  # it does, with the parameters that are drawn
         "tokens[scaled_dot_product_attention]: another axis",  # random masks are not causal: it is refused
     }
 )
@@ -48,6 +50,8 @@ class WrongRow:
     what: str
     change: Callable[[Any], Any]
     check: Callable[[Sample], str]
+    key: str = ""
+    """Of the row, where that is not the op type."""
 
     def __str__(self) -> str:
         return f"{self.table}[{self.op_type}]: {self.what}"
@@ -128,8 +132,40 @@ def _joined_by_mistake(row: Any) -> Any:
     return changed
 
 
+FRACTIONS = ops.UNARY & RECIPES.keys() - ops.UNROUNDED - ops.names("atanh square thresholded_relu")
+"""Ops that make fractions of whole numbers."""
+
+
+def _takes(op_type: str, dtype: str) -> bool:
+    return dtype in dtypes_of(op_type, latest(op_type))
+
+
+def _said_to_be_whole(row: Meaning) -> Meaning:
+    return dataclasses.replace(row, whole=OF_WHOLE)
+
+
+def _said_of(op_type: str) -> Callable[[frozenset[str]], frozenset[str]]:
+    return lambda trait: trait | {op_type}
+
+
+def wrong_traits() -> Iterator[WrongRow]:
+    """Ops that are said to have a trait which they lack, or to read along another parameter."""
+    traits, lacks = vars(ops), "it has the trait"
+    for op_type in sorted(FRACTIONS):
+        yield WrongRow("whole", MEANINGS, op_type, lacks, _said_to_be_whole, row_checks.makes_fractions)
+        for key, check in (
+            ("UNROUNDED", row_checks.rounds_its_results),
+            ("MOVING", row_checks.moves_other_numbers),
+        ):
+            yield WrongRow(key, traits, op_type, lacks, _said_of(op_type), check, key)
+    for op_type in ops.ALONG:
+        check = row_checks.mixes_other_axes
+        yield WrongRow("ALONG", ops.ALONG, op_type, "another parameter", lambda name: "other", check)
+
+
 def wrong_rows() -> Iterator[WrongRow]:
     """Every row of every table, changed in each way that fits the table."""
+    yield from wrong_traits()
     for op_type, row in MEANINGS.items():
         yield from wrong_meanings(op_type, row)
     axis, sign = "another axis", "another sign"
@@ -152,7 +188,7 @@ def wrong_meanings(op_type: str, row: Meaning) -> Iterator[WrongRow]:
         changed = _bounds(change)
         if isinstance(row.range, tuple) or row.range not in (None, same):
             yield WrongRow("range", MEANINGS, op_type, what, changed, row_checks.outside_its_interval)
-        if op_type in whole_numbers.SUMS and row.range is not None:
+        if row.whole is not None and row.range is not None and _takes(op_type, "int32"):
             yield WrongRow("integers", MEANINGS, op_type, what, changed, row_checks.outside_its_integers)
     if row.axes is not None:
         yield WrongRow("axes", MEANINGS, op_type, "another axis", _other_places, row_checks.mixes_axes)
@@ -168,7 +204,8 @@ def differing() -> list[WrongRow]:
 def is_found(wrong: WrongRow, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Does the check of its table give a counterexample for a wrong row?"""
     integers = wrong.check is row_checks.outside_its_integers
-    monkeypatch.setitem(wrong.rows, wrong.op_type, wrong.change(wrong.rows[wrong.op_type]))
+    key = wrong.key or wrong.op_type
+    monkeypatch.setitem(wrong.rows, key, wrong.change(wrong.rows[key]))
     try:
         drawn = (sample(wrong.op_type, f"wrong.{i}", ("int32",) if integers else ()) for i in range(TRIED))
         return any(wrong.check(one) for one in (*chains(wrong), *drawn))

@@ -107,8 +107,8 @@ class Sample:
 class Draw:
     """What a recipe draws from: shapes, axes and operands, all of one element type."""
 
-    def __init__(self, rng: random.Random, dtype: str) -> None:
-        self.rng, self.dtype = rng, dtype
+    def __init__(self, rng: random.Random, dtype: str, opset: Any = OPSETS[-1]) -> None:
+        self.rng, self.dtype, self.opset = rng, dtype, opset
 
     def chance(self, of: float = 0.5) -> bool:
         return self.rng.random() < of
@@ -262,7 +262,8 @@ def _reduction(d: Draw) -> dict[str, Any]:
 @recipe("reduce_argmax", "reduce_argmin")
 def _argument(d: Draw) -> dict[str, Any]:
     shape = d.shape(1)
-    return {"x": d.operand(shape), **d.some(axis=lambda: d.axis(len(shape)), keep_dims=d.chance)}
+    kinds = {"output_dtype": d.one("int32", "uint16")} if d.opset >= ct.target.iOS17 and d.chance() else {}
+    return {"x": d.operand(shape), **d.some(axis=lambda: d.axis(len(shape)), keep_dims=d.chance), **kinds}
 
 
 @recipe("softmax")
@@ -292,7 +293,16 @@ def _topk(d: Draw) -> dict[str, Any]:
         "axis": axis,
         "k": d.rng.randint(1, shape[axis]),
         **d.some(ascending=d.chance),
+        **_indices_too(d),
     }
+
+
+def _indices_too(d: Draw) -> dict[str, Any]:
+    """Are the places given as well, and as what?"""
+    more = d.some(sort=d.chance, return_indices=d.chance) if d.opset >= ct.target.iOS16 else {}
+    if d.opset >= ct.target.iOS17 and more.get("return_indices", True):
+        more |= d.some(output_indices_dtype=lambda: d.one("int32", "uint16"))
+    return more
 
 
 @recipe("layer_norm")
@@ -309,6 +319,17 @@ def _l2_norm(d: Draw) -> dict[str, Any]:
     return {"x": d.operand(d.shape(3, 4)), "epsilon": d.scalar(1e-5, 1e-3)}
 
 
+@recipe("instance_norm")
+def _instance_norm(d: Draw) -> dict[str, Any]:
+    given = _l2_norm(d)
+    return {**given, **_scaled(d, given["x"].shape)}
+
+
+def _scaled(d: Draw, shape: Sequence[int]) -> dict[str, Any]:
+    """What a norm multiplies and adds for each channel, or not."""
+    return {name: d.constant(shape[1:2]) for name in d.one((), ("gamma", "beta"))}
+
+
 @recipe("batch_norm")
 def _batch_norm(d: Draw) -> dict[str, Any]:
     shape = d.shape(3, 5)
@@ -317,13 +338,15 @@ def _batch_norm(d: Draw) -> dict[str, Any]:
         "x": d.operand(shape),
         "mean": d.constant(shape[1:2]),
         "variance": spread,
-        "epsilon": d.scalar(1e-3),
+        "epsilon": d.scalar(1e-3, 1e-2),
+        **_scaled(d, shape),
     }
 
 
 @recipe("local_response_norm")
 def _response(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand(d.shape(3, 4)), "size": d.one(1, 3)}
+    more = d.some(alpha=lambda: d.scalar(0.5), beta=lambda: d.scalar(1.0, 0.5), k=lambda: d.scalar(2.0))
+    return {"x": d.operand(d.shape(3, 4)), "size": d.one(1, 3), **more}
 
 
 @recipe("linear")
@@ -365,12 +388,14 @@ def _conv_transpose(d: Draw) -> dict[str, Any]:
     kernel = [d.one(1, 2, 3) for _ in range(spatial)]
     weight = d.constant((groups * d.one(1, 2), d.one(1, 2), *kernel))
     x = (d.one(1, 2), weight.shape[0], *(d.rng.randint(2, 4) for _ in kernel))
-    return {
-        "x": d.operand(x),
-        "weight": weight,
-        "groups": groups,
-        **d.some(strides=lambda: [d.one(1, 2)] * spatial),
-    }
+    more = d.some(
+        strides=lambda: [d.one(1, 2)] * spatial,
+        dilations=lambda: [d.one(1, 2)] * spatial,
+        bias=lambda: d.constant((groups * weight.shape[1],)),
+    )
+    if d.chance():
+        more |= {"pad_type": "custom", "pad": [d.one(0, k // 2) for k in kernel for _ in range(2)]}
+    return {"x": d.operand(x), "weight": weight, "groups": groups, **more}
 
 
 @recipe("einsum")
@@ -399,20 +424,48 @@ def _recurrent_of(gates: int, state: tuple[str, ...]) -> Recipe:
     def make(d: Draw) -> dict[str, Any]:
         steps, batch, width, hidden = d.length(), d.length(), d.length(), d.length()
         both = gates == 4 and d.chance()
-        weights = {"weight_ih": (gates * hidden, width), "weight_hh": (gates * hidden, hidden)}
+        weights: dict[str, tuple[int, ...]] = {
+            "weight_ih": (gates * hidden, width),
+            "weight_hh": (gates * hidden, hidden),
+        }
         if both:
             weights |= {f"{k}_back": v for k, v in weights.items()}
         given = {name: d.operand((batch, hidden * (1 + both))) for name in state}
+        weights |= _of_gates(d, gates, hidden, both)
         more = {"direction": "bidirectional"} if both else d.some(direction=lambda: d.one("forward", "reverse"))
         return {
             "x": d.operand((steps, batch, width)),
             **given,
             **{k: d.constant(v) for k, v in weights.items()},
             **more,
+            **_bending(d, gates),
             "output_sequence": d.chance(),
         }
 
     return make
+
+
+def _of_gates(d: Draw, gates: int, hidden: int, both: bool) -> dict[str, tuple[int, ...]]:
+    """The shapes of biases and peepholes, there or not."""
+    found: dict[str, tuple[int, ...]] = {"bias": (gates * hidden,)} if d.chance() else {}
+    if gates == 3 and found and d.opset >= ct.target.iOS18 and d.chance():
+        found["input_bias"] = (gates * hidden,)
+    if gates == 4 and d.chance(0.3):
+        found["peephole"] = (3 * hidden,)
+    return found | ({f"{k}_back": v for k, v in found.items()} if both else {})
+
+
+def _bending(d: Draw, gates: int) -> dict[str, Any]:
+    """The functions of a step, and what limits it."""
+    bends = lambda: d.one("tanh", "sigmoid", "relu")  # noqa: E731
+    more = d.some(activation=bends)
+    if gates > 1:
+        more |= d.some(recurrent_activation=bends)
+    if gates == 3 and d.opset >= ct.target.iOS18:
+        more |= d.some(reset_after=d.chance)
+    if gates == 4:
+        more |= d.some(cell_activation=bends, clip=lambda: d.scalar(0.5, 3.0))
+    return more
 
 
 RECIPES |= {
@@ -430,6 +483,11 @@ def _pool(d: Draw) -> dict[str, Any]:
     padding = {"pad_type": d.one("valid", "same", "custom")}
     if padding["pad_type"] == "custom":
         padding["pad"] = [d.rng.randint(0, k // 2) for k in kernel for _ in range(2)]
+    if padding["pad_type"] != "same":
+        padding |= d.some(ceil_mode=d.chance)
+    if padding.get("ceil_mode"):  # then both ends are padded alike
+        padding["pad"] = [d.rng.randint(0, k) for k in kernel for _ in range(2)]
+        padding["pad"][1::2] = padding["pad"][::2]
     return {"x": d.operand(x), "kernel_sizes": kernel, "strides": [d.one(1, 2) for _ in kernel], **padding}
 
 
@@ -517,8 +575,12 @@ def _slice(d: Draw) -> dict[str, Any]:
 def _slice_update(d: Draw) -> dict[str, Any]:
     shape = d.shape(1)
     part = _slices(d, shape, False)
-    size = np.zeros(shape)[_as_slices(part, shape)].shape
-    return {"x": d.either(shape), "update": d.operand(size), **part}
+    size = list(np.zeros(shape)[_as_slices(part, shape)].shape)
+    single = [n == 1 and d.chance(0.3) for n in size]
+    more = {"squeeze_mask": single} if any(single) else {}
+    single[0] = single[0] and not all(single)  # coremltools wants an axis
+    kept = [n for n, gone in zip(size, single, strict=True) if not gone]
+    return {"x": d.either(shape), "update": d.operand(kept), **part, **more}
 
 
 def _as_slices(part: dict[str, Any], shape: Sequence[int]) -> tuple[slice, ...]:
@@ -579,7 +641,17 @@ def _reverse_sequence(d: Draw) -> dict[str, Any]:
 def _gather(d: Draw) -> dict[str, Any]:
     shape = d.shape(1, 3)
     axis = d.axis(len(shape))
-    return {"x": d.either(shape), "indices": _indices(d, d.shape(0, 2), shape[axis]), "axis": axis}
+    given = {"x": d.either(shape), "axis": axis, **_batches(d, axis % len(shape))}
+    if given.get("batch_dims"):
+        given["axis"] = axis % len(shape)  # coremltools counts others from the end of one of the batch
+    picked = (*shape[: given.get("batch_dims", 0)], *d.shape(0, 2))
+    return {**given, "indices": _indices(d, picked, shape[axis])}
+
+
+def _batches(d: Draw, most: int) -> dict[str, Any]:
+    """Leading axes that data and indices share, from iOS 16 on; indices are checked from iOS 17 on."""
+    more = d.some(batch_dims=lambda: d.rng.randint(0, most)) if d.opset >= ct.target.iOS16 else {}
+    return more | (d.some(validate_indices=d.chance) if d.opset >= ct.target.iOS17 else {})
 
 
 def _indices(d: Draw, shape: Sequence[int], size: int) -> Any:
@@ -596,7 +668,12 @@ def _gather_along_axis(d: Draw) -> dict[str, Any]:
     axis = d.axis(len(shape))
     picked = list(shape)
     picked[axis] = d.length()
-    return {"x": d.operand(shape), "indices": _indices(d, picked, shape[axis]), "axis": axis}
+    more = d.some(validate_indices=d.chance) if d.opset >= ct.target.iOS17 else {}
+    return {"x": d.operand(shape), "indices": _indices(d, picked, shape[axis]), "axis": axis, **more}
+
+
+MODES = ("add", "sub", "mul", "div", "max", "min", "update")
+"""What is done to a number by one that is written to its place."""
 
 
 @recipe("scatter_along_axis")
@@ -605,16 +682,23 @@ def _scatter_along_axis(d: Draw) -> dict[str, Any]:
     axis = d.axis(len(shape))
     written = list(shape)
     written[axis] = d.rng.randint(1, shape[axis])
-    places = {"indices": _indices(d, written, shape[axis]), "axis": axis, "mode": "add"}
+    places = {"indices": _indices(d, written, shape[axis]), "axis": axis, "mode": d.one(*MODES)}
+    places |= d.some(validate_indices=d.chance) if d.opset >= ct.target.iOS17 else {}
     return {"data": d.operand(shape), "updates": d.operand(written), **places}
 
 
 @recipe("gather_nd")
 def _gather_nd(d: Draw) -> dict[str, Any]:
     shape = d.shape(1, 4)
-    depth = d.rng.randint(1, len(shape))
-    rows = [[d.rng.randrange(n) for n in shape[:depth]] for _ in range(d.length())]
-    return {"x": d.operand(shape), "indices": np.array(rows, np.int32)}
+    more = _batches(d, len(shape) - 1)
+    shared = more.get("batch_dims", 0)
+    depth = d.rng.randint(1, len(shape) - shared)
+    if shared or depth < len(shape):
+        more.pop("validate_indices", None)  # coremltools compares them with the whole shape
+    count = math.prod(shape[:shared]) * 3
+    rows = [[d.rng.randrange(n) for n in shape[shared : shared + depth]] for _ in range(count)]
+    indices = np.array(rows, np.int32).reshape(*shape[:shared], 3, depth)
+    return {"x": d.operand(shape), "indices": indices, **more}
 
 
 @recipe("concat")
@@ -675,21 +759,32 @@ def _space_to_batch(d: Draw) -> dict[str, Any]:
     return {"x": d.operand(x), "block_shape": [2, d.one(1, 2)], "paddings": paddings}
 
 
-@recipe("depth_to_space", "pixel_shuffle")
-def _depth_to_space(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand((d.one(1, 2), 4 * d.one(1, 2), d.length(), d.length()))}
+def _to_space(name: str) -> Recipe:
+    """Channels become pixels."""
+
+    def make(d: Draw) -> dict[str, Any]:
+        size = d.one(2, 2, 3)
+        return {"x": d.operand((d.one(1, 2), size**2 * d.one(1, 2), d.length(), d.length())), name: size}
+
+    return make
 
 
-@recipe("space_to_depth", "pixel_unshuffle")
-def _space_to_depth(d: Draw) -> dict[str, Any]:
-    return {"x": d.operand((d.one(1, 2), d.length(), 2 * d.one(1, 2), 2 * d.one(1, 2)))}
+def _from_space(name: str) -> Recipe:
+    """Pixels become channels."""
+
+    def make(d: Draw) -> dict[str, Any]:
+        size = d.one(2, 2, 3)
+        x = d.operand((d.one(1, 2), d.length(), size * d.one(1, 2), size * d.one(1, 2)))
+        return {"x": x, name: np.uint32(size) if name == "downscale_factor" else size}
+
+    return make
 
 
 RECIPES |= {
-    "depth_to_space": lambda d: {**_depth_to_space(d), "block_size": 2},
-    "pixel_shuffle": lambda d: {**_depth_to_space(d), "upscale_factor": 2},
-    "space_to_depth": lambda d: {**_space_to_depth(d), "block_size": 2},
-    "pixel_unshuffle": lambda d: {**_space_to_depth(d), "downscale_factor": np.uint32(2)},
+    "depth_to_space": _to_space("block_size"),
+    "pixel_shuffle": _to_space("upscale_factor"),
+    "space_to_depth": _from_space("block_size"),
+    "pixel_unshuffle": _from_space("downscale_factor"),
 }
 
 
@@ -715,10 +810,11 @@ def _reshape_like(d: Draw) -> dict[str, Any]:
 @recipe("one_hot")
 def _one_hot(d: Draw) -> dict[str, Any]:
     size = d.length()
-    indices = d.operand(d.shape(0, 3), "int32", 0, size - 1)
+    shape = d.shape(0, 3)
     return {
-        "indices": indices,
+        "indices": d.operand(shape, "int32", 0, size - 1),
         "one_hot_vector_size": size,
+        **d.some(axis=lambda: d.axis(len(shape) + 1)),
         "on_value": d.scalar(1, 5, -1),
         "off_value": d.scalar(0, -2),
     }
@@ -766,7 +862,9 @@ def _upsample(d: Draw) -> dict[str, Any]:
 
 @recipe("upsample_bilinear")
 def _bilinear(d: Draw) -> dict[str, Any]:
-    return {**_upsample(d), "align_corners": d.chance()}
+    given = {**_upsample(d), "align_corners": d.chance()}
+    halves = d.opset >= ct.target.iOS16 and not given["align_corners"]
+    return given | (d.some(half_pixel_centers=d.chance) if halves else {})
 
 
 @recipe("resize_nearest_neighbor")
@@ -866,6 +964,12 @@ def dtypes_of(op_type: str, opset: Any) -> tuple[str, ...]:
     return DTYPES.get(op_type) or tuple(name for name in TYPES if name in domain)
 
 
+def parameters_of(op_type: str) -> set[str]:
+    """The names of all inputs of an op, in any opset that has it."""
+    forms = [SSAOpRegistry.core_ops[op_type][o] for o in OPSETS if o in SSAOpRegistry.core_ops[op_type]]
+    return {name for form in forms for name in form.input_spec.input_types}
+
+
 def latest(op_type: str) -> Any:
     """The last opset that has an op."""
     return OPSETS[0 if op_type in ONLY_FIRST else -1]
@@ -875,7 +979,7 @@ def sample(op_type: str, seed: str, dtypes: Sequence[str] = ()) -> Sample:
     """The random op that belongs to a seed."""
     rng = random.Random(zlib.crc32(f"{op_type} {seed}".encode()))
     opset = OPSETS[0 if op_type in ONLY_FIRST else rng.randrange(FIRST_OPSET.get(op_type, 0), len(OPSETS))]
-    d = Draw(rng, rng.choice(list(dtypes or dtypes_of(op_type, opset))))
+    d = Draw(rng, rng.choice(list(dtypes or dtypes_of(op_type, opset))), opset)
     return built(op_type, RECIPES[op_type](d), opset, seed)
 
 

@@ -21,16 +21,14 @@ from anesurgery.facts import loop_rounds, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
     EXACT,
     MOVES,
-    ROUNDING,
-    WHOLE_SUMS,
     WholeNumbers,
     is_whole,
     makes_whole,
     operands_of,
+    whole_results,
 )
 from anesurgery.facts.whole_numbers import symbolic as symbolic_shape
 from anesurgery.interpret import Evaluator, evaluate
-from anesurgery.interpret.arithmetic import symbolic
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
@@ -40,9 +38,9 @@ from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import Intervals
-from anesurgery.semantics.meaning import CONTRACTED, Axes
+from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import axes_of, slices_read
+from anesurgery.semantics.rows import places_of, slices_read
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""
@@ -152,7 +150,7 @@ def _draws(sample: Sample) -> np.random.Generator:
 
 def mixes_axes(sample: Sample) -> str:
     """Axes that go elsewhere than their row says, or are mixed."""
-    axes, rng = axes_of(sample.op), _draws(sample)
+    axes, rng = places_of(sample.op), _draws(sample)
     if axes is None or any(not static_shape(v) for v in sample.op.outputs):
         return ""
     values = plain_numbers(sample, rng)
@@ -439,7 +437,7 @@ def _bits(value: torch.Tensor) -> Array:
 def rounds_its_results(sample: Sample) -> str:
     """An op that is said to compute without rounding makes numbers that its type does not hold."""
     out = sample.op.outputs[0]
-    if sample.op.op_type not in symbolic.EXACT or sample.op.op_type == "cast" or np_dtype(out).kind != "f":
+    if sample.op.op_type not in ops.UNROUNDED or sample.op.op_type == "cast" or np_dtype(out).kind != "f":
         return ""
     rng = _draws(sample)
     values = {
@@ -455,7 +453,7 @@ def rounds_its_results(sample: Sample) -> str:
 
 def mixes_other_axes(sample: Sample) -> str:
     """An op that is said to read rows along one parameter's axes mixes others."""
-    name, x = symbolic.BY_ROW.get(sample.op.op_type), sample.op.inputs.get("x")
+    name, x = ops.ALONG.get(sample.op.op_type), sample.op.inputs.get("x")
     if name is None or x not in sample.operands:
         return ""
     along = {a % x.rank for a in ints(sample.op, name)} or {x.rank - 1}
@@ -489,10 +487,11 @@ def differs_in_floats(sample: Sample) -> str:
 def makes_fractions(sample: Sample) -> str:
     """An op that is said to make whole numbers of whole ones (or of any) makes fractions."""
     kind, rng = sample.op.op_type, _draws(sample)
-    if kind not in ROUNDING | WHOLE_SUMS | MOVES or np_dtype(sample.op.outputs[0]).kind != "f":
+    made = OF_WHOLE if kind in MOVES else whole_results(sample.op)
+    if made is None or np_dtype(sample.op.outputs[0]).kind != "f":
         return ""
     values = plain_numbers(sample, rng)
-    if kind not in ROUNDING:
+    if made != ALWAYS:
         values = {v: t.round() if t.is_floating_point() else t for v, t in values.items()}
         if any(
             v not in values and np_dtype(v).kind == "f" and not is_whole(v) for _, v in operands_of(sample.op)

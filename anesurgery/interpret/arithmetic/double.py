@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
-from anesurgery.interpret.arithmetic.symbolic import EXACT
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Operation
-from anesurgery.ops import CARRIERS, names
+from anesurgery.ops import CARRIERS, UNROUNDED, names
 
-STEADY = EXACT | CARRIERS
+STEADY = UNROUNDED | CARRIERS
 """Ops that make no float by rounding."""
 ROUNDED_ONCE = names("add sub")
 """Ops that round their result and nothing else: two numbers that are alike have an exact difference."""

@@ -22,8 +22,8 @@ from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.ops.indexing import undefined
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
+from anesurgery.ops import ALONG, UNROUNDED, names
 from anesurgery.ops import MOVING as MOVES
-from anesurgery.ops import names
 
 Tensor = torch.Tensor
 Rule = Callable[..., Any]
@@ -43,29 +43,8 @@ ELEMENTWISE = (
 )
 """Ops that compute each element by itself, from elements at the same place and from numbers."""
 
-EXACT = names(
-    """
-    equal not_equal greater greater_equal less less_equal logical_and logical_or logical_xor logical_not select
-    cast abs sign floor ceil round maximum minimum relu relu6 clip threshold identity concat stack shape fill
-    fill_like range_1d one_hot slice_update band_part non_zero reduce_max reduce_min reduce_argmax reduce_argmin
-    argsort topk
-    """
-)
-"""Ops that compute without rounding, so that constants stay constants."""
-
 UNLIKE = names("random_normal random_uniform random_bernoulli random_categorical classify")
 """Ops that are not functions of what they read, or make no tensors."""
-
-BY_ROW = {
-    "softmax": "axis",
-    "argsort": "axis",
-    "topk": "axis",
-    "cumsum": "axis",
-    "reduce_argmax": "axis",
-    "reduce_argmin": "axis",
-    "layer_norm": "axes",
-}
-"""Op type -> the parameter that says along which axes it reads rows."""
 
 
 class Symbolic:
@@ -149,7 +128,7 @@ class Symbolic:
         read = [t for t in tensors if isinstance(t, (Image, Tensor))]
         symbolic = [t for t in read if isinstance(t, Image)]
         inexact = any(isinstance(t, Tensor) and t.is_floating_point() for t in read)
-        exact = op.op_type in EXACT and not narrows(op)
+        exact = op.op_type in UNROUNDED and not narrows(op)
         if not symbolic and (meaning.moves or exact or not inexact):
             return meaning.function(**arguments)
         if (cut := cut_of(op, arguments)) is not None:
@@ -211,13 +190,13 @@ class Symbolic:
         values = [named[k] for k in sorted(named)]
         if op.op_type in ELEMENTWISE:
             return self.function(what, *values)
-        if op.op_type in BY_ROW and isinstance(arguments.get("x"), Image):
+        if op.op_type in ALONG and isinstance(arguments.get("x"), Image):
             return self._by_row(op, what, arguments)
         return self._of_everything(op, what, values)
 
     def _by_row(self, op: Operation, what: Any, arguments: dict[str, Any]) -> Any:
         x = arguments["x"]
-        listed = arguments.get(BY_ROW[op.op_type])
+        listed = arguments.get(ALONG[op.op_type])
         axes = _axes(listed, x.ndim, op)
         rest = [v for k, v in sorted(arguments.items()) if k != "x" and not _is_attribute(v) and v is not None]
         what = (op.op_type, [w for w in what[1] if w[0] not in ("axis", "axes")], what[2:])

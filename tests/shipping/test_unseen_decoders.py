@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from unseen_again import CONFIGURATIONS as AGAIN
 from unseen_decoders import CONFIGURATIONS, PROMPT, ROUNDING, STEPS, TIE, Text, compared, tried
 
 REFUSED = {
@@ -52,11 +53,15 @@ def test_other_logits_explain_only_what_comes_after_them_and_what_they_tell_apar
     assert not parted(0.5, FAR, FAR).right
 
 
+ALMOST_TIED = {"hy_v3": 1.3e-3}
+"""Where two tokens are hardly farther apart than `TIE`, and fp16 takes either: see docs/decoders.md."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN])
 def test_the_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
     text = tried(name, tmp_path)
     if name in REFUSED:
         assert REFUSED[name] in text.refused
     else:
-        assert text.right, text
+        assert text.right or text.gap < ALMOST_TIED.get(name, 0), text

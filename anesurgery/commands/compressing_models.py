@@ -10,11 +10,13 @@ import typer
 from anesurgery.commands.options import (
     Aim,
     Function,
+    Jobs,
     Json,
     Model,
     OldOut,
     Out,
     Quiet,
+    Scheduler,
     check_page,
     one_place,
     show,
@@ -58,6 +60,8 @@ def compress(
         Path | None,
         typer.Option(help="A folder of finished weights: a run that was killed goes on from there."),
     ] = None,
+    jobs: Jobs = 1,
+    scheduler: Scheduler = None,
     html: Annotated[Path | None, typer.Option(help="A page to write.", show_default=False)] = None,
     plot: Annotated[
         Path | None,
@@ -97,6 +101,8 @@ def compress(
         "activations": activations,
         "balance": balance,
         "work": work,
+        "jobs": jobs,
+        "scheduler": scheduler,
         "against": tuple(against if against is not None else USUAL if plot is not None else ()),
     }
     with progress("weights", quiet or as_json) as told:

@@ -43,7 +43,9 @@ from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import opset_version
+from anesurgery.files.sharing import workers
 from anesurgery.files.writing import write_atomically
+from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
@@ -222,6 +224,8 @@ def compress(
     function: str | None = None,
     smallest: int = SMALLEST,
     work: str | os.PathLike[str] | None = None,
+    jobs: int = 1,
+    scheduler: Any = None,
     against: Sequence[str] = (),
     told: Told | None = None,
 ) -> Compression:
@@ -255,6 +259,9 @@ def compress(
         smallest: weights of no more elements stay as they are.
         work: a folder where finished weights are kept, so that a run that was killed goes on where it was, to
             the same bytes. What a folder holds of other models or settings is left alone.
+        jobs: processes of this machine over which the work is shared out: forms that are tried, and weights
+            whose ops read what is known already, such as those of queries, keys and values.
+        scheduler: of Dask, whose workers take the place of these: its address, or a client.
         against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
             report and its plot.
         told: called after each weight with how many are done, and how many there are.
@@ -280,16 +287,18 @@ def compress(
     balance = activations is not None if balance is None else balance
     estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
     how = ESTIMATED if estimate else TRIED if mixed else EVEN
-    plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, Finished(_folder(work)), asked)
     before = [one for part in given.parts for one in placed(part, aim)]
     left_out: LeftOut = {}
-    while True:
-        weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
-        after = [one for part in edited.parts for one in placed(part, aim)]
-        if not (lost := _lost(before, after, weights)):
-            break
-        left_out |= lost
-        edited = given.clone()
+    with workers(jobs, scheduler) as those:
+        finished = Finished(_folder(work), those)
+        plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, finished, asked)
+        while True:
+            weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
+            after = [one for part in edited.parts for one in placed(part, aim)]
+            if not (lost := _lost(before, after, weights)):
+                break
+            left_out |= lost
+            edited = given.clone()
     doubts = [*samples.doubts, *unknown_chips((one.form for one in weights if one.form), aim)]
     for words in samples.doubts:
         warn(f"compress: {words}")
@@ -448,12 +457,14 @@ def _corrected(
             forms = {var: one.form for var, one in _Part(loaded, name, plan, {}).choices.items()}
             reach = None if plan.activations is None else METHODS[plan.activations]
             scaled += balance_channels(loaded, name, taken, forms, reach)
-        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, plain_taken, told)
+        further = loaded is not parts[-1]
+        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, plain_taken, told, further)
         found += weights
-        known, plain = (
-            [values | made for values, made in zip(each, of_part, strict=True)]
-            for each, of_part in zip((known, plain), outputs, strict=True)
-        )
+        if further:
+            known, plain = (
+                [values | made for values, made in zip(each, of_part, strict=True)]
+                for each, of_part in zip((known, plain), outputs, strict=True)
+            )
     return found, scaled
 
 
@@ -482,12 +493,17 @@ class _Part:
         self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
 
     def run(
-        self, samples: Sequence[Mapping[str, Any]], plain: Sequence[Mapping[str, Any]], told: Told | None
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        plain: Sequence[Mapping[str, Any]],
+        told: Told | None,
+        wanted: bool,
     ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], list[CompressedWeight]]:
         """Compress, and let the program hold what came out.
 
         Returns:
-            What it makes of the samples, and the plain program of the plain ones; a row for each weight.
+            What it makes of the samples, and the plain program of the plain ones, where that is wanted; a row
+            for each weight.
         """
         if self.plan.how != EVEN:
             self._mix(samples)
@@ -496,7 +512,8 @@ class _Part:
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
         if told is not None:
             work.told = lambda done: told(done, len(chosen))
-        work.biased, work.correct, work.plain = self._biased, self.plan.finished.correct, plain
+        work.biased, work.correct, work.plain = self._biased, self.plan.finished.hand_in, plain
+        work.ahead, work.arrays, work.outputs = self.plan.finished.workers.count, False, wanted
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
@@ -544,7 +561,7 @@ class _Part:
         if all(len(forms) == 1 for forms in kinds.values()):
             return
         if self.plan.how == ESTIMATED:
-            modes = estimated(self.loaded, self.name, samples, kinds)
+            modes = estimated(self.loaded, self.name, samples, kinds, self.plan.finished.workers)
         else:
             modes = assigned(
                 self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished
@@ -666,6 +683,8 @@ def _loss(
 ) -> Cost:
     """How far the compressed model is from the given one."""
     both = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
+    for executable in (one for model in both for one in model.executables):
+        executable.plan.room = min(executable.plan.room, KEPT)  # else all weights are there in fp32
     cost = Cost()
     for number, values in enumerate(samples):
         expected, outputs = (model(values) for model in both)

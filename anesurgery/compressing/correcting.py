@@ -11,6 +11,7 @@ to what the plain model makes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,7 +27,8 @@ from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import inputs
-from anesurgery.interpret.core import Env, Executable, Step
+from anesurgery.interpret.arithmetic.precision import forget
+from anesurgery.interpret.core import Env, Executable, Plan, Step
 from anesurgery.interpret.forks import replace_weight
 from anesurgery.interpret.listener import Listener
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
@@ -35,9 +37,13 @@ from anesurgery.regions.reencoding import numbers_of
 
 BIASED = ("linear", "conv", "conv_transpose")
 """Ops whose bias can take up what rounding the weight does to the mean of their results."""
+MOST_INPUTS = 4096
+"""Rows of inputs that are looked at together, which take memory beside those that are there."""
 ROUNDS = 2
 """The second begins with the scales or entries that fit the numbers of the first best."""
 
+Values = Mapping[str, Any]
+NOTHING: Array = np.empty(0)
 Choose = Callable[["Candidate"], "str | None"]
 """The form that a weight gets, such as "int4"; None where it stays as it is."""
 
@@ -104,6 +110,18 @@ def _weights(op: Operation, smallest: int) -> Iterator[Var]:
             yield var
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A weight whose correction was handed in."""
+
+    due: Callable[[], Corrected]
+    """Waits for it."""
+    means: Mapping[Operation, Array]
+    """Of what each op reads whose bias is corrected."""
+    off: Array | None
+    """How far the mean of what the first op reads is from that of the plain model."""
+
+
 @dataclass
 class Correction:
     """One function, its samples, and what each weight became.
@@ -125,13 +143,17 @@ class Correction:
     told: Callable[[int], None] = lambda _: None
     biased: Callable[[Candidate], bool] = lambda _: True
     """May the biases of the ops that read a weight be corrected too?"""
-    correct: Callable[[Candidate, str, Array, int, Array | None, Array | None], Corrected] = lambda *given: (
-        correct(*given)
-    )
-    """What corrects a weight: `correct`, or what keeps its results."""
-    plain: Sequence[Mapping[str, Any]] | None = None
+    correct: Callable[..., Callable[[], Corrected]] = lambda *arguments: partial(correct, *arguments)
+    """Hands in what `correct` is given, and gives what waits for its result."""
+    plain: Sequence[Values] | None = None
     """What the function takes in the plain model; the samples by default, which differ where other compressed
     programs have made them."""
+    ahead: int = 1
+    """Weights that are worked on at the same time, where what their ops read is known."""
+    outputs: bool = True
+    """Are the outputs of the function wanted?"""
+    arrays: bool = True
+    """Are the numbers wanted that each weight decodes to? All of them take as much memory as the model."""
     made: list[Corrected] = field(default_factory=list)
     plain_outputs: list[dict[str, Array]] = field(default_factory=list)
     """What the plain function makes of `plain`."""
@@ -148,55 +170,49 @@ class Correction:
         for one in self.chosen:
             first.setdefault(one.readers[0].op, []).append(one)
         shifts: dict[Operation, Array] = {}
+        begun: dict[Var, _Begun | None] = {}
 
-        def compress(
-            step: Step, read: Sequence[Mapping[str, Any]], wanted: Sequence[Mapping[str, Any]]
-        ) -> Step:
+        def begin(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> None:
             for one in first.get(step.op, ()):
-                shifts.update(self._compress(one, executable, step, read, wanted, later))
+                if one.var not in begun:
+                    begun[one.var] = self._begun(one, read, wanted, later)
+
+        def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> Step:
+            begin(step, read, wanted)
+            for one in first.get(step.op, ()):
+                shifts.update(self._end(one, begun[one.var], executable))
+                begun[one.var] = None
             return _shifted(step, shifts[step.op]) if step.op in shifts else step
 
-        plain = Executable(self.loaded.program, function=self.name, fuse=False)
-        both = executable, plain
-        inputs_ = self.samples, self.samples if self.plain is None else self.plain
+        both = executable, Executable(self.loaded.program, function=self.name, fuse=False)
+        samples = self.samples, self.samples if self.plain is None else self.plain
         ops = {r.op for one in self.chosen for r in one.readers}
-        outputs, self.plain_outputs = side_by_side(both, inputs_, compress, ops)
+        ahead = Ahead(begin, self.ahead - 1)
+        outputs, self.plain_outputs = side_by_side(both, samples, compress, ops, ahead, self.outputs)
         return outputs
 
     def _later(self, executable: Executable) -> Seen:
         """What all readers but the first of each weight read, in the plain model."""
         seen = Seen({r.op: r for one in self.chosen for r in one.readers[1:]})
-        for values in self.samples if seen.rows else ():
-            executable(values, listener=seen)
+        if seen.rows:
+            op_by_op(executable, self.samples, seen.step, set(seen.rows), outputs=False)
         return seen
 
-    def _compress(
-        self,
-        one: Candidate,
-        executable: Executable,
-        step: Step,
-        read: Sequence[Mapping[str, Any]],
-        wanted: Sequence[Mapping[str, Any]],
-        later: Seen,
-    ) -> Mapping[Operation, Array]:
-        """Compress one weight.
+    def _begun(
+        self, one: Candidate, read: Sequence[Values], wanted: Sequence[Values], later: Seen
+    ) -> _Begun | None:
+        """Begin with one weight, whose correction depends on no other that is not compressed yet.
 
         Args:
             one: the weight.
-            executable: that runs.
-            step: of the first op that reads it.
-            read: what this reads in the compressed model, for each sample.
+            read: what the first op that reads it reads in the compressed model, for each sample.
             wanted: the same in the plain model.
             later: what its other readers read.
-
-        Returns:
-            What the biases of its readers gain.
         """
         if (kind := self.choose(one)) is None:
-            return {}
+            return None
         seen = Seen({one.readers[0].op: one.readers[0]})
-        for values in read:
-            seen.before(step.op, values)
+        seen.see(one.readers[0].op, read)
         met = [(r.op, seen if n == 0 else later) for n, r in enumerate(one.readers)]
         met = [(op, each) for op, each in met if op in each.moments]
         plain = [each.moments[op] for op, each in met]
@@ -206,12 +222,23 @@ class Correction:
         reader = one.readers[0]
         apart = Apart.of(reader, read, wanted, shifted.get(reader.op))
         crossed = None if apart is None or len(one.readers) > 1 else apart.crossed
-        made = self.correct(one, kind, both[0], self.loaded.version, both[1], crossed)
-        made = replace(made, shifts=_shifts(one, made.array, shifted, None if apart is None else apart.mean))
-        replace_weight(executable.plan, one.var, made.array)
-        self.made.append(made)
+        due = self.correct(one, kind, both[0], self.loaded.version, both[1], crossed)
+        return _Begun(due, shifted, None if apart is None else apart.mean)
+
+    def _end(self, one: Candidate, begun: _Begun | None, executable: Executable) -> Mapping[Operation, Array]:
+        """Take what a weight became into the run.
+
+        Returns:
+            What the biases of its readers gain.
+        """
+        if begun is None:
+            return {}
+        corrected = begun.due()
+        corrected = replace(corrected, shifts=_shifts(one, corrected.array, begun.means, begun.off))
+        replace_weight(executable.plan, one.var, corrected.array)
+        self.made.append(corrected if self.arrays else replace(corrected, array=NOTHING))
         self.told(len(self.made))
-        return made.shifts
+        return corrected.shifts
 
 
 def takes_bias(op: Operation) -> bool:
@@ -245,16 +272,15 @@ class Apart:
             wanted: the same in the plain model.
             centre: [groups, columns], the mean of what is given, where a bias takes that up.
         """
+        pairs = [(rows.inputs(a), rows.inputs(b)) for a, b in zip(read, wanted, strict=True)]
+        mine, other = ([one for one in side if one is not None] for side in zip(*pairs, strict=True))
+        if len(mine) < len(pairs) or not all(bool(one.isfinite().all()) for one in other):
+            return None
         count, total, crossed = 0, torch.zeros(()), torch.zeros(())
-        for values, plain in zip(read, wanted, strict=True):
-            here, other = rows.inputs(values), rows.inputs(plain)
-            if here is None or other is None or not bool(other.isfinite().all()):
-                return None
-            off = other.float() - here.float()
-            total, crossed = (
-                total + off.double().sum(1),
-                crossed + (off.transpose(1, 2) @ here.float()).double(),
-            )
+        for here, there in zip(together(mine), together(other), strict=True):
+            off = there.float() - here.float()
+            total = total + off.double().sum(1)
+            crossed = crossed + (off.transpose(1, 2) @ here.float()).double()
             count += here.shape[1]
         if not bool(crossed.any()):
             return None
@@ -298,6 +324,8 @@ def op_by_op(
     before: Callable[[Step, Sequence[Mapping[str, Any]]], Step],
     ops: Collection[Operation],
     beside: Callable[[Step], None] = lambda _: None,
+    look: Callable[[Step, Sequence[Env]], None] = lambda step, envs: None,
+    outputs: bool = True,
 ) -> list[dict[str, Array]]:
     """Run all samples together, one op after the other.
 
@@ -308,32 +336,98 @@ def op_by_op(
             the step to take.
         ops: at the top level of the function.
         beside: called with each step before it is taken.
+        look: called before each of `ops` with its step and what is there, for each sample.
+        outputs: are they wanted? Else the run ends with the last of `ops`.
 
     Returns:
         The outputs for each sample.
     """
     plan = executable.plan
     envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in samples]
-    plan.runs = max(plan.runs, 2)
+    end = _end_of(plan, ops)
     with torch.inference_mode():
-        for step in plan.steps:
+        for step in plan.steps[:end]:
             if step.op in ops:
+                look(step, envs)
                 step = before(step, [plan.arguments(step, env) for env in envs])
             beside(step)
-            for env in envs:
-                plan.take(step, env)
-        return [executable.outputs(env, env.values()) for env in envs]
+            take_all(plan, step, envs)
+    return [_rest(executable, env, end) for env in envs] if outputs else []
 
 
-Beside = Callable[[Step, Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]], Step]
+def _end_of(plan: Plan, ops: Collection[Operation]) -> int:
+    """The number of the step after the last of some ops."""
+    return max((n for n, step in enumerate(plan.steps, 1) if step.op in ops), default=0)
+
+
+def _rest(executable: Executable, env: Env, start: int) -> dict[str, Array]:
+    """The outputs of a sample, whose last steps are taken by itself: logits of all samples would be large."""
+    bound = list(env.values())
+    with torch.inference_mode():
+        for step in executable.plan.steps[start:]:
+            executable.plan.take(step, env)
+        outputs = executable.outputs(env, bound)
+    env.clear()
+    return outputs
+
+
+def take_all(plan: Plan, step: Step, envs: Sequence[Env]) -> None:
+    """Take a step for all samples: a constant is made ready for it once, and not kept."""
+    runs, room, plan.runs, plan.room = plan.runs, plan.room, max(plan.runs, 2), plan.ready_bytes
+    for env in envs:
+        plan.take(step, env)
+    plan.runs, plan.room = runs, room
+    for name in step.stored:
+        var = step.op.inputs[name]
+        if plan.kept.pop(var, None) is not None:
+            forget(var.val)
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """Work that may begin before its op is taken, as soon as what the op reads is there."""
+
+    begin: Callable[[Step, Sequence[Values], Sequence[Values]], None]
+    """Called with a step and what it reads in both models."""
+    most: int
+    """Steps that it is called with before one is taken."""
+
+    def look(
+        self, step: Step, plans: Sequence[Plan], envs: Sequence[Sequence[Env]], ops: Collection[Operation]
+    ) -> None:
+        """Begin with the steps after one whose inputs are there already.
+
+        Args:
+            step: that is about to be taken.
+            plans: of both models.
+            envs: what is there in both, for each sample.
+            ops: that are asked for.
+        """
+        steps = {other.op: other for other in plans[1].steps}
+        after = plans[0].steps[next(n for n, one in enumerate(plans[0].steps) if one.op is step.op) + 1 :]
+        ready = (one for one in after if one.op in ops and all(map(envs[0][0].__contains__, _values_of(one))))
+        for one in itertools.islice(ready, self.most):
+            read = [plans[0].arguments(one, env) for env in envs[0]]
+            self.begin(one, read, [plans[1].arguments(steps[one.op], env) for env in envs[1]])
+
+
+def _values_of(step: Step) -> Iterator[Var]:
+    """The values that a step reads."""
+    for _, read in step.reads:
+        yield from read if isinstance(read, tuple) else (read,)
+
+
+Beside = Callable[[Step, Sequence[Values], Sequence[Values]], Step]
 """A step, what it reads and what it reads in the plain model, for each sample -> the step to take."""
 
 
 def side_by_side(
     executables: tuple[Executable, Executable],
-    samples: tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]],
+    samples: tuple[Sequence[Values], Sequence[Values]],
     before: Beside,
     ops: Collection[Operation],
+    ahead: Ahead,
+    outputs: bool = True,
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
     """Run all samples together through a model and through the plain one, one op after the other.
 
@@ -342,6 +436,8 @@ def side_by_side(
         samples: as the function takes them, for each of both.
         before: called before each of `ops`.
         ops: at the top level of the function.
+        ahead: what may begin before its op is taken.
+        outputs: are they wanted? Else the run ends with the last of `ops`.
 
     Returns:
         The outputs of both for each sample.
@@ -350,16 +446,18 @@ def side_by_side(
     envs: list[Env] = [dict(inputs.bind(plain.function, values, None)) for values in samples[1]]
     steps = {step.op: step for step in plain.plan.steps}
 
-    def both(step: Step, read: Sequence[Mapping[str, Any]]) -> Step:
+    def both(step: Step, read: Sequence[Values]) -> Step:
         return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs])
 
-    def beside(step: Step) -> None:
-        for env in envs:
-            plain.plan.take(steps[step.op], env)
+    def look(step: Step, others: Sequence[Env]) -> None:
+        ahead.look(step, (executables[0].plan, plain.plan), (others, envs), ops)
 
-    plain.plan.runs = max(plain.plan.runs, 2)
-    outputs = op_by_op(executables[0], samples[0], both, ops, beside)
-    return outputs, [plain.outputs(env, env.values()) for env in envs]
+    def beside(step: Step) -> None:
+        take_all(plain.plan, steps[step.op], envs)
+
+    compressed = op_by_op(executables[0], samples[0], both, ops, beside, look, outputs)
+    end = _end_of(plain.plan, ops)
+    return compressed, [_rest(plain, env, end) for env in envs] if outputs else []
 
 
 def plain_moments(
@@ -393,7 +491,16 @@ class Seen(Listener):
         return np.asarray(self.moments[op] - self._counts[op] * mean[:, :, None] * mean[:, None])
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
-        """An op is about to run.
+        """An op is about to run."""
+        self.see(op, [inputs])
+
+    def step(self, step: Step, samples: Sequence[Values]) -> Step:
+        """An op is about to run on all samples."""
+        self.see(step.op, samples)
+        return step
+
+    def see(self, op: Operation, samples: Sequence[Values]) -> None:
+        """What an op reads, for each sample.
 
         Raises:
             SurgeryError: it reads NaN or infinity, whose moments say nothing.
@@ -401,20 +508,32 @@ class Seen(Listener):
         if op not in self.rows:
             return
         rows = self.rows[op]
-        met = rows.inputs(inputs)
-        if met is None:  # of a table each row is read as it is
+        read = [rows.inputs(values) for values in samples]
+        met = [one for one in read if one is not None]
+        if len(met) < len(read):  # of a table each row is read as it is
             columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
-            found = np.eye(columns)[None] * (torch.as_tensor(inputs["indices"]).numel() / rows.shape[0])
-        else:
-            if not bool(torch.isfinite(met).all()):
-                raise SurgeryError(
-                    f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
-                    "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
-                )
-            found = moments(met)
-            self._sums[op] = self._sums.get(op, 0) + np.asarray(met.double().sum(1))
-            self._counts[op] = self._counts.get(op, 0) + met.shape[1]
-        self.moments[op] = self.moments.get(op, 0) + found
+            count = sum(torch.as_tensor(values["indices"]).numel() for values in samples)
+            self.moments[op] = self.moments.get(op, 0) + np.eye(columns)[None] * (count / rows.shape[0])
+            return
+        if not all(bool(torch.isfinite(one).all()) for one in met):
+            raise SurgeryError(
+                f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
+                "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
+            )
+        for part in together(met):
+            self.moments[op] = self.moments.get(op, 0) + moments(part)
+            self._sums[op] = self._sums.get(op, 0) + np.asarray(part.double().sum(1))
+            self._counts[op] = self._counts.get(op, 0) + part.shape[1]
+
+
+def together(inputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Inputs [groups, number, columns] of samples joined: adding up moments of each would take longer."""
+    start, count = 0, 0
+    for number, one in enumerate(inputs, 1):
+        count += one.shape[1]
+        if count >= MOST_INPUTS or number == len(inputs):
+            yield torch.cat(list(inputs[start:number]), dim=1)
+            start, count = number, 0
 
 
 def correct(
@@ -444,20 +563,33 @@ def correct(
         rows = rows + np.stack([each.solved(r @ c) for each, r, c in zip(shares, rows, crossed, strict=True)])
     grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype, shares)
     rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
-    tried = [(_error(rows - rounded, hessians), rounded, grid)]
+    whole = max(_error(rows, None, plain), float(np.finfo(np.float64).tiny))
+    plainly = _error(rows, rounded, plain) / whole
+    best = _Try(_error(rows, rounded, hessians), rounded, grid)
+    del rounded
     for _ in range(ROUNDS):
         made = _handed_on(rows, shares, grid)
-        tried.append((_error(rows - made, hessians), made, grid))
+        best = best.or_better(rows, made, grid, hessians)
         grid, made = grid.refitted(rows, made, hessians)
-        tried.append((_error(rows - made, hessians), made, grid))
-    _, best, chosen = min(tried, key=lambda one: one[0])
-    whole = max(_error(rows, plain), float(np.finfo(np.float64).tiny))
-    form = chosen.form(best, reader.back, weight.dtype, version)
+        best = best.or_better(rows, made, grid, hessians)
+    form = best.grid.form(best.rows, reader.back, weight.dtype, version)
     array = decoded(form).reshape(weight.shape)
-    error = _error(rows - reader.of(array.astype(np.float64)), hessians)
-    return Corrected(
-        one, kind, form, array, error / whole, size_of(form), _error(rows - rounded, plain) / whole
-    )
+    error = _error(rows, reader.of(array.astype(np.float64)), hessians)
+    return Corrected(one, kind, form, array, error / whole, size_of(form), plainly)
+
+
+@dataclass(frozen=True)
+class _Try:
+    """Rows of a grid, and how far their products are from those of the weight."""
+
+    error: float
+    rows: Array
+    grid: Grid
+
+    def or_better(self, rows: Array, other: Array, grid: Grid, hessians: Array) -> _Try:
+        """Other rows, where their error is less."""
+        error = _error(rows, other, hessians)
+        return _Try(error, other, grid) if error < self.error else self
 
 
 def joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
@@ -465,7 +597,7 @@ def joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Arr
     if len(each) == 1:
         return each[0]
     rows, tiny = one.readers[0].of(np.asarray(one.var.val, np.float64)), float(np.finfo(np.float64).tiny)
-    return np.asarray(sum(h / max(_error(rows, p), tiny) for h, p in zip(each, plain, strict=True)))
+    return np.asarray(sum(h / max(_error(rows, None, p), tiny) for h, p in zip(each, plain, strict=True)))
 
 
 def size_of(form: Form) -> int:
@@ -506,5 +638,13 @@ def _nearest(grid: Grid, group: int, column: Array, at: int) -> Array:
     return grid.nearest(column, group, at)
 
 
-def _error(difference: Array, hessians: Array) -> float:
-    return sum(objective(part, hessian) for part, hessian in zip(difference, hessians, strict=True))
+def _error(rows: Array, other: Array | None, hessians: Array) -> float:
+    """The squared error of the products of all rows where others take their place; all without."""
+    total = 0.0
+    for group, hessian in enumerate(hessians):
+        for start in range(0, rows.shape[1], MOST_INPUTS):
+            part = rows[group, start : start + MOST_INPUTS]
+            total += objective(
+                part if other is None else part - other[group, start : start + MOST_INPUTS], hessian
+            )
+    return total

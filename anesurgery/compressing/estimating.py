@@ -8,9 +8,13 @@ the correction leaves is found in the form that all would have, and held for the
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,20 +22,27 @@ import numpy as np
 from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
 from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.finished import portable
 from anesurgery.compressing.fitted import grid_of
 from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, objective
 from anesurgery.compressing.weight_forms import MOST_VECTOR
-from anesurgery.files.package import Loaded
+from anesurgery.files.package import Loaded, save
+from anesurgery.files.shards import Shard
+from anesurgery.files.sharing import Workers, result
+from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
+from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Var
 from anesurgery.regions.reencoding import stored_bytes
 
 MOST_ROWS = 128
 """Rows of a weight that its errors are found on: enough for a mean, and few for a large weight."""
 MOST_RUNS = 8
-"""Samples that the cost at the outputs is measured on."""
+"""Samples that the cost at the outputs is measured on, at most."""
+ENOUGH_ROWS = 512
+"""Rows of the outputs after which no further sample is: their mean is near enough."""
 GAIN = 0.5
 """Share of the cost of equal forms that is left at most where others are taken: the estimate is no nearer."""
 WORST = 1e9
@@ -50,7 +61,11 @@ class _Trial:
 
 
 def estimated(
-    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], kinds: Mapping[Candidate, Sequence[str]]
+    loaded: Loaded,
+    name: str,
+    samples: Sequence[Mapping[str, Any]],
+    kinds: Mapping[Candidate, Sequence[str]],
+    workers: Workers,
 ) -> dict[Var, str]:
     """The form of each weight, so that all take no more bytes than if each had the first of its forms.
 
@@ -59,25 +74,74 @@ def estimated(
         name: of the function.
         samples: as it takes them.
         kinds: the forms that each weight may have; the first is that of the size asked for.
+        workers: that try the forms.
     """
     executable = Executable(loaded.program, function=name, fuse=False)
-    trials = _trials(executable, samples, kinds)
+    trials = _trials(executable, samples, kinds, workers)
+    arrays = {one.var.name: _rounded(one, trial.grid) for one, trial in trials.items()}
+    costs = _shared_out(loaded, name, samples[:MOST_RUNS], arrays, workers)
     by_var = {one.var: one for one in kinds}
-    runs = [Forks(executable, values, list(by_var)) for values in samples[:MOST_RUNS]]
-    expected = [run.whole() for run in runs]
-    rows = []
-    for number, forks in enumerate(zip(*runs, strict=True)):
-        one = by_var[forks[0].weight]
-        array, cost = _rounded(one, trials[one].grid), Cost()
-        for fork, outputs in zip(forks, expected, strict=True):
-            cost.add(outputs, fork(array))
-        rows.append(_row(number, one, trials[one], cost))
+    rows = [_row(n, one, trials[one], costs[one.var.name]) for n, one in enumerate(kinds)]
     budget = sum(trials[one].bytes[forms[0]] for one, forms in kinds.items())
     proposal = propose(rows, max_bytes=budget, smallest=0)
     even = {one.var.name: forms[0] for one, forms in kinds.items()}
     gains = proposal.kl < GAIN * sum(row.options[even[row.weight]].kl for row in rows)
     modes = proposal.modes if gains else even
     return {var: modes[var.name] for var in by_var if var.name in modes}
+
+
+def _shared_out(
+    loaded: Loaded,
+    name: str,
+    samples: Sequence[Mapping[str, Any]],
+    arrays: Mapping[str, Array],
+    workers: Workers,
+) -> dict[str, Cost]:
+    """What each weight costs at the outputs where it alone is another array.
+
+    Processes of this machine read the model from a temporary folder; workers of others do not see that.
+    """
+    if workers.here or not workers.local:
+        return _costs(loaded, name, samples, arrays)
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(save(loaded, Path(folder, "model.mlpackage")))
+        parts = [Shard(number, workers.count).of(list(arrays)) for number in range(1, workers.count + 1)]
+        tasks = [(path, name, samples, {one: arrays[one] for one in part}) for part in parts if part]
+        return {weight: cost for part in workers.each(_costs_of, tasks) for weight, cost in part.items()}
+
+
+def _costs_of(
+    path: str, name: str, samples: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array]
+) -> dict[str, Cost]:
+    return _costs(load(path), name, samples, arrays)
+
+
+def _costs(
+    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array]
+) -> dict[str, Cost]:
+    """What each weight costs; the run of a sample stops at each, and goes on from there again."""
+    executable = Executable(loaded.program, function=name, fuse=False)
+    executable.plan.room = min(executable.plan.room, KEPT)
+    operations = loaded.program.functions[name].operations
+    weights = [v for op in operations if op.op_type == "const" for v in op.outputs if v.name in arrays]
+    costs = {name: Cost() for name in arrays}
+    runs = [Forks(executable, values, weights) for values in samples]
+    expected, rows = [], 0
+    for run in runs:
+        expected.append(run.whole())
+        rows += _rows(expected[-1])
+        if rows >= ENOUGH_ROWS:
+            break
+    for forks in zip(*runs[: len(expected)], strict=True):
+        array = arrays[forks[0].weight.name]
+        for fork, outputs in zip(forks, expected, strict=True):
+            costs[forks[0].weight.name].add(outputs, fork(array))
+    return costs
+
+
+def _rows(outputs: Mapping[str, Array]) -> int:
+    """Of the output that has fewest."""
+    return min((math.prod(one.shape[:-1]) for one in outputs.values() if one.dtype.kind == "f"), default=0)
 
 
 def _row(number: int, one: Candidate, trial: _Trial, cost: Cost) -> Row:
@@ -95,10 +159,13 @@ def _row(number: int, one: Candidate, trial: _Trial, cost: Cost) -> Row:
 
 
 def _trials(
-    executable: Executable, samples: Sequence[Mapping[str, Any]], kinds: Mapping[Candidate, Sequence[str]]
+    executable: Executable,
+    samples: Sequence[Mapping[str, Any]],
+    kinds: Mapping[Candidate, Sequence[str]],
+    workers: Workers,
 ) -> dict[Candidate, _Trial]:
     """Each weight in its forms, when the last of its readers has been met: one is in memory at a time."""
-    found: dict[Candidate, _Trial] = {}
+    due: dict[Candidate, Future[_Trial]] = {}
     seen = Seen({r.op: r for one in kinds for r in one.readers})
     by_op: dict[Operation, list[Candidate]] = {}
     for one in kinds:
@@ -106,18 +173,19 @@ def _trials(
             by_op.setdefault(reader.op, []).append(one)
 
     def meet(step: Step, given: Sequence[Mapping[str, Any]]) -> Step:
-        for values in given:
-            seen.before(step.op, values)
+        seen.see(step.op, given)
         for one in by_op[step.op]:
             if all(r.op in seen.moments for r in one.readers):
                 each = [seen.moments[r.op] for r in one.readers]
-                found[one] = _trial(one, kinds[one], joined(one, each, each))
-        if all(one in found for one in by_op[step.op]):
+                wait(list(due.values())[: -workers.count])
+                sent = one if workers.here else portable(one)
+                due[one] = workers.submit(_trial, sent, kinds[one], joined(one, each, each))
+        if all(one in due for one in by_op[step.op]):
             seen.moments.pop(step.op)
         return step
 
-    op_by_op(executable, samples, meet, set(by_op))
-    return found
+    op_by_op(executable, samples, meet, set(by_op), outputs=False)
+    return {one: result(future) for one, future in due.items()}
 
 
 def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:

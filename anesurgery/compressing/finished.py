@@ -10,8 +10,8 @@ import hashlib
 import json
 import os
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 from anesurgery.compressing import correcting, fitted, grids, second_order, tables, weight_rows, zeros
 from anesurgery.compressing.correcting import Candidate, Corrected, correct, decoded, size_of
 from anesurgery.errors import SurgeryError
+from anesurgery.files.sharing import Workers, result
 from anesurgery.files.writing import write_atomically
 from anesurgery.mil import Array, types
 from anesurgery.regions import clusters
@@ -44,6 +45,8 @@ class Finished:
     """
 
     folder: Path | None = None
+    workers: Workers = field(default_factory=Workers)
+    """That correct them."""
 
     def __post_init__(self) -> None:
         try:
@@ -52,7 +55,7 @@ class Finished:
         except OSError as error:
             raise SurgeryError(f"{self.folder} cannot hold the finished weights: {error}") from error
 
-    def correct(
+    def hand_in(
         self,
         one: Candidate,
         kind: str,
@@ -60,18 +63,46 @@ class Finished:
         version: int,
         plain: Array | None = None,
         crossed: Array | None = None,
-    ) -> Corrected:
-        """What `correct` makes of these."""
+    ) -> Callable[[], Corrected]:
+        """Begin with what `correct` makes of these, and give what waits for it."""
         if self.folder is None:
-            return correct(one, kind, hessians, version, plain, crossed)
-        plain = hessians if plain is None else plain
-        met = [hessians, plain, *([] if crossed is None else [crossed])]
+            return self._due(one, kind, (hessians, version, plain, crossed), None)
+        met = [hessians, hessians if plain is None else plain, *([] if crossed is None else [crossed])]
         path = self.folder / f"{_key(one, kind, met, version)}.npz"
         if (held := _read(path, one, kind)) is not None:
-            return held
-        made = correct(one, kind, hessians, version, plain, crossed)
-        write_atomically(path, lambda place: _write(place, made), overwrite=True)
-        return made
+            return lambda: held
+        return self._due(one, kind, (hessians, version, plain, crossed), path)
+
+    def _due(
+        self, one: Candidate, kind: str, matrices: tuple[Any, ...], path: Path | None
+    ) -> Callable[[], Corrected]:
+        if self.workers.here:
+            future = self.workers.submit(correct, one, kind, *matrices)
+        else:
+            future = self.workers.submit(_sent, portable(one), kind, *matrices)
+
+        def due() -> Corrected:
+            answer = result(future)
+            corrected = answer if self.workers.here else _unpacked(answer, one, kind)
+            if path is not None:
+                write_atomically(path, lambda place: _write(place, corrected), overwrite=True)
+            return corrected
+
+        return due
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """What `correct` asks of a weight, for another process."""
+
+    val: Array
+
+
+def portable(one: Candidate) -> Candidate:
+    """A weight and how its first reader reads it, without the program that they are in."""
+    nothing: Any = None
+    numbers: Any = _Numbers(np.array(one.var.val))
+    return Candidate(numbers, (replace(one.readers[0], op=nothing, inputs=nothing),))
 
 
 @lru_cache(maxsize=1)
@@ -93,15 +124,33 @@ def _key(one: Candidate, kind: str, met: Sequence[Array], version: int) -> str:
     return digest.hexdigest()
 
 
-def _write(path: Path, made: Corrected) -> None:
-    """The inputs of the op that decodes, and the errors."""
+def _sent(*arguments: Any) -> dict[str, Any]:
+    """What `correct` makes, as plain data: types of less than a byte do not travel."""
+    return _packed(correct(*arguments))
+
+
+def _packed(corrected: Corrected) -> dict[str, Any]:
+    """The arrays of a form, what they are, and the errors."""
     arrays: dict[str, Any] = {}
     kinds: dict[str, str] = {}
-    op = _told(made.form, arrays, kinds)
-    about = {"op": op, "kinds": kinds, "error": made.error, "rounded": made.rounded}
-    arrays[TOLD] = np.array(json.dumps(about))
+    op = _told(corrected.form, arrays, kinds)
+    about = {"op": op, "kinds": kinds, "error": corrected.error, "rounded": corrected.rounded}
+    return {**arrays, TOLD: np.array(json.dumps(about))}
+
+
+def _unpacked(content: Mapping[str, Any], one: Candidate, kind: str) -> Corrected:
+    """What `_packed` was given."""
+    about: Mapping[str, Any] = json.loads(str(content[TOLD]))
+    arrays = {name: _typed(content[name], each) for name, each in about["kinds"].items()}
+    form = _form(about["op"], arrays)
+    array = decoded(form).reshape(one.readers[0].shape)
+    return Corrected(one, kind, form, array, about["error"], size_of(form), about["rounded"])
+
+
+def _write(path: Path, corrected: Corrected) -> None:
+    """Write a finished weight, and see that it is on the disk."""
     with path.open("wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, **_packed(corrected))
         file.flush()
         os.fsync(file.fileno())
 
@@ -140,11 +189,7 @@ def _read(path: Path, one: Candidate, kind: str) -> Corrected | None:
     """A finished weight; None where there is none, or the file is broken."""
     try:
         with path.open("rb") as stored, np.load(stored, allow_pickle=False) as file:
-            held = {name: file[name] for name in file.files}
-        about: Mapping[str, Any] = json.loads(str(held.pop(TOLD)))
-        form = _form(about["op"], {name: _typed(array, about["kinds"][name]) for name, array in held.items()})
-        array = decoded(form).reshape(one.readers[0].shape)
-        return Corrected(one, kind, form, array, about["error"], size_of(form), about["rounded"])
+            return _unpacked({name: file[name] for name in file.files}, one, kind)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
 

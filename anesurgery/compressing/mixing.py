@@ -54,8 +54,9 @@ def assigned(
     for number, forks in enumerate(zip(*runs, strict=True)):
         one = by_var[forks[0].weight]
         options = {}
-        for kind in kinds[one]:
-            made, cost = finished.correct(one, kind, met[one.var], version), Cost()
+        due = {kind: finished.hand_in(one, kind, met[one.var], version) for kind in kinds[one]}
+        for kind, waiting in due.items():
+            made, cost = waiting(), Cost()
             for fork, outputs in zip(forks, expected, strict=True):
                 cost.add(outputs, fork(made.array))
             options[kind] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)

@@ -37,6 +37,13 @@ class Workers:
     """None: here, at once."""
     count: int = 1
     """Pieces that are computed at the same time."""
+    local: bool = True
+    """Do they run on this machine, where they see files that are written here?"""
+
+    @property
+    def here(self) -> bool:
+        """Is all computed in this process?"""
+        return self.executor is None
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         """Hand in a call of a function that can be imported; here it is computed at once."""
@@ -98,7 +105,7 @@ def workers(jobs: int = 1, scheduler: Any = None) -> Iterator[Workers]:
         raise SurgeryError(words if jobs < 1 else f"{words}; give one of them")
     if scheduler is not None:
         with _client(scheduler) as client:
-            yield Workers(client.get_executor(pure=False), _checked(client))
+            yield Workers(client.get_executor(pure=False), _checked(client), local=False)
     elif jobs > 1:
         pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), initializer=_ends_with_parent)
         try:

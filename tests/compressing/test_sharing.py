@@ -196,3 +196,74 @@ def test_processes_end_with_what_started_them(tmp_path: Path) -> None:
     one.communicate()
     _, left = psutil.wait_procs(below, timeout=HUNG)
     assert not left
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "speed": {"bits": 4, "target": "M5"},
+    "size": {"bits": 3, "for_": "size"},
+    "mixed": {"bits": 4, "for_": "size", "mixed": True},
+}
+
+
+def written(package: Path, place: Path, **options: Any) -> bytes:
+    """The bytes of the weights of a compressed package."""
+    compression = ane.compress(package, inputs=SAMPLES, smallest=100, **options)
+    return next(compression.save(place, overwrite=True).rglob("weight.bin")).read_bytes()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_compression_over_a_cluster_has_the_bytes_of_one_process(
+    package: Path, address: str, tmp_path: Path, form: str
+) -> None:
+    """The wrong version corrects a weight for inputs that others, not compressed yet, have made."""
+    whole = written(package, tmp_path / "whole.mlpackage", **FORMS[form])
+    options = {"scheduler": address, "work": tmp_path / "work"}
+    assert written(package, tmp_path / "shared.mlpackage", **options, **FORMS[form]) == whole
+    assert len(list((tmp_path / "work").glob("*.npz"))) >= 4
+    assert written(package, tmp_path / "again.mlpackage", work=tmp_path / "work", **FORMS[form]) == whole
+
+
+class Late:
+    """Workers that compute nothing before a result is asked for, and count what waits."""
+
+    def __init__(self) -> None:
+        self.waiting = self.most = 0
+
+    def submit(self, function: Any, *rest: Any) -> Any:
+        self.waiting += 1
+        self.most = max(self.most, self.waiting)
+        return self.Due(self, lambda: sharing._computed(*(function, *rest)[1:]))
+
+    class Due:
+        def __init__(self, owner: Late, compute: Any) -> None:
+            self.owner, self.compute = owner, compute
+
+        def result(self) -> Any:
+            self.owner.waiting -= 1
+            return self.compute()
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_weights_with_the_same_inputs_are_worked_on_together(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Queries, keys and values: all three at once, and the last, which reads what they make, by itself."""
+    from contextlib import contextmanager
+
+    late = Late()
+
+    @contextmanager
+    def several(*_: Any) -> Iterator[Workers]:
+        yield Workers(late, count)  # type: ignore[arg-type]
+
+    whole = written(package, tmp_path / "whole.mlpackage", bits=4, target="M5")
+    monkeypatch.setattr("anesurgery.compressing.compression.workers", several)
+    assert written(package, tmp_path / "shared.mlpackage", bits=4, target="M5") == whole
+    assert late.most == min(count, 3)
+
+
+@pytest.mark.slow
+def test_processes_give_the_bytes_of_one(package: Path, tmp_path: Path) -> None:
+    for form, options in FORMS.items():
+        whole = written(package, tmp_path / f"{form}.mlpackage", **options)
+        assert written(package, tmp_path / f"{form}_shared.mlpackage", jobs=2, **options) == whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -124,6 +125,37 @@ def products(rows: int) -> Program:
         return mb.linear(x=rows, weight=weight[::-1].copy(), name="y")
 
     return program
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compression.md"
+
+
+def chip_table() -> str:
+    """A row for each generation: what speed takes of 4 and 8 bits, and in brackets where nothing is known."""
+    generations: dict[int, list[str]] = {}
+    for chip in CHIPS:
+        generations.setdefault(family_of(chip), []).append(chip)
+    rows = ["| chips | 4 bits, reading | 4 bits, computing | 8 bits, reading | 8 bits, computing |"]
+    rows.append("| --- | --- | --- | --- | --- |")
+    for chips in generations.values():
+        cells = [
+            _cell(choose(bits, Target.parse(chips[0]), bound, 9, "speed"))
+            for bits in (4, 8)
+            for bound in BOUNDS[:2]
+        ]
+        rows.append(f"| {' | '.join([', '.join(chips), *cells])} |")
+    return "\n".join(rows)
+
+
+def _cell(choice: Choice) -> str:
+    if choice.form is None:
+        return "stays"
+    return f"({choice.form})" if choice.why.startswith("nothing is known") else choice.form
+
+
+def test_the_page_says_which_form_a_chip_gets() -> None:
+    """The wrong version is a table that was true of older evidence."""
+    assert chip_table() in PAGE.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("purpose", form_evidence.PURPOSES)

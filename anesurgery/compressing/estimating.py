@@ -33,9 +33,9 @@ from anesurgery.files.sharing import Workers, result
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.forks import Forks
-from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Var
 from anesurgery.regions.reencoding import stored_bytes
+from anesurgery.rewriting.ml_program import MLProgram
 
 MOST_ROWS = 128
 """Rows of a weight that its errors are found on: enough for a mean, and few for a large weight."""
@@ -113,7 +113,7 @@ def _shared_out(
 def _costs_of(
     path: str, name: str, samples: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array]
 ) -> dict[str, Cost]:
-    return _costs(load(path), name, samples, arrays)
+    return _costs(MLProgram.read(path).loaded, name, samples, arrays)
 
 
 def _costs(

@@ -385,11 +385,7 @@ MODELS: dict[str, Sized] = {
         "T5", {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 2, "num_heads": 2}, "T5EncoderModel"
     ),
 }
-FIXED: dict[str, Sized] = {
-    **{name: model for name, model in MODELS.items() if model.mask is None},
-    "Qwen2": text("Qwen2", {"num_key_value_heads": 2}, masked=False),
-    "BLOOM": text("Bloom", {"n_layer": 2, "n_head": 2}, masked=False),
-}
+FIXED = {name: model for name, model in MODELS.items() if model.mask is None}
 PAGE = """# Six sizes of many models
 
 This page is written by `make sized`. Small models of random weights are converted with a range of lengths, and

@@ -26,9 +26,9 @@ PI_LOW = math.pi - PI_HIGH
 SINE = (-1 / 6, 1 / 120, -1 / 5040, 1 / 362880)
 COSINE = (-1 / 2, 1 / 24, -1 / 720, 1 / 40320, -1 / 3628800)
 ARC = (1.5707288, -0.2121144, 0.0742610, -0.0187293)
-ARCTANGENT = (0.99998660, -0.33029950, 0.18014100, -0.08513300, 0.02083510)
+ARCTANGENT = (0.99986600, -0.33029950, 0.18014100, -0.08513300, 0.02083510)
 ERROR = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
-"""Taylor's of sine and cosine; of the others, those of Abramowitz and Stegun (4.4.45, near 4.4.49, 7.1.26)."""
+"""Taylor's of sine and cosine; of the others, those of Abramowitz and Stegun (4.4.45, 4.4.49, 7.1.26)."""
 
 DOMAINS: dict[str, tuple[float, float]] = {
     "asin": (-1, 1),

@@ -70,6 +70,7 @@ class CompressedCache:
     """A decoder whose cache is int8, and what that costs."""
 
     subject: MLProgram = field(repr=False)
+    """The decoder whose cache is int8."""
     scales: dict[str, tuple[float, ...]]
     """Cache -> the scale of each head."""
     bytes: tuple[int, int]
@@ -123,6 +124,10 @@ def compress_cache(model: Any, texts: Sequence[Sequence[int]], *, target: str | 
             (`add_cache(cache="io")`, or `cache_as_io`).
         texts: some dozens of lists of tokens, none longer than the context. Every fourth is held out.
         target: chip and OS, such as "M5/macOS 26". Every chip by default.
+
+    Returns:
+        The `CompressedCache`: the decoder, its scales, bytes, and the loss on the texts held out. Its `save`
+        writes the package.
 
     Raises:
         SurgeryError: the cache is kept in states, there is none, the OS of the target is older than iOS 26,

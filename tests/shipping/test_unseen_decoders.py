@@ -53,15 +53,17 @@ def test_other_logits_explain_only_what_comes_after_them_and_what_they_tell_apar
     assert not parted(0.5, FAR, FAR).right
 
 
-ALMOST_TIED = {"hy_v3": 1.3e-3}
-"""Where two tokens are hardly farther apart than `TIE`, and fp16 takes either: see docs/decoders.md."""
+WRONG = {"hy_v3": "two tokens 1.2e-3 of the range apart, where fp16 of transformers is off by as much"}
+"""What parts from transformers by the rule above; docs/decoders.md lists it as wrong."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN])
-def test_the_text_is_that_of_transformers(name: str, tmp_path: Path) -> None:
+def test_the_text_is_that_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if name in WRONG:
+        request.applymarker(pytest.mark.xfail(reason=WRONG[name], strict=True))
     text = tried(name, tmp_path)
     if name in REFUSED:
         assert REFUSED[name] in text.refused
     else:
-        assert text.right or text.gap < ALMOST_TIED.get(name, 0), text
+        assert text.right, text

@@ -140,7 +140,7 @@ def tables(op: Operation, tokens: Tokens) -> dict[Var, Axes]:
         columns = {out.rank - 2: NEW, out.rank - 1: SEEN}
         places = {} if mask is None else {mask: [a + shift for a in range(mask.rank)]}
         return _long(places, columns)
-    if op.op_type in FREE_OF_TABLES:
+    if op.op_type in FREE_OF_TABLES or op in tokens.reaches:
         return {}
     return _long({o.var: o.places for o in places_of(op) or () if o.var not in tokens.axes}, labels)
 
@@ -299,7 +299,7 @@ def _pad(op: Operation, tokens: Tokens) -> Made:
     """Zeros before the first token, for a convolution to look at."""
     labels = tokens.axes[op.x]
     moved = [a for a, label in labels.items() if op.x.shape[a] != op.outputs[0].shape[a]]
-    if not moved:
+    if not moved or set(labels.values()) != {NEW}:
         return _carried(op, tokens)
     zeros = causal_windows.zeros_before(op, moved[0])
     if isinstance(zeros, Refusal):
@@ -428,7 +428,7 @@ RULES: dict[str, Rule] = {
 }
 """Ops in which tokens meet as attention lets them; in all others their labels go where the axes go."""
 
-FREE_OF_TABLES = names("conv matmul softmax")
+FREE_OF_TABLES = names("matmul softmax")
 """Ops of which no operand has a row for each token."""
 
 __all__ = ["NEW", "SEEN", "WEIGHTS", "Axes", "Tokens", "follow", "labels_of", "lengthened", "tables"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -68,11 +69,9 @@ def _pow(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _log(op: Operation, ranges: Ranges) -> Interval:
-    """What is read is a finite number of its type; a step of fp16 is added."""
-    low, high = ranges.at(op.x)
-    epsilon = number(op.inputs.get("epsilon")) or 0.0
-    low, high = max(low, 0.0) + epsilon, min(high, float(np.finfo(np_dtype(op.x)).max)) + epsilon
-    least = math.log(low) if low >= LEAST else -math.inf
+    """Of numbers below 6e-8 nothing is said from below; a step of fp16 is added."""
+    low, high = (max(v, 0.0) + (number(op.inputs.get("epsilon")) or 0.0) for v in ranges.at(op.x))
+    least = math.log(min(low, sys.float_info.max)) if low >= LEAST else -math.inf
     return least - abs(least) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
 
 

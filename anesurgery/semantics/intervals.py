@@ -26,7 +26,7 @@ DEEP = 200
 OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
 """What the kind of a type says: booleans are 0 or 1, and unsigned integers not negative."""
 
-WRAPPING = names("abs add cast cumsum exp2 floor_div mul pow real_div reduce_sum square sub")
+WRAPPING = names("abs add cast cumsum exp2 floor_div matmul mul pow real_div reduce_prod reduce_sum square sub")
 """Ops whose results, in integers, start again or stop at the ends of their type."""
 
 

@@ -370,6 +370,8 @@ FROM_THE_CATALOGUE = {
     "num-mean": "a mean of 1048576 values",
     "num-qdq": "is quantized by another scale",
     "num-shares": "of 4096 keys",
+    "num-between": "is a product of 32 numbers",
+    "num-cancel": "shares that fp16 rounds to 0 or 1",
 }
 """Rule -> words of it about its hazard."""
 for _hazard in HAZARDS:

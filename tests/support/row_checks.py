@@ -98,7 +98,13 @@ def _beyond(result: torch.Tensor, low: float, high: float, var: Var, single: boo
 
 
 def mixes(
-    made_by: Sequence[Operation], result: Var, axis: int, rows: Rows, values: Values, rng: np.random.Generator
+    made_by: Sequence[Operation],
+    result: Var,
+    axis: int,
+    rows: Rows,
+    values: Values,
+    rng: np.random.Generator,
+    part: slice = slice(None),
 ) -> str:
     """Do the slices of a result not depend on those of the operands alone, each in the same way?
 
@@ -109,12 +115,18 @@ def mixes(
         rows: operand -> the axis of its slices.
         values: of all operands.
         rng: draws other numbers for the slices.
+        part: the slices of the result that are looked at.
     """
-    count = static_shape(result)[axis]  # type: ignore[index]
+    places = torch.arange(static_shape(result)[axis])[part]  # type: ignore[index]
+    count = len(places)
     if any(values[v].shape[at] != count for v, at in rows.items()):
         return f"slices of { ({v.name: (at, values[v].shape[at]) for v, at in rows.items()}) } for {count}"
     compute = Evaluator(made_by, [result], Double())
-    (whole,) = compute(values)
+
+    def computed(numbers: Values) -> torch.Tensor:
+        return compute(numbers)[0].index_select(axis, places)
+
+    whole = computed(values)
     kept = int(rng.integers(count))
     others = dict(values)
     for var, at in rows.items():
@@ -125,12 +137,12 @@ def mixes(
         )
         drawn = 1 - drawn if drawn.is_floating_point() else drawn
         others[var] = drawn.index_copy(at, torch.tensor([kept]), values[var].select(at, kept).unsqueeze(at))
-    (changed,) = compute(others)
+    changed = computed(others)
     if not same(whole.select(axis, kept), changed.select(axis, kept)):
         return f"slice {kept} of axis {axis} depends on others"
     order = torch.from_numpy(rng.permutation(count))
     turned = {**values, **{v: values[v].index_select(at, order) for v, at in rows.items()}}
-    (moved,) = compute(turned)
+    moved = computed(turned)
     return (
         "" if same(whole.index_select(axis, order), moved) else f"slices of axis {axis} are not treated alike"
     )
@@ -290,9 +302,17 @@ def _tokens_of(
                 rows[var] = next(iter(held))
             elif not columns and var not in looked_at:
                 rows |= {var: a for a in held if held[a] == kind}  # noqa: B035
-        if why := mixes(sample.ops, out, axis, rows, values, rng):
+        if why := mixes(sample.ops, out, axis, rows, values, rng, _of_tokens(out, axis, tokens)):
             return why
     return ""
+
+
+def _of_tokens(out: Var, axis: int, tokens: token_axes.Tokens) -> slice:
+    """The places of an axis that hold tokens: in front of what stands beyond them, behind zeros."""
+    count = next(n for v, labels in tokens.axes.items() if v is not out for n in [v.shape[next(iter(labels))]])
+    if tokens.beyond.get(out) == axis:
+        return slice(count)
+    return slice(out.shape[axis] - count, None) if out in tokens.zeros else slice(None)
 
 
 class PlainMaker:

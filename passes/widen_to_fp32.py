@@ -35,7 +35,7 @@ no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.
 right numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The
 time was not measured.
 
-Grade: proved; where integers above 2048 come in, which fp16 rounds, both sides differ, and nothing is compared.
+Grade: proved: where integers above 2048 come in, which fp16 rounds, both sides differ, and nothing is compared.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
-from anesurgery.semantics.intervals import interval, magnitude
+from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.reading import flag, number
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
@@ -142,15 +142,23 @@ def _is_float(op: Operation, bits: int) -> bool:
     return bool(values) and all(8 * np_dtype(v).itemsize == bits for v in values)
 
 
+NEVER_SMALLER = frozenset({"add", "sub", "sin", "cos"})
+"""Ends that bring no large value back: they cancel, or read an angle."""
+
+
 @dataclass
 class _Search:
     """One look upstream."""
 
     bits: int
     seen: dict[Var, _Size] = field(default_factory=dict)
+    ranges: Intervals = field(default_factory=partial(Intervals, assume={}))
+    """Intervals of values, each found once in a search."""
 
     def ending(self, op: Operation) -> _Size | None:
         """What an op ends, if its result fits and an operand did not."""
+        if op.op_type in NEVER_SMALLER:
+            return None
         values = [v for v in _read(op) if not is_stored(v)]
         reached = [self.at(v) for v in values]
         wide = [r for r in reached if r.widest is not None]
@@ -167,8 +175,6 @@ class _Search:
             return True
         if op.op_type == "cast":
             return np_dtype(op.outputs[0]).kind in "iu"
-        if op.op_type in ("sub", "add", "sin", "cos"):
-            return False
         if op.op_type == "real_div" and len(reached) == 2 and all(r.widest is not None for r in reached):
             return True
         if op.op_type == "mul" and len(values) == 2 and _shrinks(values, reached):
@@ -199,7 +205,8 @@ class _Search:
             if one.widest is None:
                 return _Size(_leaf(var))
             return _Size(one.size, _joined(op, [one]), one.widest, one.why)
-        size = min(self.size(op), math.log2(max(magnitude(var), 1.0)) / BITS)
+        most = max(map(abs, self.ranges.of(var)))
+        size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
         reached = [_beside(op, self.at(v), size) for v in _read(op) if not is_stored(v)]
         why = _leaves(op, size, reached)
         ops = _joined(op, reached)

@@ -158,6 +158,7 @@ def apply(
         SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
     _check_options(target, prove, require, compressed)
+    inputs = _listed(inputs)
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
@@ -205,6 +206,20 @@ def _check_options(target: str | None, prove: str | None, require: str | None, c
     Target.parse(target)
     check_requirement(require, prove)
     check_choice(compressed)
+
+
+def _listed(inputs: Any) -> Any:
+    """Several samples as a list; what else is given as it is.
+
+    Raises:
+        SurgeryError: there is none among them.
+    """
+    if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
+        return inputs
+    samples = list(inputs)
+    if not samples:
+        raise SurgeryError("inputs has no sample; give a dictionary of arrays by input name, or a list of such")
+    return samples
 
 
 @dataclass(frozen=True)
@@ -391,8 +406,7 @@ def _prove_model(original: Subject, surgery: Surgery, inputs: Any, quiet: bool, 
         ProofError: the outputs differ by more than promised.
     """
     started = time.perf_counter()
-    if inputs is not None and not isinstance(inputs, Mapping):
-        inputs = next(iter(inputs), None)
+    inputs = inputs[0] if isinstance(inputs, list) else inputs
     used, gate = {change.pass_name for change in surgery.changes}, how["gate"]
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used

@@ -110,6 +110,11 @@ from anesurgery.interpret.decoding import replay
 from anesurgery.splitting.plan import chunk_numbers
 
 
+def _are_integers(values: Any) -> bool:
+    """Is it a list or tuple of integers?"""
+    return isinstance(values, (list, tuple)) and all(type(value) is int for value in values)
+
+
 @dataclass(frozen=True)
 class AddCache(Pass):
     """Two functions, `prefill` and `decode`, that keep keys and values."""
@@ -145,12 +150,12 @@ class AddCache(Pass):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not all(type(n) is int and self.width < n < self.prefill for n in self.shorter):
+        if not _are_integers(self.shorter) or not all(self.width < n < self.prefill for n in self.shorter):
             raise an.PassError(
                 f"{self.name}: shorter={self.shorter!r}; each must be longer than decode, which reads "
                 f"{self.width}, and shorter than prefill, which reads {self.prefill}"
             )
-        if not all(type(c) is int and c > 0 for c in self.contexts):
+        if not _are_integers(self.contexts) or not all(c > 0 for c in self.contexts):
             raise an.PassError(f"{self.name}: contexts={self.contexts!r}; they must be positive integers")
 
     def requires(self, program: Program) -> Refusal | None:

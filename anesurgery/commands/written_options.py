@@ -1,7 +1,8 @@
 """Read the options of passes and recipes from their files, so that `explain` need not import torch.
 
 Defaults are literals, or arithmetic on constants of the same file or of a file of this project that it imports
-them from. What is written in another way is None: then the pass must be imported.
+them from; `an.option` holds such a default beside its limits. What is written in another way is None: then the
+pass must be imported.
 """
 
 from __future__ import annotations
@@ -95,7 +96,14 @@ def _defaults(path: Path, cls: str) -> dict[str, Any]:
         raise _Unread
     noted = [n for n in node.body if isinstance(n, ast.AnnAssign) and n.value is not None]
     fields = [n for n in noted if "ClassVar" not in ast.unparse(n.annotation)]
-    return {getattr(n.target, "id", ""): _value(path, n.value) for n in fields if n.value is not None}
+    return {getattr(n.target, "id", ""): _value(path, _default(n.value)) for n in fields if n.value}
+
+
+def _default(node: ast.expr) -> ast.expr:
+    """What a field is by default: the value assigned to it, or the first one of `an.option`."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == "an.option" and node.args:
+        return node.args[0]
+    return node
 
 
 def _value(path: Path, node: ast.expr) -> Any:

@@ -60,11 +60,17 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=range(10),
 )
 def test_what_is_no_input_is_an_error(use: str, values: Any, words: str, package: Path) -> None:
-    if isinstance(values, list) and use not in ("ranges", "inspect"):
+    if isinstance(values, list) and use not in ("ranges", "inspect", "apply"):
         words = "not a list"
     with pytest.raises(SurgeryError) as raised:
         USES[use](package, values)
     assert words in str(raised.value)
+
+
+def test_a_list_without_samples_is_an_error(package: Path) -> None:
+    """The wrong version draws its own in their place."""
+    with pytest.raises(SurgeryError, match="inputs has no sample; give a dictionary of arrays"):
+        USES["apply"](package, [])
 
 
 def test_none_is_no_inputs(package: Path) -> None:

@@ -59,6 +59,10 @@ class InterpretError(SurgeryError):
     """The interpreter cannot run a program on the given inputs."""
 
 
+class Unsuited(SurgeryError):  # noqa: N818 - reads as a statement
+    """What is asked for cannot be done with a model as it is, whatever else is asked; says what it lacks."""
+
+
 class ProofError(SurgeryError):
     """The numbers after a rewrite are outside the promised tolerance."""
 

@@ -21,7 +21,8 @@ compressed as a whole, every function and every member of a pipeline. The report
 its form, and in the notes the loss on the samples that were held out.
 
 Refuses when a weight has no form that is fast by evidence, when an op that reads it would leave the Neural
-Engine, and when one member of a pipeline is asked for alone.
+Engine, when one member of a pipeline is asked for alone, when the model is older than iOS 16, and when several
+functions take the samples, or none does, and more={"function": name} does not say whose they are.
 
 Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
 is that of docs/compression.md.
@@ -39,6 +40,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.compressing.compression import Compression, compress
+from anesurgery.errors import Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.rewriting.ml_program import MLProgram
@@ -76,19 +78,26 @@ class CompressWeights(Pass):
             session.refusals.append((self.name, reason))
         elif program is whole.graphs[0]:
             options = {"for_": self.for_, "target": self.target or session.target, **(self.more or {})}
-            compression = compress(whole, self.bits, inputs=self.samples(whole, session), **options)
+            try:
+                compression = compress(whole, self.bits, inputs=self.samples(whole, session), **options)
+            except Unsuited as reason:
+                session.refusals.append((self.name, Refusal(str(reason))))
+                return
             self.record(compression, session)
             for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):
                 old.functions.clear()
                 old.functions.update(new.functions)
 
+    def given(self, session: Session) -> Any:
+        """The samples given to the pass, or to the surgery; None where there are none."""
+        return session.inputs if self.inputs is None else self.inputs
+
     def samples(self, whole: MLProgram, session: Session) -> Any:
         """What is given to the pass or to the surgery, or sampled."""
-        given = session.inputs if self.inputs is None else self.inputs
-        if given is not None:
+        if (given := self.given(session)) is not None:
             return given
-        session.notes.append(f"{self.name}: {SAMPLED}")
-        model = Predictor(whole.mlmodel() if session.wired else whole.loaded)
+        function = (self.more or {}).get("function")
+        model = Predictor(whole.mlmodel() if session.wired else whole.loaded, function=function)
         return [model.sample(session.seed + number) for number in range(SAMPLES)]
 
     def record(self, compression: Compression, session: Session) -> None:
@@ -99,6 +108,7 @@ class CompressWeights(Pass):
             edits.record(row.ops[0] if row.ops else row.weight, f"{row.form}: {row.why}", unchecked=ROUNDED)
         stay = dict.fromkeys(row.why for row in compression.weights if not row.form)
         session.refusals += [(self.name, Refusal(reason)) for reason in stay]
+        session.notes += [f"{self.name}: {SAMPLED}"] if self.given(session) is None else []
         if compression.compressed:
             session.notes += [f"{self.name}: {line}" for line in summary(compression)]
 

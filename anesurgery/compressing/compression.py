@@ -38,7 +38,7 @@ from anesurgery.compressing.weight_forms import BITS, read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, UnknownName, warn
+from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
@@ -359,7 +359,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
 
     Raises:
         InterpretError: a sample is not what the model takes.
-        SurgeryError: several functions take the samples.
+        Unsuited: several functions take the samples, or none of several.
         UnknownName: no such function or input.
     """
     functions = given.takes
@@ -368,7 +368,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
     if name is None:
         fitting = [each for each, taken in functions.items() if set(samples[0]) <= set(taken)]
         if len(functions) > 1 and len(fitting) != 1:
-            raise SurgeryError(
+            raise Unsuited(
                 f"the samples fit {len(fitting)} of the functions {', '.join(functions)}; say function=..."
             )
         name = fitting[0] if fitting else next(iter(functions))
@@ -476,7 +476,7 @@ class _Part:
         function = loaded.program.functions[name]
         self.version = min(opset_version(f) for f in loaded.program.functions.values())
         if self.version < FIRST:
-            raise SurgeryError("weights can be compressed from iOS 16 on; convert the model for that or newer")
+            raise Unsuited("weights can be compressed from iOS 16 on; convert the model for that or newer")
         if plan.activations and self.version < IOS17:
             raise SurgeryError("activations of 8 bits begin at iOS 17; convert the model for that or newer")
         self.found, self.stay = candidates(function, plan.smallest)

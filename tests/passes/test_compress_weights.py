@@ -10,6 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import recipes
+from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.compress_weights import SAMPLED, CompressWeights
 
@@ -119,3 +120,38 @@ def test_the_model_given_is_not_changed() -> None:
     before = ane.to_text(program)
     ane.apply(program, "compressed", inputs=SAMPLES, quiet=True)
     assert ane.to_text(program) == before
+
+
+def test_a_model_that_is_too_old_is_refused() -> None:
+    """The wrong version raises, so that the steps beside it are lost."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, WIDTH))], opset_version=ct.target.iOS15)
+    def old(x: Var) -> Var:
+        return mb.linear(x=x, weight=WEIGHTS[0].astype(np.float32), name="y")
+
+    before = ane.to_text(old)
+    surgery = ane.apply(old, ["negate_subtract", CompressWeights()], quiet=True)
+    assert [str(reason) for name, reason in surgery.refusals if name == "compress_weights"] == [
+        "weights can be compressed from iOS 16 on; convert the model for that or newer"
+    ]
+    assert not surgery.changes
+    assert not any(SAMPLED in note for note in surgery.notes), "nothing was corrected by samples"
+    assert ane.to_text(surgery.program) == before
+
+
+def test_functions_that_take_the_same_samples_are_refused_until_one_is_named(tmp_path: Path) -> None:
+    for number in range(2):
+        ane.save(ane.load(model(number)), tmp_path / f"{number}.mlpackage")
+    both = {f"f{n}": tmp_path / f"{n}.mlpackage" for n in range(2)}
+    merged = ane.merge(both, tmp_path / "both.mlpackage")
+    surgery = ane.apply(merged, CompressWeights(), target="M5", quiet=True)
+    ((name, reason),) = surgery.refusals
+    assert (name, str(reason)) == (
+        "compress_weights",
+        "the samples fit 2 of the functions f0, f1; say function=...",
+    )
+    assert not surgery.changes
+    one = ane.apply(merged, CompressWeights(more={"function": "f1"}), target="M5", quiet=True)
+    assert len(one.changes) == 1
+    with pytest.raises(SurgeryError, match="bits=99"):
+        ane.apply(merged, CompressWeights(bits=99), quiet=True)

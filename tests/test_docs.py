@@ -42,6 +42,7 @@ MEANT = {
     "AgainstTorch",
     "Build",
     "Certificate",
+    "CompressedCache",
     "Compression",
     "ExecuTorch",
     "Folder",

@@ -17,14 +17,17 @@ import pytest
 import torch
 from checkpoints import save_checkpoint
 from coremltools.converters.mil.mil import get_new_symbol
+from decoders import Decoder
 
 import anesurgery as ane
 from anesurgery import registry
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes.add_cache import AddCache
 from anesurgery.placement import Grade, Rule
 from anesurgery.placement.registered import unregister_rule
 from anesurgery.surgery import Recipe
+from anesurgery.testing import apply_pass
 
 PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
@@ -43,8 +46,9 @@ NOT_CALLED = {
     "Pass",
     "Picture",
 }
-NOT_CALLED |= {"Compression", "Refusal", "Rewrite", "Sensitivity", "Surgery", "SurgeryError", "SurgeryWarning"}
 NOT_CALLED |= {
+    "CompressedCache",
+    "Compression",
     "Refusal",
     "Rewrite",
     "Sensitivity",
@@ -107,6 +111,22 @@ def counting() -> Program:
     return program
 
 
+def cached() -> Program:
+    """A decoder whose cache comes and goes by inputs and outputs."""
+    return apply_pass(AddCache(prefill=8, cache="io"), Decoder(layers=1, half=True).program())[0]
+
+
+def compressed_cache(folder: Path) -> Any:
+    """A cache in 8 bits; of one text none can be held out, which is refused in words."""
+    texts = [[n, 5, 3, 1, 4, 2, 9, 7] for n in range(4)]
+    with pytest.raises(SurgeryError, match="1 texts; give two at least"):
+        ane.compress_cache(cached(), texts[:1])
+    found = ane.compress_cache(cached(), texts)
+    assert isinstance(found, ane.CompressedCache)
+    assert found.bytes[1] < found.bytes[0]
+    return found.save(folder / "cache.mlpackage", overwrite=True)
+
+
 def compiled(folder: Path) -> Any:
     """A model that is not compiled, which `decompile` refuses in words."""
     with pytest.raises(SurgeryError):
@@ -161,6 +181,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "choose_sizes": lambda _: ane.choose_sizes([3, 5], 1),
     "compare": lambda _: ane.compare(small(), small()),
     "compress": lambda _: ane.compress(small(), 8, inputs=VARIED, smallest=1),
+    "compress_cache": compressed_cache,
     "decompile": compiled,
     "draw": lambda _: ane.draw(small()),
     "executorch": no_program,

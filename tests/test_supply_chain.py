@@ -78,5 +78,5 @@ def test_what_is_imported_is_named() -> None:
     modules = set.union(*(imported(ROOT / name) for name in ("anesurgery", "passes", "recipes")))
     named = {wanted.name for wanted in dependencies()} | {"anesurgery"}
     optional = {"PIL", "model_explorer", "tokenizers", "transformers", "typing_extensions", "IPython", "psutil"}
-    optional |= {"starlette", "uvicorn", "safetensors"}
+    optional |= {"starlette", "uvicorn", "safetensors", "dask", "matplotlib"}
     assert modules - sys.stdlib_module_names - named - optional == set()

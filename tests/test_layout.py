@@ -451,6 +451,7 @@ ENGINE_PARTS = {
     "clamp_values": {"checking.ranges"},
     "compress_weights": {
         "compressing.compression",
+        "errors",
         "files.package",
         "interpret.predictor",
         "rewriting.ml_program",

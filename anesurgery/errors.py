@@ -63,6 +63,10 @@ class Unsuited(SurgeryError):  # noqa: N818 - reads as a statement
     """What is asked for cannot be done with a model as it is, whatever else is asked; says what it lacks."""
 
 
+class NotFinite(SurgeryError):  # noqa: N818 - reads as a statement
+    """A sample makes NaN or infinity where finite numbers are needed."""
+
+
 class ProofError(SurgeryError):
     """The numbers after a rewrite are outside the promised tolerance."""
 

@@ -21,8 +21,9 @@ compressed as a whole, every function and every member of a pipeline. The report
 its form, and in the notes the loss on the samples that were held out.
 
 Refuses when a weight has no form that is fast by evidence, when an op that reads it would leave the Neural
-Engine, when one member of a pipeline is asked for alone, when the model is older than iOS 16, and when several
-functions take the samples, or none does, and more={"function": name} does not say whose they are.
+Engine, when one member of a pipeline is asked for alone, when the model is older than iOS 16, when several
+functions take the samples, or none does, and more={"function": name} does not say whose they are, and when
+inputs that were drawn, since none were given, make NaN or infinity.
 
 Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
 is that of docs/compression.md.
@@ -40,13 +41,14 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.compressing.compression import Compression, compress
-from anesurgery.errors import Unsuited
+from anesurgery.errors import NotFinite, Unsuited
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.rewriting.ml_program import MLProgram
 
 ROUNDED = "weights are rounded: the notes have the loss on samples held out"
 SAMPLED = "corrected by sampled inputs, which say little about a trained model: give inputs="
+DRAWN = "the inputs were drawn, since none were given; give inputs="
 SAMPLES = 12
 """That are drawn where none are given: enough that some are held out."""
 
@@ -82,6 +84,11 @@ class CompressWeights(Pass):
                 compression = compress(whole, self.bits, inputs=self.samples(whole, session), **options)
             except Unsuited as reason:
                 session.refusals.append((self.name, Refusal(str(reason))))
+                return
+            except NotFinite as reason:
+                if self.given(session) is not None:
+                    raise
+                session.refusals.append((self.name, Refusal(f"{DRAWN}: {reason}")))
                 return
             self.record(compression, session)
             for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):

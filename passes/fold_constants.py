@@ -158,7 +158,7 @@ class _Folding:
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Put constants in the place of results, and take away what only they needed."""
-        an.fixed_shapes.widen_choice(op)
+        an.inference.widen_choice(op)
         held = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
         self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
 

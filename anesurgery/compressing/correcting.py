@@ -24,7 +24,7 @@ from anesurgery.compressing.fitted import grid_of
 from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import NotFinite
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import inputs
 from anesurgery.interpret.arithmetic.precision import forget
@@ -503,7 +503,7 @@ class Seen(Listener):
         """What an op reads, for each sample.
 
         Raises:
-            SurgeryError: it reads NaN or infinity, whose moments say nothing.
+            NotFinite: it reads NaN or infinity, whose moments say nothing.
         """
         if op not in self.rows:
             return
@@ -516,7 +516,7 @@ class Seen(Listener):
             self.moments[op] = self.moments.get(op, 0) + np.eye(columns)[None] * (count / rows.shape[0])
             return
         if not all(bool(torch.isfinite(one).all()) for one in met):
-            raise SurgeryError(
+            raise NotFinite(
                 f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
                 "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
             )

@@ -6,21 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from anesurgery.errors import PassError, Refusal
-from anesurgery.mil import (
-    Function,
-    Operation,
-    Var,
-    any_symbolic,
-    dtype_name,
-    is_symbolic,
-    np_dtype,
-    types,
-    walk_ops,
-)
+from anesurgery.mil import Function, Var, any_symbolic, is_symbolic, types, walk_ops
 from anesurgery.ops import LISTS
+from anesurgery.rewriting.inference import infer, set_type
 from anesurgery.semantics.reading import shape_in_words
 
 PASS = "fix_shapes"
@@ -81,11 +70,11 @@ class Shapes:
                 for op in function.operations:
                     if op.op_type != "const":
                         infer(op)
-        except PassError:
+        except PassError as error:
             for var, kind, value in held:
                 set_type(var, kind)
                 setattr(var, "_sym_val", value)  # noqa: B010
-            raise
+            raise PassError(f"{PASS}: {error}") from error
 
 
 def dynamic_inputs(function: Function) -> list[Var]:
@@ -100,47 +89,3 @@ def barred(function: Function, images: frozenset[str]) -> Refusal | None:
             return Refusal(f"{op.op_type} depends on the shapes; unroll it first", op)
     pictures = [var.name for var in dynamic_inputs(function) if var.name in images]
     return Refusal(f"%{pictures[0]} is an image of dynamic size; fix it when converting") if pictures else None
-
-
-def widen_choices(function: Function) -> None:
-    """Choices between two scalars are as wide as what decides, which coremltools types as scalars."""
-    for op in function.operations:
-        widen_choice(op)
-
-
-def widen_choice(op: Operation) -> None:
-    """The same for one op; not for one that is kept, which coremltools would not read back."""
-    if _chooses_numbers(op) and not op.outputs[0].rank:
-        set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
-
-
-def _chooses_numbers(op: Operation) -> bool:
-    """Is it a choice between two scalars by what is none?"""
-    return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
-
-
-def set_type(var: Var, sym_type: Any) -> None:
-    """The type of a value, which coremltools sets once."""
-    setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
-
-
-def infer(op: Operation) -> None:
-    """The types and values of the results, from those of the operands.
-
-    Raises:
-        PassError: the shapes do not fit.
-    """
-    if _chooses_numbers(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
-        widen_choice(op)
-        chosen = np.where(op.cond.val, op.a.val, op.b.val).astype(np_dtype(op.outputs[0]))
-        setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
-        return
-    held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
-    try:
-        op.type_value_inference(overwrite_output=True)
-    except Exception as error:
-        words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
-        raise PassError(f"{PASS}: {words}") from error
-    for var, kind in zip(op.outputs, held, strict=True):
-        if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
-            raise PassError(f"{PASS}: %{var.name} would become {dtype_name(var)}")

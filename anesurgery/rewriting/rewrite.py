@@ -37,6 +37,7 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.driver import Built, Place, alike, operate
 from anesurgery.rewriting.graph_edits import hand_name, op_words, substitute
+from anesurgery.rewriting.inference import infer_readers
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
 from anesurgery.rewriting.pattern import op as op_patterns
@@ -302,8 +303,10 @@ class _OpPlace(Place):
         assert self.match is not None
         olds = [old for old, _ in built.pairs]
         readers = [op for old in olds for op in consumers(old)]
+        refined = [new for old, new in built.pairs if self.step.refines and not alike(old, new)]
         for old, new in built.pairs:
             self.hand_over(old, new)
+        infer_readers(self.function, refined)
         dead = remove_dead([*self.match.ops, *(old.op for old in olds if old.op is not None)])
         unused = remove_dead(self.builder.made)
         self.separate_names(olds)

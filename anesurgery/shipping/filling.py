@@ -15,7 +15,8 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding
 from anesurgery.interpret.core import Evaluator
 from anesurgery.mil import Function, Var, function_of, np_dtype, static_shape
-from anesurgery.rewriting.fixed_shapes import Shapes, barred, widen_choices
+from anesurgery.rewriting.fixed_shapes import Shapes, barred
+from anesurgery.rewriting.inference import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 
 HIDING = -1e4

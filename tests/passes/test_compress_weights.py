@@ -155,3 +155,17 @@ def test_functions_that_take_the_same_samples_are_refused_until_one_is_named(tmp
     assert len(one.changes) == 1
     with pytest.raises(SurgeryError, match="bits=99"):
         ane.apply(merged, CompressWeights(bits=99), quiet=True)
+
+
+def test_drawn_samples_that_are_no_numbers_are_refused() -> None:
+    """A logarithm of what is drawn below 0; samples that were given are an error."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.linear(x=mb.log(x=x), weight=WEIGHTS[0], name="y")
+
+    surgery = ane.apply(program, "compress_weights", target="M5", quiet=True)
+    assert not surgery.changes
+    assert any("reads NaN or infinity" in str(refusal) for _, refusal in surgery.refusals)
+    with pytest.raises(SurgeryError, match="leave that sample out"):
+        ane.apply(program, "compress_weights", target="M5", inputs=SAMPLES, quiet=True)

@@ -1,0 +1,82 @@
+"""Types inferred anew, where what an op reads has another shape than before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.errors import PassError
+from anesurgery.mil import Function, Operation, Var, dtype_name, is_symbolic, np_dtype, operands, types
+
+
+def widen_choices(function: Function) -> None:
+    """Choices between two scalars are as wide as what decides, which coremltools types as scalars."""
+    for op in function.operations:
+        widen_choice(op)
+
+
+def widen_choice(op: Operation) -> None:
+    """The same for one op; not for one that is kept, which coremltools would not read back."""
+    if _chooses_numbers(op) and not op.outputs[0].rank:
+        set_type(op.outputs[0], types.tensor(op.outputs[0].dtype, op.cond.shape))
+
+
+def _chooses_numbers(op: Operation) -> bool:
+    """Is it a choice between two scalars by what is none?"""
+    return bool(op.op_type == "select" and op.cond.rank and not op.a.rank and not op.b.rank)
+
+
+def set_type(var: Var, sym_type: Any) -> None:
+    """The type of a value, which coremltools sets once."""
+    setattr(var, "_sym_type", sym_type)  # noqa: B010 - the stub has no private members
+
+
+def infer(op: Operation) -> None:
+    """The types and values of the results, from those of the operands.
+
+    Raises:
+        PassError: the shapes do not fit.
+    """
+    if _chooses_numbers(op) and all(v.val is not None for v in (op.cond, op.a, op.b)):  # coremltools fails
+        widen_choice(op)
+        chosen = np.where(op.cond.val, op.a.val, op.b.val).astype(np_dtype(op.outputs[0]))
+        setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
+        return
+    held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
+    try:
+        op.type_value_inference(overwrite_output=True)
+    except Exception as error:
+        words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
+        raise PassError(words) from error
+    for var, kind in zip(op.outputs, held, strict=True):
+        if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
+            raise PassError(f"%{var.name} would become {dtype_name(var)}")
+
+
+def infer_readers(function: Function, values: Iterable[Var]) -> None:
+    """Infer all that is computed from some values, as far as shapes change; not what stands in blocks.
+
+    Raises:
+        PassError: the shapes do not fit.
+    """
+    changed = set(values)
+    with function:  # some ops build others to infer their shapes
+        for op in function.operations:
+            if op.blocks or changed.isdisjoint(v for _, v in operands(op)):
+                continue
+            before = {v: v.shape for v in op.outputs if types.is_tensor(v.sym_type)}
+            infer(op)
+            tensors = [v for _, v in operands(op) if types.is_tensor(v.sym_type)]
+            sizes = {size for v in tensors for size in v.shape}
+            for var, shape in before.items():
+                keep_sizes(var, shape, sizes)
+            changed |= {v for v, shape in before.items() if v.shape != shape}
+
+
+def keep_sizes(var: Var, shape: Sequence[Any], known: Collection[Any]) -> None:
+    """A size that inference makes up anew keeps the symbol it had: of two dynamic sizes that are added, say."""
+    if len(shape) == len(var.shape):
+        kept = [o if is_symbolic(n) and n not in known else n for o, n in zip(shape, var.shape, strict=True)]
+        set_type(var, types.tensor(var.dtype, kept))

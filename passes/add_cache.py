@@ -87,7 +87,9 @@ position, as cosines and sines, stay inputs, with the rows of one call. Call `pr
 a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
 
 Refuses when an attention is not causal or an op mixes tokens in another way, when the input of the tokens
-cannot be told, and when the model is older than iOS 18.
+cannot be told, and when the model is older than iOS 18. Rotary positions whose frequencies may be those of one
+length of text ("dynamic", and both sets of a longrope) are refused too: once folded they are a table like any
+other, and shorter texts may have to get another one. `fixed_rope=True` says that they hold for every length.
 
 Why it helps: without a cache each new token costs a pass over all of them. A state that is read, updated by
 `slice_update` and written back stays on the ANE; one state does on every chip that was seen, two fail on
@@ -145,6 +147,8 @@ class AddCache(Pass):
     """Inputs that become constants, with the value of all their elements, or an array."""
     chunks: int | str = 1
     """Into how many chunks it will be cut; or the most weights of one, as "950 MB"; or "target"."""
+    fixed_rope: bool = False
+    """Are the frequencies of rotary positions said to hold for texts of every length?"""
     required: bool = False
     """Is it an error where no cache can be added?"""
 
@@ -239,7 +243,7 @@ class AddCache(Pass):
         """What both functions agree about."""
         state, blended = self.cache == "state", self.writes == "blend"
         return an.cached_function.Caching(
-            tokens, context, state, self.windows, blended, self.fixed or {}, chunk_of
+            tokens, context, state, self.windows, blended, self.fixed or {}, self.fixed_rope, chunk_of
         )
 
     def limit(self, session: Session) -> int | str:

@@ -174,12 +174,12 @@ def turned_by(op: Operation) -> Turn | None:
             continue
         for axis in (a for a, size in enumerate(table.shape) if size >= LEAST_ROWS):
             turn = Turn(other, table, axis, "")
-            if word := _angles(turn.rows.astype(np.float64)):
+            if word := angles(turn.rows.astype(np.float64)):
                 return replace(turn, word=word)
     return None
 
 
-def _angles(rows: Array) -> str:
+def angles(rows: Array) -> str:
     """Are rows the cosines or the sines of positions times speeds, times a factor? Empty where they are not.
 
     Both follow `row[p + 1] + row[p - 1] = 2 c row[p]`, with the cosine of the speed as c, in each column.

@@ -7,7 +7,7 @@ hold, and where the keys, the values and the rows of tables come from.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,14 +15,15 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import causal_windows, chosen_lengths, rings
+from anesurgery.facts import causal_windows, chosen_lengths, frequencies, rings
+from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.protobuf import copy_program
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
-from anesurgery.regions import caches
+from anesurgery.regions import caches, rotary
 from anesurgery.regions.caches import Kept, Tables
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
@@ -35,6 +36,11 @@ Shape = tuple[int, int, int, str, int]
 MASKS = (
     "add_cache: sliding windows are masks over the whole context: rings would take one more state than the "
     'target is known to run; windows="ring" takes it'
+)
+
+OTHERWISE = (
+    "shorter texts may have to get others: convert the model with no more tokens than it was trained with "
+    "(original_max_position_embeddings), or say fixed_rope=True where they hold for texts of every length"
 )
 
 
@@ -64,6 +70,8 @@ class Caching:
     """Is what is new blended in by products with one-hot rows, and not written as a slice?"""
     fixed: Mapping[str, Any] = field(default_factory=dict)
     """Inputs that become constants -> a number, or an array that fits."""
+    fixed_rope: bool = False
+    """Are the frequencies of rotary positions said to hold for texts of every length?"""
     chunk_of: Mapping[str, int] = field(default_factory=dict)
     """Value -> the chunk that makes it, once the model is cut; what is kept for two chunks is kept apart."""
 
@@ -138,6 +146,8 @@ class CachedFunction:
                 return found
             self.tokens: Tokens = found
             ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
+            if not self.how.fixed_rope and (refusal := _of_one_length(ops, found)) is not None:
+                return refusal
             self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
             self.rings = self.made_rings()
             if (refusal := self.kept_twice()) is not None:
@@ -390,3 +400,19 @@ class CachedFunction:
         else:
             self.stores[shape] = value
         return value
+
+
+def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
+    """Why a table of cosines may be that of texts of one length, where numbers are turned by it."""
+    turned = {v: (op, axes) for op in ops if op.op_type == "mul" for v, axes in tokens.tables[op].items()}
+    for var, (op, axes) in turned.items():
+        table = evaluate_static(var) if list(axes.values()) == [NEW] else None
+        if table is None or table.dtype.kind != "f":
+            continue
+        (axis,) = axes
+        rows = np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1)
+        if len(rows) < rotary.LEAST_ROWS or rotary.angles(rows.astype(np.float64)) != "cos":
+            continue
+        if (why := frequencies.of_one_length(rows)) is not None:
+            return Refusal(f"%{var.name}: {why}; {OTHERWISE}", op)
+    return None

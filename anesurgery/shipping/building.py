@@ -306,6 +306,7 @@ class _Builder:
         own, parts = self.options, self.parts(model)
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
         steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
+        steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
         key = _hash([self.key, own.bits, own.target, steps])
 
         def make(place: Path) -> None:

@@ -16,185 +16,120 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from anesurgery import passes, recipes
-    from anesurgery.checking.against_torch import AgainstTorch, against_torch
-    from anesurgery.checking.comparison import Comparison, compare
-    from anesurgery.checking.divergence import first_divergence
-    from anesurgery.checking.grades import Tolerance
-    from anesurgery.checking.ranges import ranges
-    from anesurgery.compressing.cache_codes import CompressedCache, compress_cache
-    from anesurgery.compressing.compression import Compression, compress
-    from anesurgery.compressing.sensitivity import Sensitivity, sensitivity
-    from anesurgery.errors import Refusal, SurgeryError, SurgeryWarning
-    from anesurgery.examples.example_models import example
-    from anesurgery.files.compiled_package import decompile
-    from anesurgery.files.executorch_program import ExecuTorch, executorch
-    from anesurgery.files.package import save
-    from anesurgery.interpret import Predictor, run
-    from anesurgery.interpret.decoding import generate, stream
-    from anesurgery.interpret.sampler import Sampler
-    from anesurgery.loading import load, to_text
-    from anesurgery.network_editing.upgrade import upgrade
-    from anesurgery.placement import Inspection, Target
-    from anesurgery.placement.certifying import Certificate, certify
-    from anesurgery.placement.folders import Folder, inspect_folder, ranges_folder
-    from anesurgery.placement.inspector import inspect
-    from anesurgery.placement.registered import register_rule
-    from anesurgery.registry import register
-    from anesurgery.rewriting.builder import Builder
-    from anesurgery.rewriting.passes import Pass, Pipeline
-    from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, var
-    from anesurgery.rewriting.rewrite import Rewrite
-    from anesurgery.shipping.building import Build, build
-    from anesurgery.shipping.chatting import chat
-    from anesurgery.shipping.several_sizes import SizedModel, sizes
-    from anesurgery.shipping.size_times import SizeTimes, size_times
-    from anesurgery.shipping.swift_package import swift
-    from anesurgery.show.pictures import Picture, draw
-    from anesurgery.splitting.merge import extract, merge
-    from anesurgery.splitting.size_choice import choose_sizes
-    from anesurgery.splitting.split import split
-    from anesurgery.surgery import Recipe, Surgery, apply
+    from anesurgery import passes as passes
+    from anesurgery import recipes as recipes
+    from anesurgery.checking.against_torch import AgainstTorch as AgainstTorch
+    from anesurgery.checking.against_torch import against_torch as against_torch
+    from anesurgery.checking.comparison import Comparison as Comparison
+    from anesurgery.checking.comparison import compare as compare
+    from anesurgery.checking.divergence import first_divergence as first_divergence
+    from anesurgery.checking.grades import Tolerance as Tolerance
+    from anesurgery.checking.ranges import ranges as ranges
+    from anesurgery.compressing.cache_codes import CompressedCache as CompressedCache
+    from anesurgery.compressing.cache_codes import compress_cache as compress_cache
+    from anesurgery.compressing.compression import Compression as Compression
+    from anesurgery.compressing.compression import compress as compress
+    from anesurgery.compressing.sensitivity import Sensitivity as Sensitivity
+    from anesurgery.compressing.sensitivity import sensitivity as sensitivity
+    from anesurgery.errors import Refusal as Refusal
+    from anesurgery.errors import SurgeryError as SurgeryError
+    from anesurgery.errors import SurgeryWarning as SurgeryWarning
+    from anesurgery.examples.example_models import example as example
+    from anesurgery.files.compiled_package import decompile as decompile
+    from anesurgery.files.executorch_program import ExecuTorch as ExecuTorch
+    from anesurgery.files.executorch_program import executorch as executorch
+    from anesurgery.files.package import save as save
+    from anesurgery.interpret import Predictor as Predictor
+    from anesurgery.interpret import run as run
+    from anesurgery.interpret.decoding import generate as generate
+    from anesurgery.interpret.decoding import stream as stream
+    from anesurgery.interpret.sampler import Sampler as Sampler
+    from anesurgery.loading import load as load
+    from anesurgery.loading import to_text as to_text
+    from anesurgery.network_editing.upgrade import upgrade as upgrade
+    from anesurgery.placement import Inspection as Inspection
+    from anesurgery.placement import Target as Target
+    from anesurgery.placement.certifying import Certificate as Certificate
+    from anesurgery.placement.certifying import certify as certify
+    from anesurgery.placement.folders import Folder as Folder
+    from anesurgery.placement.folders import inspect_folder as inspect_folder
+    from anesurgery.placement.folders import ranges_folder as ranges_folder
+    from anesurgery.placement.inspector import inspect as inspect
+    from anesurgery.placement.registered import register_rule as register_rule
+    from anesurgery.registry import register as register
+    from anesurgery.rewriting.builder import Builder as Builder
+    from anesurgery.rewriting.passes import Pass as Pass
+    from anesurgery.rewriting.passes import Pipeline as Pipeline
+    from anesurgery.rewriting.pattern import Match as Match
+    from anesurgery.rewriting.pattern import OpPattern as OpPattern
+    from anesurgery.rewriting.pattern import Ops as Ops
+    from anesurgery.rewriting.pattern import any_of as any_of
+    from anesurgery.rewriting.pattern import var as var
+    from anesurgery.rewriting.rewrite import Rewrite as Rewrite
+    from anesurgery.shipping.building import Build as Build
+    from anesurgery.shipping.building import build as build
+    from anesurgery.shipping.chatting import chat as chat
+    from anesurgery.shipping.several_sizes import SizedModel as SizedModel
+    from anesurgery.shipping.several_sizes import sizes as sizes
+    from anesurgery.shipping.size_times import SizeTimes as SizeTimes
+    from anesurgery.shipping.size_times import size_times as size_times
+    from anesurgery.shipping.swift_package import swift as swift
+    from anesurgery.show.pictures import Picture as Picture
+    from anesurgery.show.pictures import draw as draw
+    from anesurgery.splitting.merge import extract as extract
+    from anesurgery.splitting.merge import merge as merge
+    from anesurgery.splitting.size_choice import choose_sizes as choose_sizes
+    from anesurgery.splitting.split import split as split
+    from anesurgery.surgery import Recipe as Recipe
+    from anesurgery.surgery import Surgery as Surgery
+    from anesurgery.surgery import apply as apply
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Inspection": "placement",
-    "Target": "placement",
-    "Build": "shipping.building",
-    "Builder": "rewriting.builder",
-    "Comparison": "checking.comparison",
-    "CompressedCache": "compressing.cache_codes",
-    "Compression": "compressing.compression",
-    "Match": "rewriting.pattern",
-    "OpPattern": "rewriting.pattern",
-    "Ops": "rewriting.pattern",
-    "Picture": "show.pictures",
-    "Pass": "rewriting.passes",
-    "Pipeline": "rewriting.passes",
-    "Recipe": "surgery",
-    "Refusal": "errors",
-    "Rewrite": "rewriting.rewrite",
-    "Surgery": "surgery",
-    "SurgeryError": "errors",
-    "SurgeryWarning": "errors",
-    "Predictor": "interpret",
-    "Sampler": "interpret.sampler",
-    "Tolerance": "checking.grades",
-    "any_of": "rewriting.pattern",
-    "AgainstTorch": "checking.against_torch",
-    "against_torch": "checking.against_torch",
-    "apply": "surgery",
-    "build": "shipping.building",
-    "Certificate": "placement.certifying",
-    "certify": "placement.certifying",
-    "chat": "shipping.chatting",
-    "choose_sizes": "splitting.size_choice",
-    "compare": "checking.comparison",
-    "compress": "compressing.compression",
-    "compress_cache": "compressing.cache_codes",
-    "draw": "show.pictures",
-    "decompile": "files.compiled_package",
-    "example": "examples.example_models",
-    "ExecuTorch": "files.executorch_program",
-    "executorch": "files.executorch_program",
-    "extract": "splitting.merge",
-    "first_divergence": "checking.divergence",
-    "Folder": "placement.folders",
-    "generate": "interpret.decoding",
-    "load": "loading",
-    "inspect": "placement.inspector",
-    "inspect_folder": "placement.folders",
-    "merge": "splitting.merge",
-    "ranges": "checking.ranges",
-    "ranges_folder": "placement.folders",
-    "register": "registry",
-    "register_rule": "placement.registered",
-    "run": "interpret",
-    "save": "files.package",
-    "Sensitivity": "compressing.sensitivity",
-    "sensitivity": "compressing.sensitivity",
-    "SizedModel": "shipping.several_sizes",
-    "SizeTimes": "shipping.size_times",
-    "size_times": "shipping.size_times",
-    "sizes": "shipping.several_sizes",
-    "split": "splitting.split",
-    "stream": "interpret.decoding",
-    "swift": "shipping.swift_package",
-    "to_text": "loading",
-    "upgrade": "network_editing.upgrade",
-    "var": "rewriting.pattern",
+_NAMES = {
+    "checking.against_torch": "AgainstTorch against_torch",
+    "checking.comparison": "Comparison compare",
+    "checking.divergence": "first_divergence",
+    "checking.grades": "Tolerance",
+    "checking.ranges": "ranges",
+    "compressing.cache_codes": "CompressedCache compress_cache",
+    "compressing.compression": "Compression compress",
+    "compressing.sensitivity": "Sensitivity sensitivity",
+    "errors": "Refusal SurgeryError SurgeryWarning",
+    "examples.example_models": "example",
+    "files.compiled_package": "decompile",
+    "files.executorch_program": "ExecuTorch executorch",
+    "files.package": "save",
+    "interpret": "Predictor run",
+    "interpret.decoding": "generate stream",
+    "interpret.sampler": "Sampler",
+    "loading": "load to_text",
+    "network_editing.upgrade": "upgrade",
+    "placement": "Inspection Target",
+    "placement.certifying": "Certificate certify",
+    "placement.folders": "Folder inspect_folder ranges_folder",
+    "placement.inspector": "inspect",
+    "placement.registered": "register_rule",
+    "registry": "register",
+    "rewriting.builder": "Builder",
+    "rewriting.passes": "Pass Pipeline",
+    "rewriting.pattern": "Match OpPattern Ops any_of var",
+    "rewriting.rewrite": "Rewrite",
+    "shipping.building": "Build build",
+    "shipping.chatting": "chat",
+    "shipping.several_sizes": "SizedModel sizes",
+    "shipping.size_times": "SizeTimes size_times",
+    "shipping.swift_package": "swift",
+    "show.pictures": "Picture draw",
+    "splitting.merge": "extract merge",
+    "splitting.size_choice": "choose_sizes",
+    "splitting.split": "split",
+    "surgery": "Recipe Surgery apply",
 }
+"""Module of the package -> the public names that live in it."""
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = [
-    "AgainstTorch",
-    "Build",
-    "Builder",
-    "Certificate",
-    "Comparison",
-    "CompressedCache",
-    "Compression",
-    "ExecuTorch",
-    "Folder",
-    "Inspection",
-    "Match",
-    "OpPattern",
-    "Ops",
-    "Pass",
-    "Picture",
-    "Pipeline",
-    "Predictor",
-    "Recipe",
-    "Refusal",
-    "Rewrite",
-    "Sampler",
-    "Sensitivity",
-    "SizeTimes",
-    "SizedModel",
-    "Surgery",
-    "SurgeryError",
-    "SurgeryWarning",
-    "Target",
-    "Tolerance",
-    "against_torch",
-    "any_of",
-    "apply",
-    "build",
-    "certify",
-    "chat",
-    "choose_sizes",
-    "compare",
-    "compress",
-    "compress_cache",
-    "decompile",
-    "draw",
-    "example",
-    "executorch",
-    "extract",
-    "first_divergence",
-    "generate",
-    "inspect",
-    "inspect_folder",
-    "load",
-    "merge",
-    "passes",
-    "ranges",
-    "ranges_folder",
-    "recipes",
-    "register",
-    "register_rule",
-    "run",
-    "save",
-    "sensitivity",
-    "size_times",
-    "sizes",
-    "split",
-    "stream",
-    "swift",
-    "to_text",
-    "upgrade",
-    "var",
-]
+__all__ = sorted([*_HOMES, "passes", "recipes"])
 
 
 def __getattr__(name: str) -> Any:

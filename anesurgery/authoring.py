@@ -11,408 +11,214 @@ that answers the question: `an.masks.take_apart(chain)`. docs/writing-a-pass.md 
 
 from __future__ import annotations
 
-from anesurgery import interpret, ops, registry
-from anesurgery.checking import adversarial, large_squares
-from anesurgery.checking.grades import EXACT, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance
-from anesurgery.checking.lengths import drawn_shape
-from anesurgery.errors import (
-    InterfaceError,
-    InterpretError,
-    PassError,
-    PatternError,
-    Refusal,
-    Refused,
-    SurgeryError,
-    UnknownName,
-)
-from anesurgery.facts import (
-    attention,
-    axis_slice,
-    chosen_lengths,
-    constant_indices,
-    cosines,
-    half,
-    integer_masks,
-    loop_rounds,
-    makeup,
-    masks,
-    ops_between,
-    places,
-    quotients_of_sums,
-    rings,
-    rowwise,
-    scattered_rows,
-    spectra,
-    sums_of_squares,
-    token_axes,
-    token_ids,
-    unvarying_ops,
-    whole_numbers,
-    wide_values,
-    window_pads,
-)
-from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange, Values
-from anesurgery.interpret import attentions
-from anesurgery.interpret.ops import constexpr
-from anesurgery.mil import (
-    HOST,
-    Array,
-    Block,
-    Function,
-    Operation,
-    Program,
-    Var,
-    add_input,
-    any_symbolic,
-    constant,
-    consumers,
-    ct,
-    dtype_name,
-    fixed_shape,
-    function_of,
-    is_compressed,
-    is_constant,
-    is_constexpr,
-    is_output,
-    is_stored,
-    is_symbolic,
-    is_weight,
-    mb,
-    next_op,
-    np_dtype,
-    op_inputs,
-    operands,
-    producer,
-    reads,
-    remove_input,
-    stamp,
-    static_shape,
-    types,
-    walk_ops,
-)
-from anesurgery.network_editing import (
-    affine,
-    broadcast_forms,
-    chains,
-    channels,
-    kernels,
-    movement,
-    moving_forms,
-    spatial_axes,
-    two_sides,
-    windows,
-)
-from anesurgery.network_editing.layer_pass import LayerPass, LayerRewrite, Shape, Site
-from anesurgery.network_editing.network import Network, Node
-from anesurgery.neuralnetwork import spec
-from anesurgery.neuralnetwork.layers import blob_axes, window_padding
-from anesurgery.neuralnetwork.making import make_constant, make_layer, make_network, weights
-from anesurgery.placement import loadable
-from anesurgery.placement.rules import (
-    block_scales,
-    conditions,
-    doubtful,
-    finds_sequence_layout,
-    layer_rules,
-    legality,
-    slow,
-)
-from anesurgery.placement.target import Target
-from anesurgery.regions import (
-    axis_phases,
-    caches,
-    channel_axes,
-    channel_ops,
-    channel_products,
-    channel_regions,
-    channel_steps,
-    channel_views,
-    channel_wishes,
-    clusters,
-    float_types,
-    formulas,
-    heads,
-    inlining,
-    kernel_folds,
-    layouts,
-    list_elements,
-    one_hot,
-    padded_region,
-    padding,
-    recurrent_steps,
-    reencoding,
-    rotary,
-    row_buffers,
-    single_rows,
-    stored_views,
-    views,
-    whole_floats,
-)
-from anesurgery.regions.compressed_weights import decoded, edit_weight
-from anesurgery.regions.root_norms import RootNorm
-from anesurgery.regions.small_builds import again, cut, joined, parted, reshaped
-from anesurgery.regions.weight_edits import Edit, pieces
-from anesurgery.rewriting import (
-    cached_function,
-    decoder_inputs,
-    equality_folds,
-    fixed_shapes,
-    inference,
-    newer_opsets,
-    row_inputs,
-    scaled_regions,
-    stored_states,
-)
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.cache_example import cache_example
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.example_programs import example
-from anesurgery.rewriting.graph_edits import GraphEdits, op_words
-from anesurgery.rewriting.option_limits import option
-from anesurgery.rewriting.passes import Pass, Pipeline, run_pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, any_of, op, var
-from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.scaled_squares import NormForm, ScaledSquares
-from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.subject import Graph
-from anesurgery.semantics import (
-    computed,
-    constant_ends,
-    elementwise_rows,
-    exponents,
-    intervals,
-    meaning,
-    moving_rows,
-    product_rows,
-    reading,
-    reduction_rows,
-    row_lengths,
-    rows,
-    window_rows,
-)
-from anesurgery.semantics.byte_sizes import size_of
-from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import (
-    each_axis,
-    flag,
-    in_words,
-    ints,
-    number,
-    readers_after,
-    shape_in_words,
-    weight,
-)
-from anesurgery.semantics.work import runtime
+from anesurgery import interpret as interpret
+from anesurgery import ops as ops
+from anesurgery import registry as registry
+from anesurgery.checking import adversarial as adversarial
+from anesurgery.checking import large_squares as large_squares
+from anesurgery.checking.grades import EXACT as EXACT
+from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED
+from anesurgery.checking.grades import Grade as Grade
+from anesurgery.checking.grades import Promise as Promise
+from anesurgery.checking.grades import SiteCheck as SiteCheck
+from anesurgery.checking.grades import Tolerance as Tolerance
+from anesurgery.checking.lengths import drawn_shape as drawn_shape
+from anesurgery.errors import InterfaceError as InterfaceError
+from anesurgery.errors import InterpretError as InterpretError
+from anesurgery.errors import PassError as PassError
+from anesurgery.errors import PatternError as PatternError
+from anesurgery.errors import Refusal as Refusal
+from anesurgery.errors import Refused as Refused
+from anesurgery.errors import SurgeryError as SurgeryError
+from anesurgery.errors import UnknownName as UnknownName
+from anesurgery.facts import attention as attention
+from anesurgery.facts import axis_slice as axis_slice
+from anesurgery.facts import chosen_lengths as chosen_lengths
+from anesurgery.facts import constant_indices as constant_indices
+from anesurgery.facts import cosines as cosines
+from anesurgery.facts import half as half
+from anesurgery.facts import integer_masks as integer_masks
+from anesurgery.facts import loop_rounds as loop_rounds
+from anesurgery.facts import makeup as makeup
+from anesurgery.facts import masks as masks
+from anesurgery.facts import ops_between as ops_between
+from anesurgery.facts import places as places
+from anesurgery.facts import quotients_of_sums as quotients_of_sums
+from anesurgery.facts import rings as rings
+from anesurgery.facts import rowwise as rowwise
+from anesurgery.facts import scattered_rows as scattered_rows
+from anesurgery.facts import spectra as spectra
+from anesurgery.facts import sums_of_squares as sums_of_squares
+from anesurgery.facts import token_axes as token_axes
+from anesurgery.facts import token_ids as token_ids
+from anesurgery.facts import unvarying_ops as unvarying_ops
+from anesurgery.facts import whole_numbers as whole_numbers
+from anesurgery.facts import wide_values as wide_values
+from anesurgery.facts import window_pads as window_pads
+from anesurgery.files.copying import copied as copied
+from anesurgery.files.interface_change import InterfaceChange as InterfaceChange
+from anesurgery.files.interface_change import Values as Values
+from anesurgery.interpret import attentions as attentions
+from anesurgery.interpret.ops import constexpr as constexpr
+from anesurgery.mil import HOST as HOST
+from anesurgery.mil import Array as Array
+from anesurgery.mil import Block as Block
+from anesurgery.mil import Function as Function
+from anesurgery.mil import Operation as Operation
+from anesurgery.mil import Program as Program
+from anesurgery.mil import Var as Var
+from anesurgery.mil import add_input as add_input
+from anesurgery.mil import any_symbolic as any_symbolic
+from anesurgery.mil import constant as constant
+from anesurgery.mil import consumers as consumers
+from anesurgery.mil import ct as ct
+from anesurgery.mil import dtype_name as dtype_name
+from anesurgery.mil import fixed_shape as fixed_shape
+from anesurgery.mil import function_of as function_of
+from anesurgery.mil import is_compressed as is_compressed
+from anesurgery.mil import is_constant as is_constant
+from anesurgery.mil import is_constexpr as is_constexpr
+from anesurgery.mil import is_output as is_output
+from anesurgery.mil import is_stored as is_stored
+from anesurgery.mil import is_symbolic as is_symbolic
+from anesurgery.mil import is_weight as is_weight
+from anesurgery.mil import mb as mb
+from anesurgery.mil import next_op as next_op
+from anesurgery.mil import np_dtype as np_dtype
+from anesurgery.mil import op_inputs as op_inputs
+from anesurgery.mil import operands as operands
+from anesurgery.mil import producer as producer
+from anesurgery.mil import reads as reads
+from anesurgery.mil import remove_input as remove_input
+from anesurgery.mil import stamp as stamp
+from anesurgery.mil import static_shape as static_shape
+from anesurgery.mil import types as types
+from anesurgery.mil import walk_ops as walk_ops
+from anesurgery.network_editing import affine as affine
+from anesurgery.network_editing import broadcast_forms as broadcast_forms
+from anesurgery.network_editing import chains as chains
+from anesurgery.network_editing import channels as channels
+from anesurgery.network_editing import kernels as kernels
+from anesurgery.network_editing import movement as movement
+from anesurgery.network_editing import moving_forms as moving_forms
+from anesurgery.network_editing import spatial_axes as spatial_axes
+from anesurgery.network_editing import two_sides as two_sides
+from anesurgery.network_editing import windows as windows
+from anesurgery.network_editing.layer_pass import LayerPass as LayerPass
+from anesurgery.network_editing.layer_pass import LayerRewrite as LayerRewrite
+from anesurgery.network_editing.layer_pass import Shape as Shape
+from anesurgery.network_editing.layer_pass import Site as Site
+from anesurgery.network_editing.network import Network as Network
+from anesurgery.network_editing.network import Node as Node
+from anesurgery.neuralnetwork import spec as spec
+from anesurgery.neuralnetwork.layers import blob_axes as blob_axes
+from anesurgery.neuralnetwork.layers import window_padding as window_padding
+from anesurgery.neuralnetwork.making import make_constant as make_constant
+from anesurgery.neuralnetwork.making import make_layer as make_layer
+from anesurgery.neuralnetwork.making import make_network as make_network
+from anesurgery.neuralnetwork.making import weights as weights
+from anesurgery.placement import loadable as loadable
+from anesurgery.placement.rules import block_scales as block_scales
+from anesurgery.placement.rules import conditions as conditions
+from anesurgery.placement.rules import doubtful as doubtful
+from anesurgery.placement.rules import finds_sequence_layout as finds_sequence_layout
+from anesurgery.placement.rules import layer_rules as layer_rules
+from anesurgery.placement.rules import legality as legality
+from anesurgery.placement.rules import slow as slow
+from anesurgery.placement.target import Target as Target
+from anesurgery.regions import axis_phases as axis_phases
+from anesurgery.regions import caches as caches
+from anesurgery.regions import channel_axes as channel_axes
+from anesurgery.regions import channel_ops as channel_ops
+from anesurgery.regions import channel_products as channel_products
+from anesurgery.regions import channel_regions as channel_regions
+from anesurgery.regions import channel_steps as channel_steps
+from anesurgery.regions import channel_views as channel_views
+from anesurgery.regions import channel_wishes as channel_wishes
+from anesurgery.regions import clusters as clusters
+from anesurgery.regions import float_types as float_types
+from anesurgery.regions import formulas as formulas
+from anesurgery.regions import heads as heads
+from anesurgery.regions import inlining as inlining
+from anesurgery.regions import kernel_folds as kernel_folds
+from anesurgery.regions import layouts as layouts
+from anesurgery.regions import list_elements as list_elements
+from anesurgery.regions import one_hot as one_hot
+from anesurgery.regions import padded_region as padded_region
+from anesurgery.regions import padding as padding
+from anesurgery.regions import recurrent_steps as recurrent_steps
+from anesurgery.regions import reencoding as reencoding
+from anesurgery.regions import rotary as rotary
+from anesurgery.regions import row_buffers as row_buffers
+from anesurgery.regions import single_rows as single_rows
+from anesurgery.regions import stored_views as stored_views
+from anesurgery.regions import views as views
+from anesurgery.regions import whole_floats as whole_floats
+from anesurgery.regions.compressed_weights import decoded as decoded
+from anesurgery.regions.compressed_weights import edit_weight as edit_weight
+from anesurgery.regions.root_norms import RootNorm as RootNorm
+from anesurgery.regions.small_builds import again as again
+from anesurgery.regions.small_builds import cut as cut
+from anesurgery.regions.small_builds import joined as joined
+from anesurgery.regions.small_builds import parted as parted
+from anesurgery.regions.small_builds import reshaped as reshaped
+from anesurgery.regions.weight_edits import Edit as Edit
+from anesurgery.regions.weight_edits import pieces as pieces
+from anesurgery.rewriting import cached_function as cached_function
+from anesurgery.rewriting import decoder_inputs as decoder_inputs
+from anesurgery.rewriting import equality_folds as equality_folds
+from anesurgery.rewriting import fixed_shapes as fixed_shapes
+from anesurgery.rewriting import inference as inference
+from anesurgery.rewriting import newer_opsets as newer_opsets
+from anesurgery.rewriting import row_inputs as row_inputs
+from anesurgery.rewriting import scaled_regions as scaled_regions
+from anesurgery.rewriting import stored_states as stored_states
+from anesurgery.rewriting.builder import Builder as Builder
+from anesurgery.rewriting.cache_example import cache_example as cache_example
+from anesurgery.rewriting.dead_code import remove_dead as remove_dead
+from anesurgery.rewriting.example_programs import example as example
+from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
+from anesurgery.rewriting.graph_edits import op_words as op_words
+from anesurgery.rewriting.option_limits import option as option
+from anesurgery.rewriting.passes import Pass as Pass
+from anesurgery.rewriting.passes import Pipeline as Pipeline
+from anesurgery.rewriting.passes import run_pass as run_pass
+from anesurgery.rewriting.pattern import Match as Match
+from anesurgery.rewriting.pattern import OpPattern as OpPattern
+from anesurgery.rewriting.pattern import Ops as Ops
+from anesurgery.rewriting.pattern import any_of as any_of
+from anesurgery.rewriting.pattern import op as op
+from anesurgery.rewriting.pattern import var as var
+from anesurgery.rewriting.rewrite import Rewrite as Rewrite
+from anesurgery.rewriting.scaled_squares import NormForm as NormForm
+from anesurgery.rewriting.scaled_squares import ScaledSquares as ScaledSquares
+from anesurgery.rewriting.session import Change as Change
+from anesurgery.rewriting.session import Session as Session
+from anesurgery.rewriting.subject import Graph as Graph
+from anesurgery.semantics import computed as computed
+from anesurgery.semantics import constant_ends as constant_ends
+from anesurgery.semantics import elementwise_rows as elementwise_rows
+from anesurgery.semantics import exponents as exponents
+from anesurgery.semantics import intervals as intervals
+from anesurgery.semantics import meaning as meaning
+from anesurgery.semantics import moving_rows as moving_rows
+from anesurgery.semantics import product_rows as product_rows
+from anesurgery.semantics import reading as reading
+from anesurgery.semantics import reduction_rows as reduction_rows
+from anesurgery.semantics import row_lengths as row_lengths
+from anesurgery.semantics import rows as rows
+from anesurgery.semantics import window_rows as window_rows
+from anesurgery.semantics.byte_sizes import size_of as size_of
+from anesurgery.semantics.intervals import interval as interval
+from anesurgery.semantics.intervals import magnitude as magnitude
+from anesurgery.semantics.reading import each_axis as each_axis
+from anesurgery.semantics.reading import flag as flag
+from anesurgery.semantics.reading import in_words as in_words
+from anesurgery.semantics.reading import ints as ints
+from anesurgery.semantics.reading import number as number
+from anesurgery.semantics.reading import readers_after as readers_after
+from anesurgery.semantics.reading import shape_in_words as shape_in_words
+from anesurgery.semantics.reading import weight as weight
+from anesurgery.semantics.work import runtime as runtime
 
-__all__ = [
-    "EXACT",
-    "HOST",
-    "REASSOCIATED",
-    "Array",
-    "Block",
-    "Builder",
-    "Change",
-    "Edit",
-    "Function",
-    "Grade",
-    "Graph",
-    "GraphEdits",
-    "InterfaceChange",
-    "InterfaceError",
-    "InterpretError",
-    "LayerPass",
-    "LayerRewrite",
-    "Match",
-    "Network",
-    "Node",
-    "NormForm",
-    "OpPattern",
-    "Operation",
-    "Ops",
-    "Pass",
-    "PassError",
-    "PatternError",
-    "Pipeline",
-    "Program",
-    "Promise",
-    "Refusal",
-    "Refused",
-    "Rewrite",
-    "RootNorm",
-    "ScaledSquares",
-    "Session",
-    "Shape",
-    "Site",
-    "SiteCheck",
-    "SurgeryError",
-    "Target",
-    "Tolerance",
-    "UnknownName",
-    "Values",
-    "Var",
-    "add_input",
-    "adversarial",
-    "affine",
-    "again",
-    "any_of",
-    "any_symbolic",
-    "attention",
-    "attentions",
-    "axis_phases",
-    "axis_slice",
-    "blob_axes",
-    "block_scales",
-    "broadcast_forms",
-    "cache_example",
-    "cached_function",
-    "caches",
-    "chains",
-    "channel_axes",
-    "channel_ops",
-    "channel_products",
-    "channel_regions",
-    "channel_steps",
-    "channel_views",
-    "channel_wishes",
-    "channels",
-    "chosen_lengths",
-    "clusters",
-    "computed",
-    "conditions",
-    "constant",
-    "constant_ends",
-    "constant_indices",
-    "constexpr",
-    "consumers",
-    "copied",
-    "cosines",
-    "ct",
-    "cut",
-    "decoded",
-    "decoder_inputs",
-    "doubtful",
-    "drawn_shape",
-    "dtype_name",
-    "each_axis",
-    "edit_weight",
-    "elementwise_rows",
-    "equality_folds",
-    "example",
-    "exponents",
-    "finds_sequence_layout",
-    "fixed_shape",
-    "fixed_shapes",
-    "flag",
-    "float_types",
-    "formulas",
-    "function_of",
-    "half",
-    "heads",
-    "in_words",
-    "inference",
-    "inlining",
-    "integer_masks",
-    "interpret",
-    "interval",
-    "intervals",
-    "ints",
-    "is_compressed",
-    "is_constant",
-    "is_constexpr",
-    "is_output",
-    "is_stored",
-    "is_symbolic",
-    "is_weight",
-    "joined",
-    "kernel_folds",
-    "kernels",
-    "large_squares",
-    "layer_rules",
-    "layouts",
-    "legality",
-    "list_elements",
-    "loadable",
-    "loop_rounds",
-    "magnitude",
-    "make_constant",
-    "make_layer",
-    "make_network",
-    "makeup",
-    "masks",
-    "mb",
-    "meaning",
-    "movement",
-    "moving_forms",
-    "moving_rows",
-    "newer_opsets",
-    "next_op",
-    "np_dtype",
-    "number",
-    "one_hot",
-    "op",
-    "op_inputs",
-    "op_words",
-    "operands",
-    "ops",
-    "ops_between",
-    "option",
-    "padded_region",
-    "padding",
-    "parted",
-    "pieces",
-    "places",
-    "producer",
-    "product_rows",
-    "quotients_of_sums",
-    "readers_after",
-    "reading",
-    "reads",
-    "recurrent_steps",
-    "reduction_rows",
-    "reencoding",
-    "registry",
-    "remove_dead",
-    "remove_input",
-    "reshaped",
-    "rings",
-    "rotary",
-    "row_buffers",
-    "row_inputs",
-    "row_lengths",
-    "rows",
-    "rowwise",
-    "run_pass",
-    "runtime",
-    "scaled_regions",
-    "scattered_rows",
-    "shape_in_words",
-    "single_rows",
-    "size_of",
-    "slow",
-    "spatial_axes",
-    "spec",
-    "spectra",
-    "stamp",
-    "static_shape",
-    "stored_states",
-    "stored_views",
-    "sums_of_squares",
-    "token_axes",
-    "token_ids",
-    "two_sides",
-    "types",
-    "unvarying_ops",
-    "var",
-    "views",
-    "walk_ops",
-    "weight",
-    "weights",
-    "whole_floats",
-    "whole_numbers",
-    "wide_values",
-    "window_padding",
-    "window_pads",
-    "window_rows",
-    "windows",
-]
+__all__ = [name for name in dir() if not name.startswith("_") and name != "annotations"]

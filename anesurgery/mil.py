@@ -60,16 +60,19 @@ def quiet_host() -> Silence:
 
 
 with quiet_host():
-    import coremltools as ct
+    import coremltools
     from coremltools.converters.mil import mil as _mil
     from coremltools.converters.mil.mil import block as _blocks
-    from coremltools.converters.mil.mil import types
+    from coremltools.converters.mil.mil import types as types
     from coremltools.converters.mil.mil.block import curr_block
     from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
     from coremltools.converters.mil.mil.input_type import TensorInputType
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
     from coremltools.converters.mil.mil.scope import SCOPE_STACK, VALID_OPS_TO_COPY_SCOPE_INFO
-    from coremltools.converters.mil.mil.types.symbolic import any_symbolic, is_symbolic
+    from coremltools.converters.mil.mil.types.symbolic import any_symbolic as any_symbolic
+    from coremltools.converters.mil.mil.types.symbolic import is_symbolic as is_symbolic
+
+ct = coremltools
 
 if TYPE_CHECKING:
 
@@ -179,57 +182,6 @@ def new_symbol() -> Any:
 
 mb = cast(HostBuilder, _mil.Builder)
 """coremltools' own builder, for programs written by hand (tests and `example()`)."""
-
-__all__ = [
-    "HOST",
-    "Array",
-    "Block",
-    "Function",
-    "Maker",
-    "Operation",
-    "Parameter",
-    "Program",
-    "Var",
-    "add_input",
-    "any_symbolic",
-    "blocks",
-    "constant",
-    "consumers",
-    "ct",
-    "dtype_name",
-    "exclusive",
-    "first_op_after",
-    "fixed_shape",
-    "function_of",
-    "inside",
-    "is_compressed",
-    "is_constant",
-    "is_constexpr",
-    "is_output",
-    "is_stored",
-    "is_symbolic",
-    "is_weight",
-    "mb",
-    "nested_ops",
-    "nesting",
-    "new_symbol",
-    "next_op",
-    "np_dtype",
-    "op_inputs",
-    "op_parameters",
-    "op_types",
-    "operands",
-    "parameters",
-    "producer",
-    "quiet_host",
-    "reads",
-    "remove_input",
-    "remove_operand",
-    "stamp",
-    "static_shape",
-    "types",
-    "walk_ops",
-]
 
 
 def walk_ops(block: Program | Block) -> Iterator[Operation]:

@@ -67,6 +67,3 @@ def zeros_before(op: Operation, axis: int) -> int | Refusal:
 
 def _pads(op: Operation, at: int) -> list[int]:
     return window_pads(op)[2 * at : 2 * at + 2]
-
-
-__all__ = ["pointwise", "reach", "without_pads", "zeros_before"]

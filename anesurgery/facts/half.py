@@ -387,6 +387,3 @@ def _rounded(var: Var) -> bool:
 
 def _half(value: Any) -> Any:
     return value.astype(np.float16).astype(np.float32)
-
-
-__all__ = ["FILL", "NORMS", "SMALLEST", "Verdicts", "judge", "known"]

@@ -102,6 +102,3 @@ def _added(op: Operation) -> list[int] | None:
         return None
     size = constant(made.y if made.x is op.begin else made.x)
     return None if size is None else [int(v) for v in np.broadcast_to(size, static_shape(op.begin) or ())]
-
-
-__all__ = ["DynamicSlice", "dynamic_slice", "entries"]

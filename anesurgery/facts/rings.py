@@ -116,6 +116,3 @@ def is_toeplitz(value: Array) -> bool:
     one, other = value[..., 1:, 1:], value[..., :-1, :-1]
     same = one == other
     return bool((same | ((one != one) & (other != other))).all())
-
-
-__all__ = ["Ring", "is_toeplitz", "ring", "windows"]

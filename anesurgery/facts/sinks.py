@@ -56,6 +56,3 @@ def masked_scores(softmax: Operation) -> Var:
         end = op.x
         found = end if op.op_type == "sub" else found
     return found
-
-
-__all__ = ["is_maximum_of", "masked_scores", "shifted_by_maximum"]

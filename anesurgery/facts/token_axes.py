@@ -430,5 +430,3 @@ RULES: dict[str, Rule] = {
 
 FREE_OF_TABLES = names("matmul softmax")
 """Ops of which no operand has a row for each token."""
-
-__all__ = ["NEW", "SEEN", "WEIGHTS", "Axes", "Tokens", "follow", "labels_of", "lengthened", "tables"]

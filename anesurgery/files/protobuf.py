@@ -20,7 +20,8 @@ from anesurgery.forking import patched
 from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, nesting, quiet_host, types
 
 with quiet_host():
-    from coremltools import _OPSET, proto
+    from coremltools import _OPSET
+    from coremltools import proto as proto
     from coremltools.converters.mil.backend.mil import load as writer
     from coremltools.converters.mil.backend.mil.helper import (
         create_file_value_tensor,
@@ -377,15 +378,3 @@ def opset_version(function: Function) -> int:
 def numpy_type(element: Any) -> Any:
     """The numpy dtype of a MIL element type."""
     return np.dtype(types.nptype_from_builtin(element))
-
-
-__all__ = [
-    "copy_program",
-    "from_proto",
-    "numpy_type",
-    "opset_name",
-    "opset_version",
-    "proto",
-    "to_proto",
-    "version_of",
-]

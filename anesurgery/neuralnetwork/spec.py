@@ -175,17 +175,3 @@ def _by_channel(values: Any, codes: Array, what: str, axis: int, name: str) -> A
     if numbers.size != codes.shape[axis]:
         raise LoadError(f"{what} has {numbers.size} {name}, expected 1 or {codes.shape[axis]}; {DAMAGED}")
     return numbers.reshape(shape)
-
-
-__all__ = [
-    "DAMAGED",
-    "EXACT",
-    "NETWORKS",
-    "is_legacy",
-    "nested_networks",
-    "network_of",
-    "networks_of",
-    "unknown_choice",
-    "walk_layers",
-    "weights",
-]

@@ -262,6 +262,3 @@ def through(mb: Maker, way: Sequence[Operation], value: Var, tokens: Tokens, len
         changed = lengthened(op, tokens.axes[op.outputs[0]], {NEW: length})
         value = again(mb, op, **changed, x=value, name=f"{op.name}_seen")
     return value
-
-
-__all__ = ["Kept", "Tables", "as_rows", "diagonals", "from_rows", "kept_for", "place", "through"]

@@ -363,5 +363,3 @@ DIFFERENCES: dict[str, tuple[Difference, ...]] = {
     "constexpr_cast": (Difference(IOS18, "its parts are inputs"),),
 }
 """Op type -> what is different in each newer form of it."""
-
-__all__ = ["DIFFERENCES", "Difference", "changes", "differences", "raised", "why_not"]

@@ -132,6 +132,3 @@ class StoredStates:
 def shared_shapes(functions: Sequence[Function]) -> dict[str, Shape]:
     """The shapes of all states by name; functions of one model share them."""
     return {name: held_shape(var) for f in functions for name, var in states_of(f).items()}
-
-
-__all__ = ["Form", "StoredStates", "held_shape", "held_type", "shared_shapes", "states_of"]

@@ -282,6 +282,3 @@ def _condition(ctx: Context, params: Any) -> None:
             "let the condition network make it"
         )
     ctx.env[GO_ON] = _holds(ctx, ctx.env[params.conditionVar])
-
-
-__all__ = ["branch", "copy", "loop", "loop_break", "loop_continue"]

@@ -9,7 +9,7 @@ what was tried and not kept, and what it could not repair::
 
 from __future__ import annotations
 
-from anesurgery.passes.apply_remedies import ApplyRemedies
+from anesurgery import passes
 from anesurgery.surgery import Recipe
 
-auto = Recipe(name="auto", steps=(ApplyRemedies(),), psnr=60.0)
+auto = Recipe(name="auto", steps=(passes.ApplyRemedies(),), psnr=60.0)

@@ -18,23 +18,10 @@ Refuses models without attention, and encoders, whose attention sees ahead (`enc
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.decompose_ops import DecomposeOps
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.index_casts import IndexCasts
-from anesurgery.passes.integers_as_floats import IntegersAsFloats
-from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
-from anesurgery.passes.pointwise_convolution import PointwiseConvolution
-from anesurgery.passes.replace_scatter import ReplaceScatter
-from anesurgery.passes.select_last_token import SelectLastToken
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.split_head import SplitHead
-from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -52,21 +39,21 @@ def is_causal(program: Program) -> Refusal | None:
 decoder_ane = Recipe(
     name="decoder_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        ReplaceScatter(),
-        TokenIdGuard(nonnegative=True),
-        IndexCasts(),
-        IntegersAsFloats(of_inputs=False),
-        SelectLastToken(),
-        CausalMaskTensor(),
-        PaddingMaskTensor(),
-        SplitHead(),
-        PointwiseConvolution(),
-        SequenceLayout(layout="as_given"),
-        DecomposeOps(),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.ReplaceScatter(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.IndexCasts(),
+        passes.IntegersAsFloats(of_inputs=False),
+        passes.SelectLastToken(),
+        passes.CausalMaskTensor(),
+        passes.PaddingMaskTensor(),
+        passes.SplitHead(),
+        passes.PointwiseConvolution(),
+        passes.SequenceLayout(layout="as_given"),
+        passes.DecomposeOps(),
+        passes.GroupByUnit(),
     ),
     applies_to=is_causal,
     strict=True,

@@ -17,21 +17,10 @@ Refuses models without attention, models of pictures, and causal decoders (`deco
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.passes.decompose_ops import DecomposeOps
-from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.index_casts import IndexCasts
-from anesurgery.passes.integers_as_floats import IntegersAsFloats
-from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
-from anesurgery.passes.rerank import Rerank
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.split_head import SplitHead
-from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -52,19 +41,19 @@ def is_encoder(program: Program) -> Refusal | None:
 encoder_ane = Recipe(
     name="encoder_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        TokenIdGuard(nonnegative=True),
-        IndexCasts(),
-        EmbeddingMatmul(most_rows=SHORT, nonnegative_ids=True),
-        PaddingMaskTensor(),
-        IntegersAsFloats(masks=True),
-        DecomposeOps(),
-        Rerank(),
-        SplitHead(),
-        SequenceLayout(layout="by_evidence"),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.IndexCasts(),
+        passes.EmbeddingMatmul(most_rows=SHORT, nonnegative_ids=True),
+        passes.PaddingMaskTensor(),
+        passes.IntegersAsFloats(masks=True),
+        passes.DecomposeOps(),
+        passes.Rerank(),
+        passes.SplitHead(),
+        passes.SequenceLayout(layout="by_evidence"),
+        passes.GroupByUnit(),
     ),
     applies_to=is_encoder,
     strict=True,

@@ -8,18 +8,10 @@ the CPU, as the first op, and the surgery says so.
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.interpret.attentions import attentions
 from anesurgery.mil import Program
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.index_casts import IndexCasts
-from anesurgery.passes.negate_subtract import NegateSubtract
-from anesurgery.passes.pad_last_axis import PadLastAxis
-from anesurgery.passes.select_last_token import SelectLastToken
-from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -34,16 +26,16 @@ def has_attention(program: Program) -> Refusal | None:
 gpt2_ane = Recipe(
     name="gpt2_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        TokenIdGuard(nonnegative=True),
-        IndexCasts(),
-        SelectLastToken(),
-        CausalMaskTensor(),
-        EmbeddingMatmul(nonnegative_ids=True, pad_tied=True),
-        PadLastAxis(),
-        NegateSubtract(),
-        ExplicitBroadcast(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.IndexCasts(),
+        passes.SelectLastToken(),
+        passes.CausalMaskTensor(),
+        passes.EmbeddingMatmul(nonnegative_ids=True, pad_tied=True),
+        passes.PadLastAxis(),
+        passes.NegateSubtract(),
+        passes.ExplicitBroadcast(),
     ),
     applies_to=has_attention,
     psnr=60.0,

@@ -17,14 +17,7 @@ Refuses models that `decoder_ane` refuses, and fails where no cache can be added
 
 from __future__ import annotations
 
-from anesurgery.passes.add_cache import AddCache
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.position_function import PositionFunction
-from anesurgery.passes.replace_scatter import ReplaceScatter
-from anesurgery.passes.split_head import SplitHead
-from anesurgery.passes.token_id_guard import TokenIdGuard
+from anesurgery import passes
 from anesurgery.recipes.decoder import is_causal
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
@@ -32,15 +25,15 @@ from anesurgery.surgery import Recipe
 llm_ane = Recipe(
     name="llm_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        ReplaceScatter(),
-        TokenIdGuard(nonnegative=True),
-        CausalMaskTensor(),
-        SplitHead(),
-        AddCache(required=True, writes="blend"),
-        PositionFunction(),
+        passes.GatherToMoves(),
+        passes.ReplaceScatter(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.CausalMaskTensor(),
+        passes.SplitHead(),
+        passes.AddCache(required=True, writes="blend"),
+        passes.PositionFunction(),
     ),
     applies_to=is_causal,
     strict=True,

@@ -7,61 +7,37 @@ pipeline; an `.mlmodel` goes in and comes out. The passes are sorted by what eac
 
 from __future__ import annotations
 
-from anesurgery.passes.layers.fold_batchnorm import FoldBatchnorm
-from anesurgery.passes.layers.fold_layer_constants import FoldLayerConstants
-from anesurgery.passes.layers.fuse_clip import FuseClip
-from anesurgery.passes.layers.fuse_linear import FuseLinear
-from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
-from anesurgery.passes.layers.legacy_clip import LegacyClip
-from anesurgery.passes.layers.legacy_concat import LegacyConcat
-from anesurgery.passes.layers.legacy_constant import LegacyConstant
-from anesurgery.passes.layers.legacy_divide import LegacyDivide
-from anesurgery.passes.layers.legacy_embedding import LegacyEmbedding
-from anesurgery.passes.layers.legacy_gather import LegacyGather
-from anesurgery.passes.layers.legacy_inner_product import LegacyInnerProduct
-from anesurgery.passes.layers.legacy_pad import LegacyPad
-from anesurgery.passes.layers.legacy_power import LegacyPower
-from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
-from anesurgery.passes.layers.legacy_slice import LegacySlice
-from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
-from anesurgery.passes.layers.legacy_split import LegacySplit
-from anesurgery.passes.layers.legacy_subtract import LegacySubtract
-from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers
-from anesurgery.passes.layers.split_pooling import SplitPooling
-from anesurgery.passes.layers.split_upsampling import SplitUpsampling
-from anesurgery.passes.layers.spread_channels import SpreadChannels
-from anesurgery.passes.layers.swish_layers import SwishLayers
-from anesurgery.passes.layers.undilate_convolution import UndilateConvolution
+from anesurgery import passes
 from anesurgery.surgery import Recipe
 
 neuralnetwork_ane = Recipe(
     name="neuralnetwork_ane",
     steps=(
-        SwishLayers(),
-        FoldLayerConstants(),
-        LegacyAddMultiply(),
-        LegacySubtract(),
-        LegacyDivide(),
-        LegacyPower(),
-        LegacyClip(),
-        FuseClip(),
-        FuseLinear(),
-        LegacyInnerProduct(),
-        LegacyRearrange(),
-        LegacyGather(),
-        LegacyEmbedding(),
-        LegacySlice(),
-        LegacySplit(),
-        LegacyConcat(),
-        LegacyPad(),
-        LegacySoftmax(),
-        LegacyConstant(),
-        SpreadChannels(),
-        SplitPooling(),
-        SplitUpsampling(),
-        UndilateConvolution(),
-        FoldBatchnorm(),
-        RemoveUnreadLayers(),
+        passes.SwishLayers(),
+        passes.FoldLayerConstants(),
+        passes.LegacyAddMultiply(),
+        passes.LegacySubtract(),
+        passes.LegacyDivide(),
+        passes.LegacyPower(),
+        passes.LegacyClip(),
+        passes.FuseClip(),
+        passes.FuseLinear(),
+        passes.LegacyInnerProduct(),
+        passes.LegacyRearrange(),
+        passes.LegacyGather(),
+        passes.LegacyEmbedding(),
+        passes.LegacySlice(),
+        passes.LegacySplit(),
+        passes.LegacyConcat(),
+        passes.LegacyPad(),
+        passes.LegacySoftmax(),
+        passes.LegacyConstant(),
+        passes.SpreadChannels(),
+        passes.SplitPooling(),
+        passes.SplitUpsampling(),
+        passes.UndilateConvolution(),
+        passes.FoldBatchnorm(),
+        passes.RemoveUnreadLayers(),
     ),
     psnr=100.0,
 )

@@ -11,53 +11,34 @@ docs/hazards.md lists what goes wrong, how it is named, and which step repairs i
 
 from __future__ import annotations
 
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.centre_variance import CentreVariance
-from anesurgery.passes.clip_product import ClipProduct
-from anesurgery.passes.cut_rows import CutRows
-from anesurgery.passes.fuse_exponential import FuseExponential
-from anesurgery.passes.group_norm import GroupNorm
-from anesurgery.passes.halve_exponent import HalveExponent
-from anesurgery.passes.mean_of_means import MeanOfMeans
-from anesurgery.passes.mean_quotient import MeanQuotient
-from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
-from anesurgery.passes.rms_norm import RmsNorm
-from anesurgery.passes.scale_cosines import ScaleCosines
-from anesurgery.passes.scale_powers import ScalePowers
-from anesurgery.passes.scale_products import ScaleProducts
-from anesurgery.passes.scale_roots import ScaleRoots
-from anesurgery.passes.scale_scores import ScaleScores
-from anesurgery.passes.scale_shares import ScaleShares
-from anesurgery.passes.scale_spectra import ScaleSpectra
-from anesurgery.passes.sum_to_mean import SumToMean
-from anesurgery.passes.widen_to_fp32 import WidenToFp32
+from anesurgery import passes
 from anesurgery.surgery import Recipe
 
-FREE = (FuseExponential(), SumToMean(most=4.0), MeanQuotient(), ScaleScores())
+FREE = (passes.FuseExponential(), passes.SumToMean(most=4.0), passes.MeanQuotient(), passes.ScaleScores())
 """Repairs that mostly add no op, and lose nothing of small numbers. The recipes of families run them, and drop
 what makes the model slower."""
 
 STEPS = (
-    FuseExponential(),
-    SumToMean(),
-    MeanQuotient(most=65504),
-    ScaleScores(),
-    CentreVariance(),
-    RmsNorm(),
-    GroupNorm(),
-    ScaleCosines(),
-    ScaleRoots(),
-    ScaleSpectra(),
-    ScalePowers(),
-    HalveExponent(),
-    MeanOfMeans(),
-    ScaleProducts(),
-    ScaleShares(),
-    ClipProduct(),
-    CausalMaskTensor(),
-    PaddingMaskTensor(),
-    CutRows(),
-    WidenToFp32(),
+    passes.FuseExponential(),
+    passes.SumToMean(),
+    passes.MeanQuotient(most=65504),
+    passes.ScaleScores(),
+    passes.CentreVariance(),
+    passes.RmsNorm(),
+    passes.GroupNorm(),
+    passes.ScaleCosines(),
+    passes.ScaleRoots(),
+    passes.ScaleSpectra(),
+    passes.ScalePowers(),
+    passes.HalveExponent(),
+    passes.MeanOfMeans(),
+    passes.ScaleProducts(),
+    passes.ScaleShares(),
+    passes.ClipProduct(),
+    passes.CausalMaskTensor(),
+    passes.PaddingMaskTensor(),
+    passes.CutRows(),
+    passes.WidenToFp32(),
 )
 
 safe_numbers = Recipe(

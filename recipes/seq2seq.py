@@ -14,27 +14,12 @@ or all open (`encoder_ane`, `decoder_ane`), sound (`whisper_ane`), and pictures 
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import runtime_inputs
 from anesurgery.facts.makeup import described, is_picture, makeup
 from anesurgery.interpret.attentions import attentions
 from anesurgery.mil import Function, Program, np_dtype
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.decompose_ops import DecomposeOps
-from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.index_casts import IndexCasts
-from anesurgery.passes.integers_as_floats import IntegersAsFloats
-from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
-from anesurgery.passes.patch_convolution import PatchConvolution
-from anesurgery.passes.pointwise_convolution import PointwiseConvolution
-from anesurgery.passes.rerank import Rerank
-from anesurgery.passes.select_last_token import SelectLastToken
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.split_head import SplitHead
-from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -70,23 +55,23 @@ def _reads_pictures(function: Function) -> bool:
 seq2seq_ane = Recipe(
     name="seq2seq_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        PatchConvolution(),
-        TokenIdGuard(nonnegative=True),
-        IndexCasts(),
-        EmbeddingMatmul(most_rows=1024, nonnegative_ids=True),
-        SelectLastToken(),
-        CausalMaskTensor(),
-        PaddingMaskTensor(),
-        IntegersAsFloats(masks=True),
-        DecomposeOps(),
-        Rerank(),
-        SplitHead(),
-        PointwiseConvolution(),
-        SequenceLayout(layout="as_given"),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.PatchConvolution(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.IndexCasts(),
+        passes.EmbeddingMatmul(most_rows=1024, nonnegative_ids=True),
+        passes.SelectLastToken(),
+        passes.CausalMaskTensor(),
+        passes.PaddingMaskTensor(),
+        passes.IntegersAsFloats(masks=True),
+        passes.DecomposeOps(),
+        passes.Rerank(),
+        passes.SplitHead(),
+        passes.PointwiseConvolution(),
+        passes.SequenceLayout(layout="as_given"),
+        passes.GroupByUnit(),
     ),
     applies_to=is_seq2seq,
     strict=True,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from anesurgery.passes.compress_weights import CompressWeights
+from anesurgery import passes
 from anesurgery.surgery import Recipe
 
-compressed = Recipe(name="compressed", steps=(CompressWeights(),), psnr=-math.inf)
+compressed = Recipe(name="compressed", steps=(passes.CompressWeights(),), psnr=-math.inf)

@@ -10,19 +10,10 @@ Refuses models without convolutions, and models that do not give a picture back.
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program
-from anesurgery.passes.chain_pools import ChainPools
-from anesurgery.passes.fold_batch_norm import FoldBatchNorm
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.long_convolution import LongConvolution
-from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
-from anesurgery.passes.rerank import Rerank
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -42,17 +33,17 @@ def gives_pictures(program: Program) -> Refusal | None:
 unet_ane = Recipe(
     name="unet_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        LongConvolution(),
-        FoldBatchNorm(),
-        ReflectPadSlices(),
-        ThresholdToMaximum(),
-        ChainPools(),
-        Rerank(),
-        SequenceLayout(layout="as_given"),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.LongConvolution(),
+        passes.FoldBatchNorm(),
+        passes.ReflectPadSlices(),
+        passes.ThresholdToMaximum(),
+        passes.ChainPools(),
+        passes.Rerank(),
+        passes.SequenceLayout(layout="as_given"),
+        passes.GroupByUnit(),
     ),
     applies_to=gives_pictures,
     strict=True,

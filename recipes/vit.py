@@ -12,22 +12,10 @@ picture or a film among the inputs.
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program
-from anesurgery.passes.absorb_transpose import AbsorbTranspose
-from anesurgery.passes.chain_pools import ChainPools
-from anesurgery.passes.fold_batch_norm import FoldBatchNorm
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.long_convolution import LongConvolution
-from anesurgery.passes.patch_convolution import PatchConvolution
-from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
-from anesurgery.passes.rerank import Rerank
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.split_conv3d import SplitConv3d
-from anesurgery.passes.threshold_to_maximum import ThresholdToMaximum
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -46,20 +34,20 @@ def sees_pictures(program: Program) -> Refusal | None:
 vit_ane = Recipe(
     name="vit_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        SplitConv3d(),
-        PatchConvolution(),
-        LongConvolution(),
-        FoldBatchNorm(),
-        ReflectPadSlices(),
-        ThresholdToMaximum(),
-        ChainPools(),
-        AbsorbTranspose(),
-        Rerank(),
-        SequenceLayout(layout="as_given"),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.SplitConv3d(),
+        passes.PatchConvolution(),
+        passes.LongConvolution(),
+        passes.FoldBatchNorm(),
+        passes.ReflectPadSlices(),
+        passes.ThresholdToMaximum(),
+        passes.ChainPools(),
+        passes.AbsorbTranspose(),
+        passes.Rerank(),
+        passes.SequenceLayout(layout="as_given"),
+        passes.GroupByUnit(),
     ),
     applies_to=sees_pictures,
     strict=True,

@@ -11,22 +11,10 @@ Refuses models without attention, and models whose inputs are pictures, or token
 
 from __future__ import annotations
 
+from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.passes.fold_constants import FoldConstants
-from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.passes.group_by_unit import GroupByUnit
-from anesurgery.passes.index_casts import IndexCasts
-from anesurgery.passes.integers_as_floats import IntegersAsFloats
-from anesurgery.passes.long_convolution import LongConvolution
-from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
-from anesurgery.passes.pointwise_convolution import PointwiseConvolution
-from anesurgery.passes.select_last_token import SelectLastToken
-from anesurgery.passes.sequence_layout import SequenceLayout
-from anesurgery.passes.split_head import SplitHead
-from anesurgery.passes.token_id_guard import TokenIdGuard
 from anesurgery.recipes.safety import FREE
 from anesurgery.surgery import Recipe
 
@@ -44,20 +32,20 @@ def is_speech(program: Program) -> Refusal | None:
 whisper_ane = Recipe(
     name="whisper_ane",
     steps=(
-        FoldConstants(),
+        passes.FoldConstants(),
         *FREE,
-        GatherToMoves(),
-        TokenIdGuard(nonnegative=True),
-        IndexCasts(),
-        SelectLastToken(),
-        CausalMaskTensor(),
-        PaddingMaskTensor(),
-        IntegersAsFloats(masks=True),
-        LongConvolution(),
-        SplitHead(),
-        PointwiseConvolution(),
-        SequenceLayout(layout="as_given"),
-        GroupByUnit(),
+        passes.GatherToMoves(),
+        passes.TokenIdGuard(nonnegative=True),
+        passes.IndexCasts(),
+        passes.SelectLastToken(),
+        passes.CausalMaskTensor(),
+        passes.PaddingMaskTensor(),
+        passes.IntegersAsFloats(masks=True),
+        passes.LongConvolution(),
+        passes.SplitHead(),
+        passes.PointwiseConvolution(),
+        passes.SequenceLayout(layout="as_given"),
+        passes.GroupByUnit(),
     ),
     applies_to=is_speech,
     strict=True,

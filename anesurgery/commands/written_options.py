@@ -79,8 +79,9 @@ def _spread(path: Path, step: ast.expr) -> list[ast.expr]:
 
 
 def _step(call: ast.Call) -> tuple[str, dict[str, Any]]:
-    """A step of a recipe with its options."""
-    name = next((n for n in registry.pass_names() if registry.camel(n) == getattr(call.func, "id", "")), None)
+    """A step of a recipe, `passes.SplitHead(most=64)`, with its options."""
+    cls = getattr(call.func, "attr", "")
+    name = next((n for n in registry.pass_names() if registry.camel(n) == cls), None)
     if name is None:
         raise _Unread
     path = registry.file_of(name)

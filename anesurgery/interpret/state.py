@@ -12,6 +12,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.ops import tensor
 from anesurgery.interpret.table import impl, ints
 from anesurgery.mil import Function, Operation, Var, consumers, types
+from anesurgery.ops import names
 
 POSITION = "position"
 """The input of a decoder with the number of tokens that were read before."""
@@ -152,19 +153,12 @@ def _state_of(op: Operation) -> Var:
     return held
 
 
-FRESH = frozenset({"add", "sub", "mul", "real_div", "maximum", "minimum", "pow", "concat", "gather", "rsqrt"})
-FRESH |= {
-    "linear",
-    "matmul",
-    "softmax",
-    "silu",
-    "gelu",
-    "sigmoid",
-    "tanh",
-    "reduce_mean",
-    "reduce_sum",
-    "layer_norm",
-}
+FRESH = names(
+    """
+    add sub mul real_div maximum minimum pow concat gather rsqrt linear matmul softmax silu gelu sigmoid tanh
+    reduce_mean reduce_sum layer_norm
+    """
+)
 """Ops whose result has memory of its own."""
 
 

@@ -19,6 +19,7 @@ from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
 from anesurgery.mil import Operation, dtype_name, np_dtype
+from anesurgery.ops import REDUCTIONS, names
 
 EXACT_POWERS = 14
 """Exponents of powers of two whose reciprocals every float dtype holds."""
@@ -132,10 +133,6 @@ def _as_long(terms: int, others: int) -> None:
         raise Unsupported(f"a sum of {terms} times {others} factors")
 
 
-def _add(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return added(a, op, a.image(x), a.image(y))
-
-
 def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
     """X + y, in whichever order; adding 0 turns -0.0 into 0.0."""
     total = _sorted(a, ("add", a.rounds_to(op)), x, y)
@@ -157,10 +154,6 @@ def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | No
     return image
 
 
-def _sub(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return added(a, op, a.image(x), field.negated(a.image(y)))
-
-
 def _number(value: Any) -> float | None:
     """The one number that a constant holds."""
     if isinstance(value, torch.Tensor) and value.numel() and bool((value == value.reshape(-1)[0]).all()):
@@ -175,10 +168,6 @@ def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
             return field.negated(spread) if number == -1 else spread
     (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
     return _sorted(a, ("mul", a.rounds_to(op)), left, right, s ^ t)
-
-
-def _square(a: Bitwise, op: Operation, x: Any) -> Image:
-    return _mul(a, op, x, x)
 
 
 def _divide(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
@@ -221,31 +210,11 @@ def _by_channel(a: Bitwise, op: Operation, x: Any, **channels: Any) -> Image:
     return a.function((op.op_type, a.rounds_to(op)), image, *rest)
 
 
-def _commuting(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return _sorted(a, op.op_type, a.image(x), a.image(y))
-
-
 def _cast(a: Bitwise, op: Operation, x: Any, dtype: str) -> Image:
     old, new = np_dtype(op.inputs["x"]), np_dtype(op.outputs[0])
     if old == new or (old.kind == new.kind == "f" and not narrows(op)):
         return a.image(x)
     return a.function(("cast", old.kind, dtype), x)
-
-
-def _greater(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.function("greater", x, y)
-
-
-def _less(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.function("greater", y, x)
-
-
-def _greater_equal(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.function("greater_equal", x, y)
-
-
-def _less_equal(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.function("greater_equal", y, x)
 
 
 def _matmul(
@@ -346,20 +315,22 @@ def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = 
 
 
 RULES: dict[str, Rule] = {
-    "add": _add,
-    "sub": _sub,
+    "add": lambda a, op, x, y: added(a, op, a.image(x), a.image(y)),
+    "sub": lambda a, op, x, y: added(a, op, a.image(x), field.negated(a.image(y))),
     "mul": _mul,
-    "square": _square,
+    "square": lambda a, op, x: _mul(a, op, x, x),
     "real_div": _divide,
     "linear_activation": _linear_activation,
     "batch_norm": _batch_norm,
     **dict.fromkeys(("prelu", "softplus_parametric"), _by_channel),
-    **dict.fromkeys(("equal", "not_equal"), _commuting),
-    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), _commuting),
-    "greater": _greater,
-    "less": _less,
-    "greater_equal": _greater_equal,
-    "less_equal": _less_equal,
+    **dict.fromkeys(
+        names("equal not_equal logical_and logical_or logical_xor"),
+        lambda a, op, x, y: _sorted(a, op.op_type, a.image(x), a.image(y)),
+    ),
+    "greater": lambda a, op, x, y: a.function("greater", x, y),
+    "less": lambda a, op, x, y: a.function("greater", y, x),
+    "greater_equal": lambda a, op, x, y: a.function("greater_equal", x, y),
+    "less_equal": lambda a, op, x, y: a.function("greater_equal", y, x),
     "cast": _cast,
     "matmul": _matmul,
     "linear": _linear,
@@ -367,16 +338,5 @@ RULES: dict[str, Rule] = {
     "conv_transpose": _conv_transpose,
     "einsum": _einsum,
     "reduce_sum": _reduce_sum,
-    **dict.fromkeys(
-        (
-            "reduce_mean",
-            "reduce_prod",
-            "reduce_l1_norm",
-            "reduce_l2_norm",
-            "reduce_sum_square",
-            "reduce_log_sum",
-            "reduce_log_sum_exp",
-        ),
-        _row,
-    ),
+    **dict.fromkeys(REDUCTIONS - {"reduce_sum", "reduce_max", "reduce_min"}, _row),
 }

@@ -56,44 +56,12 @@ def _wraps(a: Algebraic, var: Any) -> bool:
     return var.op.op_type in AROUND or (moves and any(_wraps(a, v) for _, v in operands(var.op)))
 
 
-def _add(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.plus(x, y)
-
-
-def _sub(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(x, y)
-
-
-def _mul(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.times(x, y)
-
-
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     if np_dtype(op.inputs["x"]).kind != "f":
         return a.uninterpreted(op, {"x": x, "y": y})
     quotient = divide(a.image(x), a.image(y))
     constant = not isinstance(y, Image)
     return Image(quotient.lanes, a.image(x).degree, a.image(x).fraction) if constant else quotient
-
-
-def _square(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.times(x, x)
-
-
-def _inverse(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-4) -> Image:
-    return divide(a.lift(1.0), a.plus(x, float(epsilon)))
-
-
-def _log(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-45) -> Image:
-    return a.function("log", a.plus(x, float(epsilon)))
-
-
-def _sqrt(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.root(a.image(x))
-
-
-def _rsqrt(a: Algebraic, op: Operation, x: Any, epsilon: float = 1e-12) -> Image:
-    return divide(a.lift(1.0), a.root(a.plus(x, float(epsilon))))
 
 
 def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
@@ -110,106 +78,17 @@ def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
     return power
 
 
-def _abs(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.even("abs", a.image(x))
-
-
-def _relu(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.larger(x, 0)
-
-
-def _relu6(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.smaller(a.larger(x, 0), 6)
-
-
-def _maximum(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.larger(x, y)
-
-
-def _minimum(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.smaller(x, y)
-
-
-def _clip(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float) -> Image:
-    clipped = a.image(x) if math.isinf(alpha) else a.larger(x, float(alpha))
-    return clipped if math.isinf(beta) else a.smaller(clipped, float(beta))
-
-
-def _threshold(a: Algebraic, op: Operation, x: Any, alpha: float) -> Image:
-    return a.larger(x, float(alpha))
-
-
-def _leaky_relu(a: Algebraic, op: Operation, x: Any, alpha: float = 0.01) -> Image:
-    return add(a.larger(x, 0), a.times(a.smaller(x, 0), float(alpha)))
-
-
-def _linear_activation(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Image:
+def _affine(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Image:
     return a.plus(a.times(x, float(alpha)), float(beta))
-
-
-def _sigmoid_hard(a: Algebraic, op: Operation, x: Any, alpha: float = 0.2, beta: float = 0.5) -> Image:
-    return a.smaller(a.larger(a.plus(a.times(x, float(alpha)), float(beta)), 0), 1)
-
-
-def _silu(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.times(x, a.function("sigmoid", x))
-
-
-def _named(a: Algebraic, op: Operation, x: Any) -> Image:
-    """A function by the name under which the rules of other ops know it."""
-    return a.function(op.op_type, x)
-
-
-def _even(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.even(op.op_type, a.image(x))
-
-
-def _scaled_tanh(a: Algebraic, op: Operation, x: Any, alpha: float = 1.0, beta: float = 1.0) -> Image:
-    return a.times(a.odd("tanh", a.times(x, float(beta))), float(alpha))
-
-
-def _softsign(a: Algebraic, op: Operation, x: Any) -> Image:
-    return divide(a.image(x), a.plus(a.even("abs", a.image(x)), 1))
 
 
 def _odd(a: Algebraic, op: Operation, x: Any) -> Image:
     return a.odd(op.op_type, a.image(x))
 
 
-def _equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.even("equal", a.minus(x, y))
-
-
-def _not(a: Algebraic, op: Operation, x: Any) -> Image:
-    return a.minus(1, x)
-
-
-def _not_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(1, _equal(a, op, x, y))
-
-
-def _greater(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.function("positive", a.minus(x, y))
-
-
-def _less(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return _greater(a, op, y, x)
-
-
-def _greater_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(1, _greater(a, op, y, x))
-
-
-def _less_equal(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(1, _greater(a, op, x, y))
-
-
-def _or(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(a.plus(x, y), a.times(x, y))
-
-
-def _xor(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
-    return a.minus(a.plus(x, y), a.times(2, a.times(x, y)))
+def _clip(a: Algebraic, op: Operation, x: Any, alpha: float, beta: float) -> Image:
+    clipped = a.image(x) if math.isinf(alpha) else a.larger(x, float(alpha))
+    return clipped if math.isinf(beta) else a.smaller(clipped, float(beta))
 
 
 def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
@@ -228,42 +107,48 @@ def _cast(a: Algebraic, op: Operation, x: Any, dtype: str) -> Image:
 
 
 RULES: dict[str, Rule] = {
-    "add": _add,
-    "sub": _sub,
-    "mul": _mul,
+    "add": lambda a, op, x, y: a.plus(x, y),
+    "sub": lambda a, op, x, y: a.minus(x, y),
+    "mul": lambda a, op, x, y: a.times(x, y),
     "real_div": _real_div,
-    "square": _square,
-    "inverse": _inverse,
-    "log": _log,
-    "sqrt": _sqrt,
-    "rsqrt": _rsqrt,
+    "square": lambda a, op, x: a.times(x, x),
+    "inverse": lambda a, op, x, epsilon=1e-4: divide(a.lift(1.0), a.plus(x, float(epsilon))),
+    "log": lambda a, op, x, epsilon=1e-45: a.function("log", a.plus(x, float(epsilon))),
+    "sqrt": lambda a, op, x: a.root(a.image(x)),
+    "rsqrt": lambda a, op, x, epsilon=1e-12: divide(a.lift(1.0), a.root(a.plus(x, float(epsilon)))),
     "pow": _pow,
-    "abs": _abs,
-    "relu": _in_order(_relu),
-    "relu6": _in_order(_relu6),
-    "maximum": _in_order(_maximum),
-    "minimum": _in_order(_minimum),
+    "abs": lambda a, op, x: a.even("abs", a.image(x)),
+    "relu": _in_order(lambda a, op, x: a.larger(x, 0)),
+    "relu6": _in_order(lambda a, op, x: a.smaller(a.larger(x, 0), 6)),
+    "maximum": _in_order(lambda a, op, x, y: a.larger(x, y)),
+    "minimum": _in_order(lambda a, op, x, y: a.smaller(x, y)),
     "clip": _in_order(_clip),
-    "threshold": _in_order(_threshold),
-    "leaky_relu": _leaky_relu,
-    "linear_activation": _linear_activation,
-    "sigmoid_hard": _sigmoid_hard,
-    "silu": _silu,
-    **dict.fromkeys(("exp", "sigmoid"), _named),
-    **dict.fromkeys(("cos", "cosh"), _even),
-    "scaled_tanh": _scaled_tanh,
-    "softsign": _softsign,
+    "threshold": _in_order(lambda a, op, x, alpha: a.larger(x, float(alpha))),
+    "leaky_relu": lambda a, op, x, alpha=0.01: add(a.larger(x, 0), a.times(a.smaller(x, 0), float(alpha))),
+    "linear_activation": _affine,
+    "sigmoid_hard": lambda a, op, x, alpha=0.2, beta=0.5: a.smaller(
+        a.larger(_affine(a, op, x, alpha, beta), 0), 1
+    ),
+    "silu": lambda a, op, x: a.times(x, a.function("sigmoid", x)),
+    # by the names under which the rules of other ops know these functions
+    **dict.fromkeys(("exp", "sigmoid"), lambda a, op, x: a.function(op.op_type, x)),
+    **dict.fromkeys(("cos", "cosh"), lambda a, op, x: a.even(op.op_type, a.image(x))),
+    "scaled_tanh": lambda a, op, x, alpha=1.0, beta=1.0: a.times(
+        a.odd("tanh", a.times(x, float(beta))), float(alpha)
+    ),
+    "softsign": lambda a, op, x: divide(a.image(x), a.plus(a.even("abs", a.image(x)), 1)),
     **dict.fromkeys(("tanh", "erf", "sin", "sinh", "tan", "atan", "asin", "atanh"), _odd),
     "sign": _in_order(_odd),
-    "equal": _compared(_equal),
-    "not_equal": _compared(_not_equal),
-    "greater": _compared(_greater),
-    "less": _compared(_less),
-    "greater_equal": _compared(_greater_equal),
-    "less_equal": _compared(_less_equal),
-    "logical_not": _not,
-    "logical_and": _mul,
-    "logical_or": _or,
-    "logical_xor": _xor,
+    "equal": _compared(lambda a, op, x, y: a.even("equal", a.minus(x, y))),
+    "not_equal": _compared(lambda a, op, x, y: a.minus(1, a.even("equal", a.minus(x, y)))),
+    "greater": _compared(lambda a, op, x, y: a.function("positive", a.minus(x, y))),
+    "less": _compared(lambda a, op, x, y: a.function("positive", a.minus(y, x))),
+    "greater_equal": _compared(lambda a, op, x, y: a.minus(1, a.function("positive", a.minus(y, x)))),
+    "less_equal": _compared(lambda a, op, x, y: a.minus(1, a.function("positive", a.minus(x, y)))),
+    "logical_not": lambda a, op, x: a.minus(1, x),
+    "logical_and": lambda a, op, x, y: a.times(x, y),
+    "logical_or": lambda a, op, x, y: a.minus(a.plus(x, y), a.times(x, y)),
+    "logical_xor": lambda a, op, x, y: a.minus(a.plus(x, y), a.times(2, a.times(x, y))),
     "cast": _cast,
 }
+"""Op type -> what it computes: a formula, or a function where it takes more than one line to say."""

@@ -35,18 +35,6 @@ def _minimum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
     return a.lattice.smallest(_side_by_side(a, x, y))
 
 
-def _relu(a: Bitwise, op: Operation, x: Any) -> Image:
-    return _maximum(a, op, x, 0.0)
-
-
-def _threshold(a: Bitwise, op: Operation, x: Any, alpha: float) -> Image:
-    return _maximum(a, op, x, float(alpha))
-
-
-def _relu6(a: Bitwise, op: Operation, x: Any) -> Image:
-    return _clip(a, op, x, 0.0, 6.0)
-
-
 def _clip(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float) -> Image:
     return _minimum(a, op, _maximum(a, op, x, _bound(a, op, alpha)), _bound(a, op, beta))
 
@@ -140,9 +128,9 @@ def _at_last(x: Image) -> Image:
 RULES: dict[str, Rule] = {
     "maximum": _maximum,
     "minimum": _minimum,
-    "relu": _relu,
-    "threshold": _threshold,
-    "relu6": _relu6,
+    "relu": lambda a, op, x: _maximum(a, op, x, 0.0),
+    "threshold": lambda a, op, x, alpha: _maximum(a, op, x, float(alpha)),
+    "relu6": lambda a, op, x: _clip(a, op, x, 0.0, 6.0),
     "clip": _clip,
     **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
     "max_pool": _max_pool,

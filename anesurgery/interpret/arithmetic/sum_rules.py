@@ -18,6 +18,7 @@ from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes
 from anesurgery.interpret.ops.pooling import AVERAGE, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype
+from anesurgery.ops import REDUCTIONS
 
 
 def _one_hot(
@@ -232,18 +233,7 @@ RULES: dict[str, Rule] = {
     "conv": _conv,
     "conv_transpose": _conv_transpose,
     "einsum": _einsum,
-    **dict.fromkeys(
-        (
-            "reduce_sum",
-            "reduce_mean",
-            "reduce_sum_square",
-            "reduce_l1_norm",
-            "reduce_l2_norm",
-            "reduce_log_sum",
-            "reduce_log_sum_exp",
-        ),
-        _reduced,
-    ),
+    **dict.fromkeys(REDUCTIONS - {"reduce_prod", "reduce_max", "reduce_min"}, _reduced),
     "reduce_prod": _product_along,
     **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),
     "softmax": _softmax,

@@ -185,24 +185,9 @@ def _memory(moved: float) -> Estimate:
     return Estimate(moved / MEMORY, SLOWER * moved / MEMORY)
 
 
-def _rates(ane: float, cpu: float, what: Callable[[Work], float]) -> Formula:
-    return lambda op, work: Estimate(what(work) / ane, what(work) / cpu)
-
-
-def _free(op: Operation, work: Work) -> Estimate:
-    return Estimate(0.0, 0.0)
-
-
-def _moved(work: Work) -> float:
-    return work.moved
-
-
-def _written(work: Work) -> float:
-    return work.written
-
-
-def _flop(work: Work) -> float:
-    return work.flop
+def _rates(ane: float, cpu: float, what: str) -> Formula:
+    """The time of what `Work` calls so, at two rates."""
+    return lambda op, work: Estimate(getattr(work, what) / ane, getattr(work, what) / cpu)
 
 
 def _stepped(rates: tuple[Rates, ...], flop: float, feature: float) -> Estimate:
@@ -323,10 +308,6 @@ def _stack(op: Operation, work: Work) -> Estimate:
     return _memory(work.written + max(map(size_of, runtime(op)), default=0))
 
 
-def _bilinear(op: Operation, work: Work) -> Estimate:
-    return Estimate(work.moved / (198.5 * GB), work.moved / (1.312 * GB))
-
-
 def _recurrent(op: Operation, work: Work) -> Estimate:
     """The products of all steps at the CPU's rate for `linear`; only the CPU runs it.
 
@@ -340,26 +321,23 @@ def _recurrent(op: Operation, work: Work) -> Estimate:
 
 
 FORMULAS: dict[str, Formula] = {
-    "relu": _rates(100 * GB, 100 * GB, _moved),
+    "relu": _rates(100 * GB, 100 * GB, "moved"),
     "add": _arithmetic((53.9, 31.7), (71.7, 31.7)),
     "sub": _arithmetic((53.9, 31.7), (71.7, 31.7)),
     "mul": _arithmetic((64.5, 17.3), (71.7, 17.3)),
-    "concat": _rates(100 * GB, 11.5 * GB, _written),
+    "concat": _rates(100 * GB, 11.5 * GB, "written"),
     "conv": _conv,
-    "conv_transpose": _rates(15.2 * T, 0.063 * T, _flop),
+    "conv_transpose": _rates(15.2 * T, 0.063 * T, "flop"),
     "einsum": _einsum,
     "linear": _linear,
     "matmul": _matmul,
     "scaled_dot_product_attention": _attention,
-    "avg_pool": _pool,
-    "l2_pool": _pool,
-    "max_pool": _pool,
+    **dict.fromkeys(("avg_pool", "l2_pool", "max_pool"), _pool),
     "transpose": _transpose,
     "gather": _gather,
     "stack": _stack,
-    "upsample_bilinear": _bilinear,
-    "lstm": _recurrent,
-    "gru": _recurrent,
-    **dict.fromkeys(OF_STATES, _free),
+    "upsample_bilinear": _rates(198.5 * GB, 1.312 * GB, "moved"),
+    **dict.fromkeys(("lstm", "gru"), _recurrent),
+    **dict.fromkeys(OF_STATES, lambda op, work: Estimate(0.0, 0.0)),
 }
 """The ops that are estimated in a way of their own. Where an operand is broadcast, mul is taken as add."""

@@ -137,3 +137,15 @@ class Rule:
             self.advice,
             op,
         )
+
+
+def general(id: str, because: str, source: str, **row: Any) -> Rule:
+    """A rule that names no op types: it is about every op, a function or a model.
+
+    Args:
+        id: a short name, cited by findings.
+        because: one sentence.
+        source: who measured or said it.
+        row: the other fields of `Rule`.
+    """
+    return Rule(id, frozenset(), because, source, **row)

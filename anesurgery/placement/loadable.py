@@ -6,15 +6,14 @@ import re
 from collections.abc import Sequence
 
 from anesurgery.mil import ct
-from anesurgery.placement.evidence import Finding, Grade, Rule
+from anesurgery.placement.evidence import Finding, Grade, general
 from anesurgery.placement.target import Target
 
 KIND = "load"
 """Of findings that say that the model does not load; each is an error, and comes before all others."""
 
-TOO_NEW = Rule(
+TOO_NEW = general(
     "opset",
-    frozenset(),
     "an OS refuses a model whose specification is newer than itself; nothing of it runs there",
     "coremltools: minimum_deployment_target (AvailableTarget)",
     grade=Grade.DOCUMENTED,

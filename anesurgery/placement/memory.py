@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
@@ -25,7 +26,7 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.byte_sizes import elements, is_tensor, size_of
@@ -178,54 +179,46 @@ def _outermost(op: Operation, home: Block | None) -> Operation:
     return op
 
 
-OVER = Rule(
+_rule = partial(general, kind="memory")
+
+OVER = _rule(
     "size-program",
-    frozenset(),
     "programs with more weights were seen to leave the engine, without an error: 1 GB on iOS (Apple's "
     "guide; on an A19 "
     "Pro 1.4 GB ran and 1.8 GB failed), on Macs 1.5 GB ran and 3.4 GB failed",
     SOURCES["program"],
-    kind="memory",
     grade=Grade.REPORTED,
     advice="split the model into chunks of at most 950 MB (coremltools: bisect_model), palettize it, or both; "
     "each chunk costs a round trip of its inputs and outputs",
 )
-ADDRESS = Rule(
+ADDRESS = _rule(
     "size-address-space",
-    frozenset(),
     "programs loaded together share an address space: four of 0.8 GB ran, a fifth fell back to the CPU; GPT-2 "
     "XL of 3.1 GB ran only as two",
     SOURCES["address_space"],
-    kind="memory",
     scope=Scope(frozenset({13, 14}), "seen on M1 Max, macOS 13"),
     advice="unload chunks that are not in use, or palettize",
 )
-DENSE = Rule(
+DENSE = _rule(
     "size-dense",
-    frozenset(),
     "whether compressed weights stay compressed in the engine's memory is disputed: Apple's Stable Diffusion "
     "runs unsplit from 6 bits down, two tests found no saving",
     "apple/ml-stable-diffusion: README; more-ane-transformers; john-rocky/CoreML-LLM",
-    kind="memory",
     grade=Grade.REPORTED,
     advice="load it on the device with CPU_AND_NE before you rely on it",
 )
-WORKING = Rule(
+WORKING = _rule(
     "working-set",
-    frozenset(),
     "an operand beyond the on-chip memory is streamed in tiles; ane-guide measured 2.3 MB (M1) and 4.72 MB "
     "(M5), maderix infers about 32 MB on M4 from its throughput",
     SOURCES["working_set"],
-    kind="memory",
     scope=Scope(os="seen on M1, M5", via="compiler"),
     advice="cut along the sequence, the query or the batch where the time counts",
 )
-IMAGE = Rule(
+IMAGE = _rule(
     "size-big-image",
-    frozenset(),
     "a model of an image of 1x3x5568x5568 did not compile for the engine",
     "coremltools issue 2247",
-    kind="memory",
     grade=Grade.REPORTED,
     advice="cut the image into tiles",
 )

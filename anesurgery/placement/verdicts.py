@@ -10,7 +10,7 @@ from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.unvarying_ops import fixed_ops
 from anesurgery.mil import Block, Function, Operation, Var, is_output, is_weight
 from anesurgery.placement import cost, partition
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.slow import FIXED
@@ -111,9 +111,8 @@ def _around(op: Operation) -> Iterator[Operation]:
         block = block.outer_op.enclosing_block
 
 
-NESTED = Rule(
+NESTED = general(
     "control-flow",
-    frozenset(),
     "a program of the engine is a static graph, which no value of the run can steer",
     "sbryngelson/ane-guide: part-1-machine/02-execution-model",
     legal=False,

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.ops import names
-from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.target import SOURCES, Target
 
 HOLLANCE = "hollance/neural-engine, unsupported-layers"
@@ -330,9 +330,8 @@ RULES: tuple[Rule, ...] = (
 )
 """Those that forbid come first; the first that applies decides, all that forbid are told."""
 
-OLD_FORMAT = Rule(
+OLD_FORMAT = general(
     "nn-format",
-    frozenset(),
     "broadcasting and concatenation of any rank are legal on the ANE in ML Programs, not in neural networks",
     PROGRAMS,
     scope=Scope(os="seen on M4, macOS 27.0.1"),

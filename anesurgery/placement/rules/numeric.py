@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 import numpy as np
 
@@ -50,6 +51,8 @@ from anesurgery.semantics.reading import flag, ints, number, readers_after, scal
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
 
+_numeric = partial(Rule, kind="numeric")
+
 LEAST = 2.0**-24
 """The smallest positive number of fp16."""
 NORMAL = 2.0**-14
@@ -66,6 +69,11 @@ LONG = 4096
 
 def _half(op: Operation) -> bool:
     return bounds.is_half(op.outputs[0])
+
+
+def _size(most: float) -> str:
+    """How large a value may be, in words."""
+    return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
 
 
 def long_product(op: Operation, target: Target) -> str:
@@ -88,8 +96,7 @@ def large_square(op: Operation, target: Target) -> str:
     limit, most = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
-    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{op.x.name} {size}, and its power {exponent:g} overflows above {limit:.0f}"
+    return f"%{op.x.name} {_size(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
 LOGARITHM = 16.7
@@ -156,6 +163,10 @@ BETWEEN = frozenset(
 """What stands between squares and their root."""
 
 
+def _squares_overflow(var: Var, most: float) -> str:
+    return f"%{var.name} {_size(most)}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+
+
 def square_under_root(op: Operation, target: Target) -> str:
     """Squares that add up under a root or a logarithm, of values that are not known to be small."""
     read = read_by_root(op) if _half(op) else None
@@ -165,8 +176,7 @@ def square_under_root(op: Operation, target: Target) -> str:
     most = max(bounds.magnitude(x, products=1) for x in squares.values)
     if most**2 * squares.most <= LARGEST:
         return ""
-    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{squares.values[0].name} {size}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+    return _squares_overflow(squares.values[0], most)
 
 
 def large_spectrum(op: Operation, target: Target) -> str:
@@ -177,8 +187,7 @@ def large_spectrum(op: Operation, target: Target) -> str:
     most = max(bounds.magnitude(x, products=1) for x in bands.squares.values)
     if most**2 * bands.squares.most * max(1.0, bands.weights) <= LARGEST:
         return ""
-    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{bands.squares.values[0].name} {size}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+    return _squares_overflow(bands.squares.values[0], most)
 
 
 def large_cosine(op: Operation, target: Target) -> str:
@@ -246,8 +255,7 @@ def large_angle(op: Operation, target: Target) -> str:
     most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
     if most <= ANGLE or _is_phase(op.x):
         return ""
-    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-    return f"%{op.x.name} {size}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
+    return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
 
 
 ANGLE = 64.0
@@ -547,10 +555,9 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
     if most <= EXP_LIMIT:
         return ""
-    size = "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
     grows = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {size}, "
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {_size(most)}, "
         f"overflows above {EXP_LIMIT:.2f}"
     )
 
@@ -566,7 +573,7 @@ MASK_SOURCE = "apple/coreai-models: neural_engine_rules.md; apple/ml-ane-transfo
 
 
 RULES: tuple[Rule, ...] = (
-    Rule(
+    _numeric(
         "num-mac-32768",
         PRODUCTS,
         "a result or partial sum of products of magnitude 32768 or more becomes infinite, even where later "
@@ -574,151 +581,137 @@ RULES: tuple[Rule, ...] = (
         "disputed; the ceiling is not)",
         f"{GUIDE}; {STUDY}",
         test=long_product,
-        kind="numeric",
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
         remedy="scale_products",
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
     ),
-    Rule(
+    _numeric(
         "num-square",
         frozenset({"square", "mul", "pow", "reduce_sum_square", "reduce_l2_norm"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, and Core ML has no root mean square norm that "
         "would hide the square",
         f"coremltools: frontend/torch/ops.py (rms_norm); {STUDY}",
         test=large_square,
-        kind="numeric",
         grade=Grade.DOCUMENTED,
         advice="divide by the largest magnitude first, as rms_norm does by name and auto where sampled inputs "
         "overflow, or scale by calibration, as scale_ranges does; `inputs=` tells what samples reach",
     ),
-    Rule(
+    _numeric(
         "num-scale-after",
         frozenset({"matmul"}),
         "query times key was the op that lost most to fp16 in a probe of one op kind at a time (35 dB), and "
         "its sums have a ceiling of 32768: they need not be larger than what the softmax reads",
         "smpanaro/more-ane-transformers: NOTES.md; 751K: notes/numerics.md",
         test=scale_after,
-        kind="numeric",
         scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
         remedy="scale_scores",
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
-    Rule(
+    _numeric(
         "num-mask-causal",
         FILLING,
         MASKS,
         MASK_SOURCE,
         test=causal_mask,
-        kind="numeric",
         grade=Grade.DOCUMENTED,
         remedy="causal_mask_tensor",
     ),
-    Rule(
+    _numeric(
         "num-mask",
         FILLING,
         MASKS,
         MASK_SOURCE,
         test=other_mask,
-        kind="numeric",
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
         advice="fill with -1e4, or with no less than -3e4",
     ),
-    Rule(
+    _numeric(
         "num-mask-rows",
         FILLING,
         "the softmax of a row that is all -inf is NaN, and the engine turns NaN into large numbers",
         "FluidInference/FluidAudio: issue 679 (M5); 751K: notes/numerics.md",
         test=empty_rows,
-        kind="numeric",
         scope=Scope(os="seen on M4, M5, M6"),
         remedy="padding_mask_tensor",
         advice="fill with -1e4: such a row then keeps finite weights",
     ),
-    Rule(
+    _numeric(
         "num-mask-product",
         frozenset({"mul"}),
         "0 * -inf is NaN, and this is 0 for each score that is kept",
         MASK_SOURCE,
         test=infinite_product,
-        kind="numeric",
         grade=Grade.DOCUMENTED,
         remedy="padding_mask_tensor",
         advice="multiply with -1e4",
     ),
-    Rule(
+    _numeric(
         "num-constant",
         frozenset({"add", "sub", "mul", "real_div", "select"}),
         "the largest number of fp16 is 65504, and the engine has no infinities: they behave as large numbers",
         f"{STUDY}; {GUIDE}",
         test=infinite_constant,
-        kind="numeric",
         scope=Scope(os="seen on M1 to M6"),
         advice="use a finite number below 65504",
     ),
-    Rule(
+    _numeric(
         "num-eps",
         NORMS | {"add", "log", "rsqrt", "maximum", "clip"},
         "an epsilon that rounds to 0 guards nothing: 1 / sqrt(0) is infinite",
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
-        kind="numeric",
         grade=Grade.DOCUMENTED,
         advice="1e-7 or more; 1e-5 where the model allows it",
     ),
-    Rule(
+    _numeric(
         "num-eps-subnormal",
         frozenset({"add", "log"}),
         "the multiplier of H13 takes subnormal numbers for 0; the elementwise unit was seen to keep them, and "
         "which of the two an op uses is not known",
         "sbryngelson/ANEForge: numeric-cliffs",
         test=subnormal_epsilon,
-        kind="numeric",
         grade=Grade.GUESS,
         scope=Scope(frozenset({13}), via="compiler"),
         advice="6.1e-5 or more is safe on both units",
     ),
-    Rule(
+    _numeric(
         "num-int",
         frozenset({"cast"}),
         INTEGERS,
         GUIDE,
         test=large_integers,
-        kind="numeric",
         scope=Scope(os="seen on M1, M5"),
         advice="keep ids and positions integers, or feed tables made of them",
     ),
-    Rule(
+    _numeric(
         "num-int-table",
         COMPARISONS,
         INTEGERS,
         GUIDE,
         test=compared_integers,
-        kind="numeric",
         scope=Scope(os="seen on M1, M5"),
         advice="split the integers into two digits of at most 2048",
     ),
-    Rule(
+    _numeric(
         "num-reduce",
         frozenset({"reduce_sum"}),
         "a reduce_sum has the range of fp16 and a narrow running sum; a product with ones has a wide sum and a "
         "ceiling of 32768",
         f"{GUIDE}",
         test=long_sum,
-        kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
         advice="take the mean, or divide by the count first; sum_to_mean does where it is made small",
     ),
-    Rule(
+    _numeric(
         "num-quotient",
         frozenset({"reduce_sum"}),
         "a sum in fp16 is infinite above 65504, and what is divided by it is then 0, infinite or NaN",
         GUIDE,
         test=divided_sum,
-        kind="numeric",
         remedy="mean_quotient",
     ),
-    Rule(
+    _numeric(
         "num-slice-q4",
         frozenset({"slice_by_index", "slice_by_size", "split"}),
         "on H13 and H14 a slice of the last axis that begins after 0 passes a fixed-point step that holds "
@@ -726,187 +719,169 @@ RULES: tuple[Rule, ...] = (
         "cliffs on all before A16",
         f"{GUIDE}",
         test=width_slice,
-        kind="numeric",
         scope=Scope(frozenset({13, 14}), via="compiler"),
         remedy="cut_rows",
         advice="slice along another axis, or bring the value below 4094; `inputs=` tells what samples reach",
     ),
-    Rule(
+    _numeric(
         "num-softmax",
         frozenset({"exp"}),
         "softmax itself takes the largest score away (1000 among its inputs does no harm); an exp of one's own "
         "does not",
         f"{GUIDE}",
         test=bare_exponential,
-        kind="numeric",
         scope=Scope(os="seen on M1"),
         remedy="fuse_exponential",
         advice="use softmax, or subtract reduce_max first",
     ),
-    Rule(
+    _numeric(
         "num-exp",
         frozenset({"log", "inverse", "real_div", "pow", "mul"}),
         "the exponential passes 65504 though the result is small: log(1 + exp(x)) is then infinite, "
         "exp(x) / (1 + exp(x)) NaN, and in the engine, which has no infinities, 1 / (1 + exp(-x)) is not 0",
         STUDY,
         test=overflowing_exponential,
-        kind="numeric",
         remedy="fuse_exponential",
     ),
-    Rule(
+    _numeric(
         "num-root",
         frozenset({"sqrt", "rsqrt", "pow", "log"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
         test=square_under_root,
-        kind="numeric",
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
     ),
-    Rule(
+    _numeric(
         "num-spectrum",
         frozenset({"log"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
         test=large_spectrum,
-        kind="numeric",
         remedy="scale_spectra",
         advice="divide each frame by its largest magnitude first",
     ),
-    Rule(
+    _numeric(
         "num-cosine",
         frozenset({"real_div"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
         STUDY,
         test=large_cosine,
-        kind="numeric",
         remedy="scale_cosines",
         advice="divide each row by its length first, and multiply then",
     ),
-    Rule(
+    _numeric(
         "num-variance",
         frozenset({"sub"}),
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
         test=cancelled_variance,
-        kind="numeric",
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
-    Rule(
+    _numeric(
         "num-log-softmax",
         frozenset({"log"}),
         "a share below 6e-8 is 0 in fp16, and its logarithm infinite, -45440 on M1",
         f"{GUIDE}; coremltools: frontend/torch/ops.py (log_softmax is a softmax and a log)",
         test=vanished_share,
-        kind="numeric",
         remedy="fuse_exponential",
         advice="take the largest score and the logarithm of the sum of exponentials away",
     ),
-    Rule(
+    _numeric(
         "num-count",
         frozenset({"cumsum"}),
         INTEGERS,
         GUIDE,
         test=long_count,
-        kind="numeric",
         scope=Scope(os="seen on M1, M5"),
         advice="count in int32, or in two digits of at most 2048",
     ),
-    Rule(
+    _numeric(
         "num-angle",
         frozenset({"sin", "cos"}),
         "fp16 has eleven binary digits: of a large angle they tell how many turns it has, little of its end",
         f"{STUDY}: the elementwise unit is fp16",
         test=large_angle,
-        kind="numeric",
         remedy="widen_to_fp32",
         advice="make a table of the angles in fp32, as rotary_tables does, or take whole turns away first",
     ),
-    Rule(
+    _numeric(
         "num-between",
         wide_values.ENDS,
         "the elementwise unit is fp16: above 65504 a value is infinite, below 6e-8 it is 0, whatever is made "
         "of it then",
         STUDY,
         test=wide_between,
-        kind="numeric",
         remedy="widen_to_fp32",
         advice="scale what is multiplied or added before, or compute these few ops in fp32, on the CPU",
     ),
-    Rule(
+    _numeric(
         "num-cancel",
         frozenset({"add", "sub", "log"}),
         "fp16 has eleven binary digits, and what two numbers have in common is lost when one is taken from the "
         "other",
         f"{STUDY}: the elementwise unit is fp16",
         test=cancelled,
-        kind="numeric",
         remedy="widen_to_fp32",
         advice="subtract before squaring, or compute these few ops in fp32, on the CPU",
     ),
-    Rule(
+    _numeric(
         "num-exp-range",
         frozenset({"exp"}),
         "exp of more than 11.09 is infinite in fp16, and a large number on the engine",
         STUDY,
         test=unbounded_exponential,
-        kind="numeric",
         advice="clip its operand, or keep it negative; `inputs=` tells what samples reach; halve_exponent "
         "helps where it is made small afterwards",
     ),
-    Rule(
+    _numeric(
         "num-atan",
         frozenset({"atan"}),
         "0 / 0 is NaN, which the engine takes for a large number; vocoders whose phase was an atan2 had a "
         "correlation of 0.82 even on the CPU",
         "mattmireles/kokoro-coreml (M1, M2, M2 Ultra)",
         test=quotient_angle,
-        kind="numeric",
         grade=Grade.REPORTED,
         advice="add a small number to the divisor, or keep sine and cosine in place of the angle",
     ),
-    Rule(
+    _numeric(
         "num-gather-nd",
         frozenset({"gather_nd"}),
         "at indices of the run it gave zeros on the engine, and was right on the CPU and the GPU",
         "john-rocky/CoreML-LLM (iPhone 17 Pro)",
         test=runtime_rows,
-        kind="numeric",
         grade=Grade.REPORTED,
         advice="gather along one axis, or multiply with one-hot rows",
     ),
-    Rule(
+    _numeric(
         "num-mean",
         frozenset({"reduce_mean"}),
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
         test=large_mean,
-        kind="numeric",
         scope=Scope(os="seen on M1, M5", via="compiler"),
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
     ),
-    Rule(
+    _numeric(
         "num-qdq",
         frozenset({"quantize"}),
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
         test=quantized_product,
-        kind="numeric",
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="clip_product",
         advice="clip the product to the range of the output",
     ),
-    Rule(
+    _numeric(
         "num-shares",
         frozenset({"matmul"}),
         "over 4,096 keys the product was 5.2 to 5.4 % off, of equal weights 3.95 %, and 0.06 % with 64 times "
         "the weights; why is not known",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
         test=small_shares,
-        kind="numeric",
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="scale_shares",
         advice="multiply the weights by 64, and the result by 1/64",

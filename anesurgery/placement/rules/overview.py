@@ -9,12 +9,12 @@ from functools import partial
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import Function, Operation, Var, is_weight, operands, producer, static_shape, walk_ops
 from anesurgery.ops import CONTRACTIONS, PRODUCTS
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import channels, shape_in_words
 
-_slow = partial(Rule, kind="speed")
+_slow = partial(general, kind="speed")
 """A rule about time."""
 
 LONGEST = 387
@@ -24,7 +24,6 @@ SMALL_MAP = 64
 
 LAYOUT = _slow(
     "linear-vs-conv",
-    frozenset(),
     "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
     "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
     "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
@@ -35,7 +34,6 @@ LAYOUT = _slow(
 )
 HEADS = _slow(
     "attn-split-heads",
-    frozenset(),
     "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
     "the UNet of Stable Diffusion 1040 to 726 ms; SigLIP gained only 10 to 13 % on M4 Pro and M5 Max, and "
     "lost on the GPU",
@@ -46,7 +44,6 @@ HEADS = _slow(
 )
 SPATIAL = _slow(
     "mlp-spatial-8x8",
-    frozenset(),
     "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
     "smpanaro/coreml-llm-cli",
     scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
@@ -54,7 +51,6 @@ SPATIAL = _slow(
 )
 CHAIN = _slow(
     "compile-chain",
-    frozenset(),
     "the compiler crashed on chains of 387 layers and more",
     "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
     scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
@@ -62,7 +58,6 @@ CHAIN = _slow(
 )
 ISLAND = _slow(
     "perf-elementwise",
-    frozenset(),
     "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
     "costs 0.25 ms at least",
     "751K: notes/coreml_dispatch.md",

@@ -22,7 +22,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import WEIGHTED
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.rules import overview
 from anesurgery.placement.rules.saving import save_changes
@@ -31,10 +31,10 @@ from anesurgery.semantics.byte_sizes import is_tensor, shape_of, size_of
 from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
 from anesurgery.semantics.work import runtime
 
-_port = partial(Rule, kind="interface")
+_port = partial(general, kind="interface")
 """A rule about what goes in and comes out."""
 
-_shaped = partial(Rule, kind="shape")
+_shaped = partial(general, kind="shape")
 """A rule about shapes."""
 
 __all__ = ["RULES", "of_model", "save_changes"]
@@ -109,19 +109,19 @@ LAST_SOURCE = (
     "Anemll/Anemll; sbryngelson/ane-guide"
 )
 RULES: tuple[Rule, ...] = (
-    _shaped(
+    Rule(
         "last-axis-align",
         WEIGHTED,
         LAST,
         LAST_SOURCE,
         test=narrow_product,
+        kind="shape",
         grade=Grade.DOCUMENTED,
         remedy="pad_last_axis",
         advice="what it gains in time was not measured",
     ),
     _shaped(
         "last-axis-memory",
-        frozenset(),
         LAST,
         LAST_SOURCE,
         test=narrow_value,
@@ -132,7 +132,6 @@ RULES: tuple[Rule, ...] = (
 
 RANGE = _shaped(
     "dyn-range",
-    frozenset(),
     "up to iOS 17.3 only the default shape was for the engine, the others for CPU and GPU; later "
     "reshapeFrequency=.infrequent makes it possible, which slowed one app by 26 % (M5). Strings of the "
     "compiler say that one op off the engine takes all with it",
@@ -142,7 +141,6 @@ RANGE = _shaped(
 )
 ENUMERATED = _shaped(
     "dyn-enumerated",
-    frozenset(),
     "up to 128 enumerated shapes keep the engine, where no layer inside is dynamic",
     "coremltools guide: flexible-inputs",
     grade=Grade.DOCUMENTED,
@@ -151,7 +149,6 @@ ENUMERATED = _shaped(
 UNTIL_13 = Scope(os="seen on M1 Max, macOS 13", until=(("iOS", 16), ("macOS", 13)))
 ENUMERATED_NORM = _shaped(
     "dyn-enum-ln",
-    frozenset(),
     "layer_norm of rank 3 left the engine with enumerated shapes; rank 4 did not",
     "smpanaro/more-ane-transformers: NOTES.md; coremltools issue 1909",
     scope=UNTIL_13,
@@ -159,7 +156,6 @@ ENUMERATED_NORM = _shaped(
 )
 ENUMERATED_SCORES = _shaped(
     "dyn-enum-qkt",
-    frozenset(),
     "query times key left the engine with enumerated shapes; not on macOS 14",
     "smpanaro/more-ane-transformers: NOTES.md",
     scope=UNTIL_13,
@@ -167,7 +163,6 @@ ENUMERATED_SCORES = _shaped(
 )
 INTEGERS = _port(
     "dtype-int-input",
-    frozenset(),
     "integers reach the engine through casts and look-ups that run on the CPU (few ops at the head: 4 of 606 "
     "in Apple's DistilBERT); one report of 2022 saw any integer input keep a model off it",
     "751K: notes/coreml_dispatch.md; apple/ml-ane-transformers; eiln/anecc",
@@ -177,7 +172,6 @@ INTEGERS = _port(
 )
 DOUBLES = _port(
     "dtype-fp32-io",
-    frozenset(),
     "fp32 values are cast at the edge: on the CPU on M1 (macOS 14.6), on the engine or the CPU on M4 (27.0.1); "
     "between the models of a pipeline the next one left the engine (M1)",
     "freedomtan/coreml_modelc_profling; 751K; smpanaro/more-ane-transformers: NOTES.md",
@@ -186,16 +180,10 @@ DOUBLES = _port(
     "GPT-2 large",
 )
 WIDTHS = _port(
-    "io-width",
-    frozenset(),
-    LAST,
-    LAST_SOURCE,
-    grade=Grade.DOCUMENTED,
-    advice="pad it outside, or put a longer axis last",
+    "io-width", LAST, LAST_SOURCE, grade=Grade.DOCUMENTED, advice="pad it outside, or put a longer axis last"
 )
 STATES = _port(
     "state-max-types",
-    frozenset(),
     "a plan showed a model of three states on the engine, and its prediction failed (0x1d); two ran",
     "john-rocky/CoreML-LLM: MLSTATE_PATTERN.md",
     scope=Scope(os="seen on A19"),
@@ -203,7 +191,6 @@ STATES = _port(
 )
 TWO_STATES = _port(
     "state-two",
-    frozenset(),
     "on Macs a model of two states failed at prediction (0x1d), though one of them was only read; one state "
     "ran, and two ran on A19",
     "john-rocky/CoreML-LLM: LFM2_CONVERSION_FINDINGS.md",
@@ -213,7 +200,6 @@ TWO_STATES = _port(
 )
 STATE_WIDTH = _port(
     "state-width-32",
-    frozenset(),
     "a state 270 wide failed on the engine, one of 256 ran",
     "coremltools issue 2631",
     scope=Scope(os="seen on M4, macOS 15.2"),
@@ -221,7 +207,6 @@ STATE_WIDTH = _port(
 )
 STATE_RANK = _port(
     "rank5-kv",
-    frozenset(),
     "updates of rank-5 caches were refused, while the same cache of rank 4 stayed on the engine; they were "
     "made by a "
     "scatter, which no engine takes, so the rank alone was not tried",

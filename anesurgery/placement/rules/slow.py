@@ -24,7 +24,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import PRODUCTS, names
-from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.rules import patterns
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import size_of
@@ -218,14 +218,14 @@ RULES_OF_APPLE = "apple/coreai-models: neural_engine_rules.md (written for Core 
 STUDY = "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/coreml_dispatch.md"
 CONV = frozenset({"conv"})
 
-FIXED = _slow(
+FIXED = general(
     "fixed-values",
-    frozenset(),
     "it depends on no input, and coremltools leaves it to be computed in every run",
     "coremltools 9.0: gather_nd and what reads it is not folded (seen on converted masks of transformers 5.23)",
     scope=Scope(),
     remedy="fold_constants",
     advice="compute it before the conversion, and register it as a buffer",
+    kind="speed",
 )
 """Of ops that compute the same numbers in every run."""
 

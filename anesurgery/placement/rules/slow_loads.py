@@ -12,14 +12,14 @@ from functools import partial
 from anesurgery.interpret.attentions import Attention, recognise
 from anesurgery.mil import Function, Operation, any_symbolic, is_stored, operands, static_shape, types, walk_ops
 from anesurgery.ops import CONTRACTIONS, NORMS, POINTWISE
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.reading import in_words, shape_in_words
 
-_large = partial(Rule, kind="memory")
+_large = partial(general, kind="memory")
 """A rule about memory."""
 
 MINUTES_FROM = 650_000_000
@@ -38,7 +38,6 @@ FEW_COLOURS = 16
 
 MINUTES = _large(
     "load-minutes",
-    frozenset(),
     "the first load compiles for the engine: Whisper large-v3 turbo took 440 s (M4 Pro) and 560 s (M2 Pro), "
     "later 3 to 5 s (macOS 15.3.1); 1.4 GB, and 754 MB of int8, took 4 minutes on an A19 Pro; 667 MB took "
     "140 s, did not compile, and the first prediction was killed (a Mac, not named). It is compiled anew "
@@ -51,7 +50,6 @@ MINUTES = _large(
 )
 OUT_OF_MEMORY = _large(
     "compile-memory",
-    frozenset(),
     "at some shapes the compiler runs out of memory, in no monotonic way: 128 queries over 1,024 keys did, 130 "
     "ran in 83 ms, and 64 in 46 ms; one query over 2,048 did, 64 ran",
     "pytorch/executorch issue 8439",
@@ -61,7 +59,6 @@ OUT_OF_MEMORY = _large(
 )
 HISTORY = _large(
     "compile-history",
-    frozenset(),
     "a prefill over a history of 32,768 did not compile for the engine, and took 380 s instead of 17; one of "
     "8,192 compiled",
     "Pummelchen/NVMAI issue 7",
@@ -69,9 +66,8 @@ HISTORY = _large(
     scope=Scope(frozenset({17}), "seen on M5, macOS 26.5"),
     advice="keep a shorter history, or a window",
 )
-LATE_SHAPE = Rule(
+LATE_SHAPE = general(
     "compile-late-shape",
-    frozenset(),
     'a shape that depends on a value of the run is refused by the compiler of the engine and of the CPU ("Data-'
     'dependent shapes were disabled"), and only a GPU took the model',
     "ironblock/sidekick: docs/DECISIONS.md D15",
@@ -82,7 +78,6 @@ LATE_SHAPE = Rule(
 )
 NORM_VALUES = _large(
     "compile-norm-values",
-    frozenset(),
     "two instances of a transformer block at 64x64 failed to compile and one did, and it depended on the "
     'values of four vectors of LayerNorm ("failed create split by input channel"); through Core AI',
     "apple/coreai-models issue 138",
@@ -92,7 +87,6 @@ NORM_VALUES = _large(
 )
 PALETTE_STATE = _large(
     "state-palette",
-    frozenset(),
     "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
     "converted by coremltools 8.3 and not by 9.0, did not",
     "coremltools issue 2716",
@@ -103,7 +97,6 @@ PALETTE_STATE = _large(
 )
 PHONE = _large(
     "size-phone",
-    frozenset(),
     "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
     "int8), and a package of 1.88 GB of int8 was killed at about 5 GB, while one of fp16 of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",

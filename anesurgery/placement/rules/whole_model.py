@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from anesurgery.mil import Function, Operation, producer, walk_ops
-from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
@@ -18,9 +18,8 @@ from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.byte_sizes import elements, shape_of
 from anesurgery.semantics.reading import in_words, shape_in_words
 
-LARGE_TABLE = Rule(
+LARGE_TABLE = general(
     "embedding-rows",
-    frozenset(),
     "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, not named), and without "
     "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an "
     "encoder with 262144 rows 2015 of 2024 (macOS 27.0), and an iPhone and a Mac decoded one token at a time "
@@ -34,9 +33,8 @@ LARGE_TABLE = Rule(
 WITH_TABLE = frozenset({"M1", "M5"})
 """Chips on which models that read many rows of a large table were on the ANE."""
 
-DISPUTED_LIST = Rule(
+DISPUTED_LIST = general(
     "dyn-enumerated-disputed",
-    frozenset(),
     "an encoder with enumerated shapes failed to compile for the ANE and ran on the CPU, 86 against 2.4 ms (M1 "
     "Max, macOS 26 and 27), one on an M4 Pro took 236 to 240 ms there and 13.6 ms with a fixed shape, one "
     "failed when it ran; others stayed on the ANE (M4 Max, macOS 26.6; macOS 15: 77 % at the default "
@@ -46,9 +44,8 @@ DISPUTED_LIST = Rule(
     scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 15, 26 and 27", since=(("macOS", 15), ("iOS", 18))),
     advice="a function for each shape (`ane.sizes`), or look at the compute plan on the device",
 )
-DISPUTED_RANGE = Rule(
+DISPUTED_RANGE = general(
     "dyn-range-disputed",
-    frozenset(),
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
     "1561 against 49.7 ms of the fixed model; a Mac, not named, in February 2023), while others took the "
     "time of the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
@@ -58,9 +55,8 @@ DISPUTED_RANGE = Rule(
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
     advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
-NORM_IN_LIST = Rule(
+NORM_IN_LIST = general(
     "dyn-enum-norm",
-    frozenset(),
     "a model of one layer_norm of rank 3 left the ANE with enumerated shapes (175 against 20 ms), and stayed "
     "there with a fixed one; norms of rank 4 stayed. Later systems were not tried",
     "coremltools issue 1909; smpanaro/more-ane-transformers: NOTES.md",
@@ -71,9 +67,8 @@ NORM_IN_LIST = Rule(
 PACKED = 950_000_000
 """Bytes of compressed weights, more than fit when they are expanded, that were seen to run: 899 MB of int4 did,
 1.88 GB of int8 did not."""
-TOO_LARGE = Rule(
+TOO_LARGE = general(
     "size-leaves",
-    frozenset(),
     "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, not named) and the same weights as "
     "1.88 GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and "
     "899 MB of int4 ran there",

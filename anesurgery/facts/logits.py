@@ -5,21 +5,10 @@ from __future__ import annotations
 import re
 
 from anesurgery.mil import Function, Var, is_stored, operands
-from anesurgery.ops import CARRIERS, PRODUCTS
+from anesurgery.ops import CARRIERS, PRODUCTS, names
 from anesurgery.semantics.reading import channels
 
-AFTER_HEADS = CARRIERS | {
-    "mul",
-    "real_div",
-    "add",
-    "sub",
-    "tanh",
-    "clip",
-    "minimum",
-    "maximum",
-    "concat",
-    "softmax",
-}
+AFTER_HEADS = CARRIERS | names("mul real_div add sub tanh clip minimum maximum concat softmax")
 """What may stand between a head and the logits."""
 SAYS_SO = re.compile(r"logit|prob|score|class", re.IGNORECASE)
 """In the name of an output."""

@@ -56,6 +56,13 @@ def test_means_and_quotients_are_exact() -> None:
     assert computed(lambda x: mb.real_div(x=x, y=np.int32(2)), whole(7, -7)).tolist() == [3, -3]
 
 
+def test_a_scatter_divides_as_a_division_does() -> None:
+    updates, places = whole(2, -1, 0), np.arange(3, dtype=np.int32)
+    build = lambda x: mb.scatter_along_axis(data=x, indices=places, updates=updates, axis=0, mode="div")  # noqa: E731
+    assert computed(build, whole(-7, LOW, 5)).tolist() == [-3, LOW, 5]  # by 0: as by 1, wherever it stands
+    assert computed(lambda x: mb.real_div(x=x, y=updates), whole(-7, LOW, 5)).tolist() == [-3, LOW, 5]
+
+
 def test_floats_saturate_on_the_way_to_integers() -> None:
     x = np.array([3e9, -3e9, np.inf, -np.inf, np.nan, 2.9, -2.9], np.float32)
     made = computed(lambda x: mb.cast(x=x, dtype="int32"), x, types.fp32)

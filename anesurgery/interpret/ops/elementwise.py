@@ -43,7 +43,7 @@ def _mod(x: Tensor, y: Tensor) -> Tensor:
     return torch.remainder(x, _divisor(y))
 
 
-def _real_div(x: Tensor, y: Tensor) -> Tensor:
+def quotient(x: Tensor, y: Tensor) -> Tensor:
     """The quotient; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point() or y.is_floating_point():
         return torch.true_divide(x, y)
@@ -69,7 +69,7 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "add": torch.add,
     "sub": torch.sub,
     "mul": torch.mul,
-    "real_div": _real_div,
+    "real_div": quotient,
     "floor_div": _floor_div,
     "mod": _mod,
     "pow": _pow,

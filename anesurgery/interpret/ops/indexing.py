@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from anesurgery.interpret.ops.elementwise import quotient
 from anesurgery.interpret.table import Unsupported, impl
 from anesurgery.ops import LOOKUPS
 
@@ -125,12 +126,11 @@ def _divide(rows: Tensor, index: Tensor, new: Tensor) -> Tensor:
     start = torch.cumsum(counts, 0) - counts
     turn = torch.empty_like(index)
     turn[order] = torch.arange(index.shape[0]) - start[index[order]]
-    rounding = None if rows.is_floating_point() else "trunc"
     divided = rows.clone()
     for n in range(int(counts.max()) if counts.numel() else 0):
         now = turn == n
         at = index[now]
-        divided[at] = torch.div(divided[at], new[now], rounding_mode=rounding)
+        divided[at] = quotient(divided[at], new[now])
     return divided
 
 

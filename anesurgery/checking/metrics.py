@@ -88,7 +88,7 @@ def compare_arrays(name: str, a: Array, b: Array, meant: Array | None = None) ->
     finite = np.isfinite(x) & np.isfinite(y)
     compared = int(finite.sum())
     bad, undefined = (0, 0) if compared == a.size else _not_finite(x, y, finite, meant)
-    apart = x - y if compared == a.size else x[finite] - y[finite]
+    apart = np.asarray(x - y if compared == a.size else x[finite] - y[finite])
     peak = _peak(x if compared == a.size else x[finite])
     max_abs = _peak(apart)
     whole = a.dtype.kind in "biu"

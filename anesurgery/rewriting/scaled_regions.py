@@ -183,11 +183,9 @@ class ScaledRegions:
         if op.op_type in TAILS | FLAT and self.exponents.get(op.x) and self.overflows(op):
             self.saturate(op, goals[op.outputs[0]])
             return
-        if handed_on is None:
+        if handed_on is None or not self.scale_constants(op, handed_on):
             self.restore_operands(op)
             handed_on = Scaled(0)
-        for name, exponent in handed_on.constants.items():
-            self.scale_constant(op, name, exponent)
         for out, goal in goals.items():
             self.exponents[out] = goal
             if goal != handed_on.result:
@@ -303,6 +301,13 @@ class ScaledRegions:
         outputs = [new if v is old else v for v in self.function.outputs]
         if new in outputs:
             self.function.set_outputs(outputs)
+
+    def scale_constants(self, op: Operation, handed_on: Scaled) -> bool:
+        """Scale what must be scaled with the operands; False, and nothing changed, where a number would be lost.
+
+        Biases and epsilons are rounded: of the others an op has one at most.
+        """
+        return all(self.scale_constant(op, name, e) for name, e in handed_on.constants.items())
 
     def scale_constant(self, op: Operation, name: str, exponent: int) -> bool:
         """Scale a constant, if nothing is lost: a weight must come back, an epsilon must not vanish."""

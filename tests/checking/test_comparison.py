@@ -27,6 +27,12 @@ def test_equal_arrays() -> None:
     assert (row.psnr, row.max_abs, row.kl, row.top_k, row.bad) == (math.inf, 0, 0, 1, 0)
 
 
+def test_an_output_of_rank_0_is_compared() -> None:
+    one, other = np.array(2.0, np.float32), np.array(2.5, np.float32)
+    assert compare_arrays("y", one, one.copy()).psnr == math.inf
+    assert compare_arrays("y", one, other).psnr == pytest.approx(20 * math.log10(2 / 0.5))
+
+
 @pytest.mark.parametrize(
     "change",
     [lambda a: a * 1.01, lambda a: np.roll(a, 1), lambda a: 0 * a, lambda a: -a],

@@ -133,6 +133,15 @@ def test_each_kind_of_region(make: Callable[[Var], Var]) -> None:
     assert compare_arrays("y", expected, run(after, X, precision="ane")["y"]).psnr > 45
 
 
+def test_an_op_whose_constant_cannot_be_scaled_reads_its_operands_as_they_were() -> None:
+    least = np.array([3, 0.5, 2.0**-24, 1], np.float16)  # half of the third is no number of fp16
+    program = built(
+        lambda x: mb.add(x=np.float16(-1), y=mb.add(x=mb.mul(x=x, y=np.float16(3e4)), y=least), name="y")
+    )
+    after, _ = apply_pass(ScaleRanges(inputs=[X]), program)
+    assert_close(run(after, X)["y"], run(program, X)["y"], rtol=1e-6)
+
+
 def test_refusals() -> None:
     assert_refuses(ScaleRanges(inputs=X), built(lambda x: mb.relu(x=x)), "no value exceeds the limits")
     factor = np.float16(30000)

@@ -303,7 +303,7 @@ class ScaledRegions:
             self.function.set_outputs(outputs)
 
     def scale_constants(self, op: Operation, handed_on: Scaled) -> bool:
-        """Scale what must be scaled with the operands; False, and nothing changed, where a number would be lost.
+        """Scale what must be scaled with the operands; False, and nothing changed, where bits would be lost.
 
         Biases and epsilons are rounded: of the others an op has one at most.
         """

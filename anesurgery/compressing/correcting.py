@@ -20,16 +20,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import Shares, corrected, moments, objective
+from anesurgery.compressing.second_order import Rounded, Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import inputs
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
-from anesurgery.interpret.forks import replace_weight
 from anesurgery.interpret.listener import Listener
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_weight, operands, static_shape, types
 from anesurgery.regions.compressed_weights import Form, Result
@@ -171,6 +170,8 @@ class Correction:
             first.setdefault(one.readers[0].op, []).append(one)
         shifts: dict[Operation, Array] = {}
         begun: dict[Var, _Begun | None] = {}
+        held: dict[Var, torch.Tensor] = {}
+        last = {one.var: one.readers[-1].op for one in self.chosen}
 
         def begin(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> None:
             for one in first.get(step.op, ()):
@@ -180,9 +181,15 @@ class Correction:
         def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> Step:
             begin(step, read, wanted)
             for one in first.get(step.op, ()):
-                shifts.update(self._end(one, begun[one.var], executable))
+                if (done := begun[one.var]) is not None:
+                    corrected = self._end(one, done)
+                    shifts.update(corrected.shifts)
+                    held[one.var] = executable.plan._tensor(np.ascontiguousarray(corrected.array))
                 begun[one.var] = None
-            return _shifted(step, shifts[step.op]) if step.op in shifts else step
+            step = _with_weights(step, held)
+            for var in [var for var in held if last[var] is step.op]:
+                del held[var]
+            return _shifted(step, shifts.pop(step.op)) if step.op in shifts else step
 
         both = executable, Executable(self.loaded.program, function=self.name, fuse=False)
         samples = self.samples, self.samples if self.plain is None else self.plain
@@ -215,30 +222,21 @@ class Correction:
         seen.see(one.readers[0].op, read)
         met = [(r.op, seen if n == 0 else later) for n, r in enumerate(one.readers)]
         met = [(op, each) for op, each in met if op in each.moments]
-        plain = [each.moments[op] for op, each in met]
         shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
-        spread = [each.centred(op) if op in shifted else each.moments[op] for op, each in met]
-        both = joined(one, spread, plain), joined(one, plain, plain)
+        hessians, centres = joined(one, [each.met(op, op in shifted) for op, each in met])
         reader = one.readers[0]
         apart = Apart.of(reader, read, wanted, shifted.get(reader.op))
         crossed = None if apart is None or len(one.readers) > 1 else apart.crossed
-        due = self.correct(one, kind, both[0], self.loaded.version, both[1], crossed)
+        due = self.correct(one, kind, hessians, self.loaded.version, centres, crossed)
         return _Begun(due, shifted, None if apart is None else apart.mean)
 
-    def _end(self, one: Candidate, begun: _Begun | None, executable: Executable) -> Mapping[Operation, Array]:
-        """Take what a weight became into the run.
-
-        Returns:
-            What the biases of its readers gain.
-        """
-        if begun is None:
-            return {}
+    def _end(self, one: Candidate, begun: _Begun) -> Corrected:
+        """Wait for what a weight became."""
         corrected = begun.due()
         corrected = replace(corrected, shifts=_shifts(one, corrected.array, begun.means, begun.off))
-        replace_weight(executable.plan, one.var, corrected.array)
         self.made.append(corrected if self.arrays else replace(corrected, array=NOTHING))
         self.told(len(self.made))
-        return corrected.shifts
+        return corrected
 
 
 def takes_bias(op: Operation) -> bool:
@@ -272,13 +270,13 @@ class Apart:
             wanted: the same in the plain model.
             centre: [groups, columns], the mean of what is given, where a bias takes that up.
         """
-        pairs = [(rows.inputs(a), rows.inputs(b)) for a, b in zip(read, wanted, strict=True)]
-        mine, other = ([one for one in side if one is not None] for side in zip(*pairs, strict=True))
-        if len(mine) < len(pairs) or not all(bool(one.isfinite().all()) for one in other):
+        if rows.inputs(read[0]) is None:
             return None
         count, total, crossed = 0, torch.zeros(()), torch.zeros(())
-        for here, there in zip(together(mine), together(other), strict=True):
+        for here, there in zip(together(rows, read), together(rows, wanted), strict=True):
             off = there.float() - here.float()
+            if not bool(off.isfinite().all()):
+                return None
             total = total + off.double().sum(1)
             crossed = crossed + (off.transpose(1, 2) @ here.float()).double()
             count += here.shape[1]
@@ -303,6 +301,12 @@ def _shifts(
         shifts[op] = np.zeros(lost.shape[rows[op].channel])
         np.add.at(shifts[op], rows[op].channels, gained)
     return shifts
+
+
+def _with_weights(step: Step, held: Mapping[Var, torch.Tensor]) -> Step:
+    """An op with other weights."""
+    fixed = {name: held[var] for name, var in operands(step.op) if var in held}
+    return replace(step, fixed={**step.fixed, **fixed}) if fixed else step
 
 
 def _shifted(step: Step, shift: Array) -> Step:
@@ -337,34 +341,38 @@ def op_by_op(
         ops: at the top level of the function.
         beside: called with each step before it is taken.
         look: called before each of `ops` with its step and what is there, for each sample.
-        outputs: are they wanted? Else the run ends with the last of `ops`.
+        outputs: are they wanted? Else the run ends before the last of `ops`.
 
     Returns:
         The outputs for each sample.
     """
     plan = executable.plan
     envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in samples]
-    end = _end_of(plan, ops)
+    last = _last_of(plan, ops)
+    rest = plan.steps[last:]
     with torch.inference_mode():
-        for step in plan.steps[:end]:
+        for number, step in enumerate(plan.steps[: last + 1]):
             if step.op in ops:
                 look(step, envs)
                 step = before(step, [plan.arguments(step, env) for env in envs])
-            beside(step)
-            take_all(plan, step, envs)
-    return [_rest(executable, env, end) for env in envs] if outputs else []
+            if number < last:
+                beside(step)
+                take_all(plan, step, envs)
+            else:
+                rest[0] = step
+    return [_rest(executable, env, rest) for env in envs] if outputs else []
 
 
-def _end_of(plan: Plan, ops: Collection[Operation]) -> int:
-    """The number of the step after the last of some ops."""
-    return max((n for n, step in enumerate(plan.steps, 1) if step.op in ops), default=0)
+def _last_of(plan: Plan, ops: Collection[Operation]) -> int:
+    """The number of the last step of some ops; all samples together come to what it reads."""
+    return max((n for n, step in enumerate(plan.steps) if step.op in ops), default=0)
 
 
-def _rest(executable: Executable, env: Env, start: int) -> dict[str, Array]:
+def _rest(executable: Executable, env: Env, steps: Sequence[Step]) -> dict[str, Array]:
     """The outputs of a sample, whose last steps are taken by itself: logits of all samples would be large."""
     bound = list(env.values())
     with torch.inference_mode():
-        for step in executable.plan.steps[start:]:
+        for step in steps:
             executable.plan.take(step, env)
         outputs = executable.outputs(env, bound)
     env.clear()
@@ -437,7 +445,7 @@ def side_by_side(
         before: called before each of `ops`.
         ops: at the top level of the function.
         ahead: what may begin before its op is taken.
-        outputs: are they wanted? Else the run ends with the last of `ops`.
+        outputs: are they wanted? Else the run ends before the last of `ops`.
 
     Returns:
         The outputs of both for each sample.
@@ -456,8 +464,8 @@ def side_by_side(
         take_all(plain.plan, steps[step.op], envs)
 
     compressed = op_by_op(executables[0], samples[0], both, ops, beside, look, outputs)
-    end = _end_of(plain.plan, ops)
-    return compressed, [_rest(plain, env, end) for env in envs] if outputs else []
+    rest = plain.plan.steps[_last_of(plain.plan, ops) :]
+    return compressed, [_rest(plain, env, rest) for env in envs] if outputs else []
 
 
 def plain_moments(
@@ -468,8 +476,17 @@ def plain_moments(
     executable = Executable(loaded.program, function=name, fuse=False)
     for values in samples:
         executable(values, listener=seen)
-    each = {one.var: [seen.moments[r.op] for r in one.readers] for one in chosen}
-    return {one.var: joined(one, each[one.var], each[one.var]) for one in chosen}
+    return {one.var: joined(one, [seen.met(r.op) for r in one.readers])[0] for one in chosen}
+
+
+@dataclass(frozen=True)
+class Met:
+    """The second moments of what an op reads."""
+
+    moments: Array
+    """[groups, columns, columns]."""
+    centre: Array | None = None
+    """[groups, columns], whose products with each other the moments about zero have more."""
 
 
 class Seen(Listener):
@@ -485,10 +502,12 @@ class Seen(Listener):
         """[groups, columns]."""
         return np.asarray(self._sums[op] / self._counts[op])
 
-    def centred(self, op: Operation) -> Array:
-        """The second moments about the mean, which a bias takes up: [groups, columns, columns]."""
-        mean = self.mean(op)
-        return np.asarray(self.moments[op] - self._counts[op] * mean[:, :, None] * mean[:, None])
+    def met(self, op: Operation, centred: bool = False) -> Met:
+        """The moments of what an op reads; about the mean, where a bias takes that up."""
+        if not centred:
+            return Met(self.moments[op])
+        centre = self.mean(op) * np.sqrt(self._counts[op])
+        return Met(self.moments[op] - centre[:, :, None] * centre[:, None], centre)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
@@ -508,32 +527,35 @@ class Seen(Listener):
         if op not in self.rows:
             return
         rows = self.rows[op]
-        read = [rows.inputs(values) for values in samples]
-        met = [one for one in read if one is not None]
-        if len(met) < len(read):  # of a table each row is read as it is
+        if rows.inputs(samples[0]) is None:  # of a table each row is read as it is
             columns = rows.of(np.empty(rows.shape, np.bool_)).shape[-1]
             count = sum(torch.as_tensor(values["indices"]).numel() for values in samples)
             self.moments[op] = self.moments.get(op, 0) + np.eye(columns)[None] * (count / rows.shape[0])
             return
-        if not all(bool(torch.isfinite(one).all()) for one in met):
-            raise NotFinite(
-                f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
-                "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
-            )
-        for part in together(met):
+        for part in together(rows, samples):
+            if not bool(torch.isfinite(part).all()):
+                raise NotFinite(
+                    f"{op.op_type} {op.name!r} reads NaN or infinity when a sample runs, so its weight cannot "
+                    "be corrected; leave that sample out, or see with `anesurgery ranges` where values overflow"
+                )
             self.moments[op] = self.moments.get(op, 0) + moments(part)
             self._sums[op] = self._sums.get(op, 0) + np.asarray(part.double().sum(1))
             self._counts[op] = self._counts.get(op, 0) + part.shape[1]
 
 
-def together(inputs: Sequence[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Inputs [groups, number, columns] of samples joined: adding up moments of each would take longer."""
-    start, count = 0, 0
-    for number, one in enumerate(inputs, 1):
-        count += one.shape[1]
-        if count >= MOST_INPUTS or number == len(inputs):
-            yield torch.cat(list(inputs[start:number]), dim=1)
-            start, count = number, 0
+def together(rows: Rows, samples: Sequence[Values]) -> Iterator[torch.Tensor]:
+    """What an op reads [groups, number, columns], of several samples at once: one by one takes longer.
+
+    What a weight meets of all samples may be far more than they are, as the windows of a convolution are.
+    """
+    some: list[torch.Tensor] = []
+    for number, values in enumerate(samples, 1):
+        read = rows.inputs(values)
+        assert read is not None
+        some.append(read)
+        if sum(one.shape[1] for one in some) >= MOST_INPUTS or number == len(samples):
+            yield torch.cat(some, dim=1)
+            some = []
 
 
 def correct(
@@ -541,7 +563,7 @@ def correct(
     kind: str,
     hessians: Array,
     version: int,
-    plain: Array | None = None,
+    centres: Array | None = None,
     crossed: Array | None = None,
 ) -> Corrected:
     """One weight in a form, corrected for the second moments of its inputs.
@@ -551,31 +573,35 @@ def correct(
         kind: such as "int4" or "palette3".
         hessians: [groups, columns, columns]; about the mean where a bias takes that up.
         version: of the specification.
-        plain: about zero, what errors are shares of; `hessians` by default.
+        centres: [means, groups, columns], whose products with each other the moments about zero have more;
+            errors are shares of those.
         crossed: [groups, columns, columns], what the inputs have lost, times the inputs: the numbers that are
             rounded are those whose products with the inputs are nearest to what the plain ones make.
     """
-    plain = hessians if plain is None else plain
-    reader = one.readers[0]
-    weight = np.asarray(one.var.val)
+    reader, weight = one.readers[0], np.asarray(one.var.val)
     rows, shares = reader.of(weight.astype(np.float64)), [Shares.of(hessian) for hessian in hessians]
     if crossed is not None:
-        rows = rows + np.stack([each.solved(r @ c) for each, r, c in zip(shares, rows, crossed, strict=True)])
-    grid = grid_of(kind, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype, shares)
+        rows = rows + np.stack([_taken_up(*each) for each in zip(shares, rows, crossed, strict=True)])
+    channels, axis = reader.channels, reader.channel
+    grid = Fitting(rows, hessians, channels, axis, weight.ndim, weight.dtype, shares).grid(kind)
     rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
-    whole = max(_error(rows, None, plain), float(np.finfo(np.float64).tiny))
-    plainly = _error(rows, rounded, plain) / whole
-    best = _Try(_error(rows, rounded, hessians), rounded, grid)
-    del rounded
-    for _ in range(ROUNDS):
-        made = _handed_on(rows, shares, grid)
-        best = best.or_better(rows, made, grid, hessians)
-        grid, made = grid.refitted(rows, made, hessians)
-        best = best.or_better(rows, made, grid, hessians)
+    whole = _error(rows, None, hessians) + _of_means(rows, centres)
+    first = _error(rows, rounded, hessians)
+    plainly = first + _of_means(rows - rounded, centres)
+    best = _best(_Try(first, rounded, grid), rows, shares, hessians)
     form = best.grid.form(best.rows, reader.back, weight.dtype, version)
     array = decoded(form).reshape(weight.shape)
-    error = _error(rows, reader.of(array.astype(np.float64)), hessians)
-    return Corrected(one, kind, form, array, error / whole, size_of(form), plainly)
+    stored = reader.of(array.astype(np.float64))
+    error = best.error if np.array_equal(stored, best.rows) else _error(rows, stored, hessians)
+    whole = max(whole, float(np.finfo(np.float64).tiny))
+    return Corrected(one, kind, form, array, error / whole, size_of(form), plainly / whole)
+
+
+def _taken_up(shares: Shares, rows: Array, crossed: Array) -> Array:
+    """What rows gain that their products with the inputs come near to those with the plain ones."""
+    if len(rows) > len(crossed):
+        return np.asarray(rows @ shares.solved(crossed))
+    return shares.solved(rows @ crossed)
 
 
 @dataclass(frozen=True)
@@ -586,18 +612,41 @@ class _Try:
     rows: Array
     grid: Grid
 
-    def or_better(self, rows: Array, other: Array, grid: Grid, hessians: Array) -> _Try:
-        """Other rows, where their error is less."""
-        error = _error(rows, other, hessians)
-        return _Try(error, other, grid) if error < self.error else self
+    def or_better(self, other: _Try) -> _Try:
+        """Another one, where its error is less."""
+        return other if other.error < self.error else self
 
 
-def joined(one: Candidate, each: Sequence[Array], plain: Sequence[Array]) -> Array:
-    """The moments for all readers of a weight: each counts by its share of what it makes, about zero."""
+def _best(first: _Try, rows: Array, shares: Sequence[Shares], hessians: Array) -> _Try:
+    """The rows with the least error: rounded by a grid, then by the one that fits what came out, ..."""
+    best, grid = first, first.grid
+    for _ in range(ROUNDS):
+        parts = _handed_on(rows, shares, grid)
+        numbers = np.stack([one.rows for one in parts])
+        best = best.or_better(_Try(sum(one.error for one in parts), numbers, grid))
+        grid, numbers = grid.refitted(rows, numbers, hessians)
+        best = best.or_better(_Try(_error(rows, numbers, hessians), numbers, grid))
+    return best
+
+
+def joined(one: Candidate, each: Sequence[Met]) -> tuple[Array, Array | None]:
+    """The moments for all readers of a weight, and the means that these are about.
+
+    Each counts by its share of what it makes.
+    """
+    centres = [met.centre for met in each]
     if len(each) == 1:
-        return each[0]
+        return each[0].moments, None if centres[0] is None else centres[0][None]
     rows, tiny = one.readers[0].of(np.asarray(one.var.val, np.float64)), float(np.finfo(np.float64).tiny)
-    return np.asarray(sum(h / max(_error(rows, None, p), tiny) for h, p in zip(each, plain, strict=True)))
+    counts = [max(_error(rows, None, met.moments) + _of_means(rows, met.centre), tiny) for met in each]
+    means = [c / np.sqrt(n) for c, n in zip(centres, counts, strict=True) if c is not None]
+    total = np.asarray(sum(met.moments / n for met, n in zip(each, counts, strict=True)))
+    return total, np.stack(means) if means else None
+
+
+def _of_means(rows: Array, centres: Array | None) -> float:
+    """What the products of rows with means [..., groups, columns] add to their squares."""
+    return 0.0 if centres is None else float(np.square(rows @ centres[..., None]).sum())
 
 
 def size_of(form: Form) -> int:
@@ -626,12 +675,10 @@ def arrays_of(form: Form) -> dict[tuple[str, str], Any]:
     return arrays
 
 
-def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> Array:
-    """The rows of all groups, corrected."""
-    made = []
-    for group, (part, each) in enumerate(zip(rows, shares, strict=True)):
-        made.append(corrected(part, each, partial(_nearest, grid, group)))
-    return np.stack(made)
+def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> list[Rounded]:
+    """The rows of each group, corrected."""
+    groups = enumerate(zip(rows, shares, strict=True))
+    return [corrected(part, each, partial(_nearest, grid, group)) for group, (part, each) in groups]
 
 
 def _nearest(grid: Grid, group: int, column: Array, at: int) -> Array:

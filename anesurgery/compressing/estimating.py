@@ -23,7 +23,7 @@ from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import portable
-from anesurgery.compressing.fitted import grid_of
+from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, objective
 from anesurgery.compressing.weight_forms import MOST_VECTOR
@@ -41,7 +41,7 @@ MOST_ROWS = 128
 """Rows of a weight that its errors are found on: enough for a mean, and few for a large weight."""
 MOST_RUNS = 8
 """Samples that the cost at the outputs is measured on, at most."""
-ENOUGH_ROWS = 512
+ENOUGH_ROWS = 256
 """Rows of the outputs after which no further sample is: their mean is near enough."""
 GAIN = 0.5
 """Share of the cost of equal forms that is left at most where others are taken: the estimate is no nearer."""
@@ -176,10 +176,9 @@ def _trials(
         seen.see(step.op, given)
         for one in by_op[step.op]:
             if all(r.op in seen.moments for r in one.readers):
-                each = [seen.moments[r.op] for r in one.readers]
+                met, _ = joined(one, [seen.met(r.op) for r in one.readers])
                 wait(list(due.values())[: -workers.count])
-                sent = one if workers.here else portable(one)
-                due[one] = workers.submit(_trial, sent, kinds[one], joined(one, each, each))
+                due[one] = workers.submit(_trial, one if workers.here else portable(one), kinds[one], met)
         if all(one in due for one in by_op[step.op]):
             seen.moments.pop(step.op)
         return step
@@ -191,15 +190,14 @@ def _trials(
 def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     reader, weight = one.readers[0], np.asarray(one.var.val)
     rows = reader.of(weight.astype(np.float64))
-    some = _some(rows.shape[1])
-    grids = {
-        form: grid_of(form, rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
-        for form in forms
-    }
-    errors = {form: _error(rows, _nearest(rows, grid, some), hessians, some) for form, grid in grids.items()}
+    fitting = Fitting(rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
+    grids = {form: fitting.grid(form) for form in forms}
+    number = _some(rows.shape[1])
+    some = rows[:, number]
+    few = {form: grid.of_rows(number) for form, grid in grids.items()}
+    errors = {form: _error(some, grid, hessians) for form, grid in few.items()}
     first = max(errors[forms[0]], float(np.finfo(np.float64).tiny))
-    handed_on = _error(rows, _corrected(rows, grids[forms[0]], hessians, some), hessians, some)
-    gain = min(1.0, handed_on / first)
+    gain = min(1.0, _handed_on(some, few[forms[0]], hessians) / first)
     sizes = {form: grid.bytes(weight.size) for form, grid in grids.items()}
     return _Trial(grids[forms[0]], sizes, {form: gain * error / first for form, error in errors.items()})
 
@@ -212,29 +210,20 @@ def _some(count: int) -> Array:
     )
 
 
-def _nearest(rows: Array, grid: Grid, some: Array) -> Array:
-    return np.stack([grid.nearest(part, group)[some] for group, part in enumerate(rows)])
+def _error(rows: Array, grid: Grid, hessians: Array) -> float:
+    """Of the products of rows rounded to the nearest numbers."""
+    groups = enumerate(zip(rows, hessians, strict=True))
+    return sum(objective(part - grid.nearest(part, group), hessian) for group, (part, hessian) in groups)
 
 
-def _corrected(rows: Array, grid: Grid, hessians: Array, some: Array) -> Array:
-    """Some rows with the error handed on; the others are not asked for."""
-    made = []
-    for group, (part, hessian) in enumerate(zip(rows, hessians, strict=True)):
-        nearest = partial(_of_some, grid=grid, group=group, whole=part[:, 0], some=some)
-        made.append(corrected(part[some], Shares.of(hessian), nearest))
-    return np.stack(made)
+def _handed_on(rows: Array, grid: Grid, hessians: Array) -> float:
+    """The same with the error of each column handed on to the others."""
+    groups = enumerate(zip(rows, hessians, strict=True))
+    return sum(corrected(part, Shares.of(h), partial(_column, grid, n)).error for n, (part, h) in groups)
 
 
-def _of_some(column: Array, at: int, grid: Grid, group: int, whole: Array, some: Array) -> Array:
-    """The nearest numbers for some rows of a column: scales are those of all rows."""
-    filled = whole.copy()
-    filled[some] = column
-    return grid.nearest(filled, group, at)[some]
-
-
-def _error(rows: Array, made: Array, hessians: Array, some: Array) -> float:
-    pairs = zip(rows, made, hessians, strict=True)
-    return sum(objective(part[some] - found, hessian) for part, found, hessian in pairs)
+def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
+    return grid.nearest(column, group, at)
 
 
 def _rounded(one: Candidate, grid: Grid) -> Array:

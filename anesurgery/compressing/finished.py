@@ -29,6 +29,7 @@ from anesurgery.regions.compressed_weights import Form, Result
 
 PROGRAM = (correcting, fitted, grids, second_order, tables, weight_rows, zeros, clusters)
 """The modules that decide what a weight becomes."""
+NONE: Array = np.empty(0)
 TOLD = "about"
 """The entry of a file that says what the arrays are."""
 
@@ -61,17 +62,17 @@ class Finished:
         kind: str,
         hessians: Array,
         version: int,
-        plain: Array | None = None,
+        centres: Array | None = None,
         crossed: Array | None = None,
     ) -> Callable[[], Corrected]:
         """Begin with what `correct` makes of these, and give what waits for it."""
         if self.folder is None:
-            return self._due(one, kind, (hessians, version, plain, crossed), None)
-        met = [hessians, hessians if plain is None else plain, *([] if crossed is None else [crossed])]
+            return self._due(one, kind, (hessians, version, centres, crossed), None)
+        met = [NONE if each is None else each for each in (hessians, centres, crossed)]
         path = self.folder / f"{_key(one, kind, met, version)}.npz"
         if (held := _read(path, one, kind)) is not None:
             return lambda: held
-        return self._due(one, kind, (hessians, version, plain, crossed), path)
+        return self._due(one, kind, (hessians, version, centres, crossed), path)
 
     def _due(
         self, one: Candidate, kind: str, matrices: tuple[Any, ...], path: Path | None

@@ -34,6 +34,9 @@ class Grid(Protocol):
             at: the column, or columns.
         """
 
+    def of_rows(self, some: Array) -> Grid:
+        """The same for some rows of each group, in the order of their numbers."""
+
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """The op that decodes rows of the grid, for a specification version."""
 
@@ -79,6 +82,10 @@ class Scaled:
         """The nearest whole numbers, times the scales."""
         scale = self._of(group)
         return self._codes(values, group) * (scale if values.ndim == 1 else scale[:, None])
+
+    def of_rows(self, some: Array) -> Scaled:
+        """The scales of some rows."""
+        return replace(self, channels=self.channels[:, some])
 
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """A scale for each channel; iOS 16 has it for 8 bits only."""

@@ -33,20 +33,24 @@ the factor [columns]."""
 
 
 def moments(inputs: torch.Tensor) -> Array:
-    """[groups, columns, columns]: the sum of the products of inputs [groups, number, columns]."""
-    wide = inputs.double()
+    """[groups, columns, columns]: the sum of the products of inputs [groups, number, columns].
+
+    Sums are made in fp32, each within some parts in a million of the two columns that it is of; the damping of
+    the Hessian is ten thousand times as large.
+    """
+    wide = inputs.float()
     columns = wide.shape[-1]
     found = wide.new_empty(len(wide), columns, columns)
     for start in range(0, columns, STRIPE):  # half of it is the other half, transposed
         part = slice(start, start + STRIPE)
         found[:, part, start:] = wide[:, :, part].transpose(1, 2) @ wide[:, :, start:]
         found[:, start + STRIPE :, part] = found[:, part, start + STRIPE :].transpose(1, 2)
-    return np.asarray(found)
+    return np.asarray(found.double())
 
 
 def objective(difference: Array, hessian: Array) -> float:
     """The squared error of the products of all rows, for a difference of weights [rows, columns]."""
-    return float(np.einsum("rc,rc->", difference @ hessian, difference, optimize=True))
+    return float(np.vdot(difference @ hessian, difference))
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,9 @@ class Shares:
     order: Array
     """[columns]: those that vary most first."""
     factor: torch.Tensor
-    """[columns, columns], upper, in that order."""
+    """[columns, columns], upper, in that order: of the inverse of the damped Hessian."""
+    damping: float = 0.0
+    """What the diagonal was increased by."""
 
     @classmethod
     def of(cls, hessian: Array, damping: float = DAMPING) -> Shares:
@@ -67,7 +73,7 @@ class Shares:
             damping: of the mean of its diagonal.
         """
         order = np.argsort(-np.diag(hessian), kind="stable")
-        return cls(order, _factor(hessian[np.ix_(order, order)], damping))
+        return cls(order, *_factor(hessian[np.ix_(order, order)], damping))
 
     def solved(self, rows: Array) -> Array:
         """Rows [rows, columns] times the inverse of the damped Hessian."""
@@ -77,7 +83,17 @@ class Shares:
         return numbers
 
 
-def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | None = None) -> Array:
+@dataclass(frozen=True)
+class Rounded:
+    """Rows of rounded numbers."""
+
+    rows: Array
+    """[rows, columns]. Columns whose input was always 0 are rounded to the nearest."""
+    error: float
+    """Of the products, squared: the sum of what the columns handed on, less what the damping adds to it."""
+
+
+def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | None = None) -> Rounded:
     """Rows rounded column by column with the error handed on.
 
     Args:
@@ -85,9 +101,6 @@ def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | No
         shares: of the Hessian.
         nearest: rounds a column.
         before: what looks at each block of columns before it is rounded.
-
-    Returns:
-        Rows of rounded numbers. Columns whose input was always 0 are rounded to the nearest.
     """
     order = shares.order
     left = torch.from_numpy(np.ascontiguousarray(rows.T[order]))  # columns first: each is read in one piece
@@ -104,7 +117,9 @@ def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | No
             work.after(block.start, block.stop, len(order))
     found = np.empty_like(rows)
     found[:, order] = made.numpy().T
-    return found
+    damped = float(torch.linalg.vector_norm(errors)) ** 2
+    lost = damped - shares.damping * float(np.linalg.norm(found - rows)) ** 2
+    return Rounded(found, max(0.0, lost))
 
 
 @dataclass
@@ -147,19 +162,35 @@ class _Work:
             self.left[after].addmm_(self.shares.factor[start:end, after].T, self.errors[start:end], alpha=-1)
 
 
-def _factor(hessian: Array, damping: float) -> torch.Tensor:
-    """The upper Cholesky factor of the inverse of a damped Hessian."""
+def _factor(hessian: Array, damping: float) -> tuple[torch.Tensor, float]:
+    """The upper Cholesky factor of the inverse of a damped Hessian, and what was added to its diagonal.
+
+    The factor of the matrix with its rows and columns turned round is inverted, and turned round again.
+    """
     matrix = torch.from_numpy(np.ascontiguousarray(hessian))
     mean = float(matrix.diagonal().mean())
     if not mean > 0:
-        return torch.eye(len(matrix), dtype=torch.float64)
+        return torch.eye(len(matrix), dtype=torch.float64), 1.0
     while True:
-        damped = matrix + torch.eye(len(matrix), dtype=torch.float64) * (damping * mean)
-        lower, failed = torch.linalg.cholesky_ex(damped)
+        added = damping * mean
+        turned = matrix.flip(0, 1)
+        turned.diagonal().add_(added)
+        lower, failed = torch.linalg.cholesky_ex(turned)
+        del turned
         if not failed:
-            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(lower), upper=True)
-            if not failed:
-                return upper
+            return _inverse(lower.tril_()).flip(0, 1), added
         if damping >= MOST_DAMPING:
             raise ValueError("the second moments of the inputs are no positive matrix")
         damping *= 10
+
+
+def _inverse(lower: torch.Tensor) -> torch.Tensor:
+    """Of a lower triangular matrix, quarter by quarter."""
+    count = len(lower)
+    if count <= STRIPE:
+        return torch.linalg.solve_triangular(lower, torch.eye(count, dtype=lower.dtype), upper=False)
+    half, found = count // 2, torch.zeros_like(lower)
+    first, last = _inverse(lower[:half, :half]), _inverse(lower[half:, half:])
+    found[:half, :half], found[half:, half:] = first, last
+    found[half:, :half] = last @ (lower[half:, :half] @ first).neg_()
+    return found

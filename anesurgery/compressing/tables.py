@@ -7,21 +7,26 @@ that meet the same input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.compressing.grids import EVERY
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, types
-from anesurgery.regions.clusters import clustered, weighted
+from anesurgery.regions.clusters import Totals, clustered, totals, weighted
 from anesurgery.regions.compressed_weights import Form
 
-MOST_PRODUCTS = 4 * 10**9
-"""Multiplications that fitting a table to a weight may take."""
+MOST_PRODUCTS = 10**9
+"""Multiplications that the curvature may take by which tables are fitted to a weight: of more rows it is no
+other, and how far the products are off is found on all of them."""
+TOGETHER = 16
+"""Rows whose curvature is found together; only times depend on it."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,14 @@ class Table:
     axis: int
     """Of the weight, along which the output channels lie."""
     rank: int
+
+    @cached_property
+    def _one(self) -> tuple[Array, Array] | None:
+        """The entries of a single table of numbers, and the middles between them."""
+        if self.entries.shape[0] > 1 or self.width > 1:
+            return None
+        entries = self.entries[0, :, 0].astype(np.float64)
+        return entries, (entries[1:] + entries[:-1]) / 2
 
     @property
     def width(self) -> int:
@@ -68,8 +81,15 @@ class Table:
 
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
         """The nearest entries."""
+        if self._one is not None:
+            entries, middles = self._one
+            return entries[np.searchsorted(middles, values)]
         columns = values.reshape(len(values), -1)
         return self._numbers(self.codes(columns, group), group).reshape(values.shape)
+
+    def of_rows(self, some: Array) -> Table:
+        """The tables of some rows; of vectors these are whole ones."""
+        return replace(self, tables=self.tables[:, some])
 
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """Indices of the shape of the weight, and the tables; before iOS 18 one table."""
@@ -106,13 +126,16 @@ class Table:
     def refitted(
         self, rows: Array, rounded: Array, hessians: Array, kept: Array | None = None
     ) -> tuple[Table, Array]:
-        """The entries of each table by least squares over all products."""
+        """The entries of each table by least squares over all products: a step of Newton's."""
         codes = [self.codes(part, group) for group, part in enumerate(rounded)]
+        off = [(a - b) @ h for a, b, h in zip(rows, rounded, hessians, strict=True)]
         entries = self.entries.astype(np.float64)
+        products = rows.size * rows.shape[-1] * entries.shape[1]
+        every = 1 + products // MOST_PRODUCTS
         for table in range(len(entries)):
             for lane in range(self.width):
-                some = list(self._of(table, lane, codes, rows, kept))
-                entries[table, :, lane] = _fitted(entries[table, :, lane], some, hessians)
+                some = list(self._of(table, lane, codes, off, kept))
+                entries[table, :, lane] += _step(entries.shape[1], some, hessians, every)
         fitted = replace(self, entries=entries.astype(self.entries.dtype))
         numbers = np.stack([fitted._numbers(each, group) for group, each in enumerate(codes)])
         if self.width == 1:
@@ -120,9 +143,9 @@ class Table:
         return fitted, numbers if kept is None else np.where(kept, numbers, 0.0)
 
     def _of(
-        self, table: int, lane: int, codes: list[Array], rows: Array, kept: Array | None
+        self, table: int, lane: int, codes: list[Array], off: list[Array], kept: Array | None
     ) -> Iterator[tuple[int, Array, Array]]:
-        """(group, codes, numbers) of the rows that a lane of a table makes; code -1 is none of its entries."""
+        """(group, codes, how far off) of the rows of a lane of a table; code -1 is none of its entries."""
         for group, each in enumerate(codes):
             mine = np.flatnonzero(self.tables[group] == table)
             mine = mine[mine % self.width == lane]
@@ -130,7 +153,7 @@ class Table:
             yield (
                 group,
                 indices if kept is None else np.where(kept[group][mine], indices, -1),
-                rows[group][mine],
+                off[group][mine],
             )
 
 
@@ -139,20 +162,55 @@ def _vectors(values: Array, width: int) -> Array:
     return values.reshape(-1, width, values.shape[1]).transpose(0, 2, 1)
 
 
-def _fitted(old: Array, some: list[tuple[int, Array, Array]], hessians: Array) -> Array:
-    """The entries that fit rows best."""
-    count = len(old)
-    elements = sum(part.size for _, _, part in some)
-    every = 1 + int(elements * hessians.shape[-1] * count // MOST_PRODUCTS)
-    matrix, wanted = np.zeros((count, count)), np.zeros(count)
-    for group, codes, rows in some:
-        for row_codes, row in zip(codes[::every], rows[::every], strict=True):
-            held = (row_codes == np.arange(count)[:, None]).astype(np.float64)
-            met = held @ hessians[group]
-            matrix += met @ held.T
-            wanted += met @ row
+def _step(count: int, some: list[tuple[int, Array, Array]], hessians: Array, every: int) -> Array:
+    """What entries gain that the products of rows come nearest.
+
+    Args:
+        count: of the entries.
+        some: (group, codes, how far off the products are, times what the columns read) of rows.
+        hessians: of each group.
+        every: each so manieth row is asked how the error curves.
+    """
+    curved, slope = torch.zeros(count, count, dtype=torch.float64), np.zeros(count)
+    for group, codes, off in some:
+        held = codes >= 0
+        slope += np.bincount(codes[held], off[held], count)
+        hessian = torch.from_numpy(hessians[group]).float()
+        asked = torch.from_numpy(codes[::every].astype(np.int64))
+        share = len(codes) / max(1, len(asked))
+        for part in torch.split(asked, TOGETHER):
+            ones = (part[:, None] == torch.arange(count)[:, None]).float()
+            met = (ones.flatten(0, 1) @ hessian).reshape(ones.shape)
+            curved += share * (met @ ones.transpose(1, 2)).sum(0).double()
+    matrix = curved.numpy()
     steady = np.diag(matrix).mean() * 1e-6 or 1.0  # of a weight that reads zeros alone nothing is known
-    return np.asarray(np.linalg.solve(matrix + steady * np.eye(count), wanted + steady * old))
+    return np.asarray(np.linalg.solve(matrix + steady * np.eye(count), slope))
+
+
+def weighed(rows: Array, hessians: Array) -> Array:
+    """How much the square of the error of each number counts: [groups, rows, columns].
+
+    Args:
+        rows: of that shape.
+        hessians: [groups, columns, columns].
+    """
+    return np.stack([np.broadcast_to(np.diag(h), part.shape) for h, part in zip(hessians, rows, strict=True)])
+
+
+def numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
+    """The numbers, or vectors, of rows, and how much each counts: a little where no input meets it.
+
+    Args:
+        rows: [groups, rows, columns], or without groups.
+        weights: of that shape.
+        vector: rows that meet the same input, whose numbers are a vector.
+    """
+    even = 1e-3 * float(weights.mean()) or 1.0
+    if vector == 1:
+        return totals(rows.reshape(-1, 1), weights.ravel() + even)
+    values, counts = (each.reshape(-1, rows.shape[-1]) for each in (rows, weights))
+    vectors = _vectors(values, vector).reshape(-1, vector)
+    return totals(vectors, _vectors(counts + even, vector).mean(axis=2).ravel())
 
 
 def table(
@@ -170,16 +228,18 @@ def table(
         dtype: of the entries.
     """
     tables = channels // form.group if form.group else np.zeros_like(channels)
-    entries = []
-    for number in range(int(tables.max()) + 1):
-        held = tables == number
-        values, counts = rows[held], weights[held]
-        even = 1e-3 * float(counts.mean()) or 1.0
-        vectors = _vectors(values, form.vector).reshape(-1, form.vector)
-        each = _vectors(counts + even, form.vector).mean(axis=2).ravel()
-        entries.append(weighted(vectors, each, 2**form.bits))
-    stored = np.stack(entries).astype(dtype)
+    held = [tables == number for number in range(int(tables.max()) + 1)]
+    return of_numbers(
+        [numbers(rows[each], weights[each], form.vector) for each in held], tables, form, axis, rank, dtype
+    )
+
+
+def of_numbers(
+    known: Sequence[Totals], tables: Array, form: WeightForm, axis: int, rank: int, dtype: Any
+) -> Table:
+    """The entries with the least error for the numbers of each table; the rest is as `table` takes it."""
+    stored = np.stack([weighted(each, 2**form.bits) for each in known]).astype(dtype)
     return Table(np.sort(stored, axis=1) if form.vector == 1 else stored, tables, axis, rank)
 
 
-__all__ = ["Table", "table"]
+__all__ = ["Table", "numbers", "of_numbers", "table", "weighed"]

@@ -37,7 +37,7 @@ def pruned(rows: Array, shares: Sequence[Shares], zeros: int) -> tuple[Array, Ar
     kept, left = np.ones(rows.shape, np.bool_), np.empty_like(rows)
     for group, (part, each) in enumerate(zip(rows, shares, strict=True)):
         mask = kept[group]
-        left[group] = corrected(part, each, partial(_masked, mask), partial(_choose, mask, zeros))
+        left[group] = corrected(part, each, partial(_masked, mask), partial(_choose, mask, zeros)).rows
     return kept, left
 
 
@@ -62,6 +62,10 @@ class Plain:
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
         """The numbers as the type holds them."""
         return values.astype(self.dtype).astype(np.float64)
+
+    def of_rows(self, some: Array) -> Plain:
+        """Of any rows."""
+        return self
 
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """A constant."""
@@ -91,6 +95,10 @@ class Masked:
     def nearest(self, values: Array, group: int, at: int | slice = EVERY) -> Array:
         """The nearest numbers of the inner grid where they are kept."""
         return np.where(self.kept[group][:, at], self.inner.nearest(values, group, at), 0.0)
+
+    def of_rows(self, some: Array) -> Masked:
+        """The zeros and the inner grid of some rows."""
+        return replace(self, inner=self.inner.of_rows(some), kept=self.kept[:, some])
 
     def form(self, rows: Array, back: Callable[[Array], Array], dtype: Any, version: int) -> Form:
         """A mask of bits, and what is kept in the form of the inner grid."""

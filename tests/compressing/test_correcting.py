@@ -79,7 +79,9 @@ def test_it_is_a_plain_gptq(monkeypatch: pytest.MonkeyPatch, blocks: tuple[int, 
     monkeypatch.setattr("anesurgery.compressing.second_order.BLOCKS", blocks)
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
-    found = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at))
+    rounded = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at))
+    found = rounded.rows
+    assert rounded.error == pytest.approx(objective(found - weight, hessian))
     scale = torch.from_numpy(grid.scales.astype(np.float64))
     plain = plain_gptq(torch.from_numpy(weight), torch.from_numpy(hessian), scale, -8, 7).numpy()
     errors = [objective(made - weight, hessian) for made in (found, plain, grid.nearest(weight, 0))]
@@ -98,7 +100,7 @@ def test_wrong_versions_are_noticed(wrong: str) -> None:
     weight, hessian = layer()
     grid = four_bits(weight, hessian)
     shares = [Shares.of(each) for each in (hessian, WRONG[wrong](hessian))]
-    found = [corrected(weight, each, lambda column, at: grid.nearest(column, 0, at)) for each in shares]
+    found = [corrected(weight, each, lambda column, at: grid.nearest(column, 0, at)).rows for each in shares]
     errors = [objective(made - weight, hessian) for made in found]
     assert errors[1] > 1.5 * errors[0]
 
@@ -107,7 +109,7 @@ def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
     weight, hessian = layer()
     hessian[3], hessian[:, 3] = 0, 0
     grid = four_bits(weight, hessian)
-    found = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at))
+    found = corrected(weight, Shares.of(hessian), lambda column, at: grid.nearest(column, 0, at)).rows
     np.testing.assert_array_equal(found[:, 3], grid.nearest(weight[:, 3], 0))
     assert np.isfinite(found).all()
 

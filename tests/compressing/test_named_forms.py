@@ -136,7 +136,7 @@ def test_zeros_by_the_factor_beat_zeros_of_the_smallest_numbers() -> None:
     flat = Shares(shares.order, shares.factor.clone())
     flat.factor.diagonal().fill_(1.0)
     kept, _ = pruned(weight[None], [flat], 50)
-    by_size = corrected(weight, shares, lambda column, at: column * kept[0][:, at])
+    by_size = corrected(weight, shares, lambda column, at: column * kept[0][:, at]).rows
     assert objective(made[0] - weight, hessian) < 0.8 * objective(by_size - weight, hessian)
 
 

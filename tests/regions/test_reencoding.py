@@ -213,15 +213,31 @@ def _evenly_merged(known: Any, counts: Any, parts: int) -> Any:
     return (np.bincount(places, counts * known)[total > 0] / total[total > 0])[:, None], total[total > 0]
 
 
-def test_numbers_of_fp16_are_counted_as_others_are_sorted() -> None:
+@pytest.mark.parametrize("size", [1.0, 2.0**-20, 2.0**100])
+def test_very_many_numbers_are_counted_by_what_they_are_near(
+    size: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version takes the numbers of fp16 for those that are near them, or for all that there are."""
     rng = np.random.default_rng(4)
-    values = np.concatenate([rng.standard_normal(500).astype(np.float16), [0.0, -0.0, np.float16(6e-8)]])
-    weights = rng.random(len(values))
-    known, places = np.unique(values.astype(np.float64), return_inverse=True)
-    found = clusters._totals(values.astype(np.float64)[:, None], weights)
-    np.testing.assert_array_equal(found[0][:, 0], known)
-    np.testing.assert_array_equal(found[1], np.bincount(places, weights))
-    assert len(clusters._totals(values[:, None] + 1e-9, weights)[0]) == len(known)
+    half = rng.standard_normal(500).astype(np.float16).astype(np.float32).astype(np.float64)
+    few = np.concatenate([half, [0.0, -0.0]]) * size
+    many = rng.standard_normal(2000) * size
+    weights = rng.random(len(many))
+    exact = [clusters.totals(few[:, None], weights[: len(few)]), clusters.totals(many[:, None], weights)]
+    monkeypatch.setattr(clusters, "MOST_ROWS", 100)
+    for values, known in zip((few, many), exact, strict=True):
+        near = clusters.totals(values[:, None], weights[: len(values)])
+        assert (np.diff(near.known[:, 0]) > 0).all()
+        sums = [float(each.known[:, 0] @ each.weights) for each in (known, near)]
+        assert sums[1] == pytest.approx(sums[0], rel=1e-12)
+        off = [
+            float(((values[:, None] - clusters.weighted(e, 16)[:, 0]) ** 2).min(1) @ weights[: len(values)])
+            for e in (known, near)
+        ]
+        assert off[1] <= 1.001 * off[0]
+    np.testing.assert_allclose(
+        clusters.totals(few[:, None], weights[: len(few)]).known, exact[0].known, rtol=1e-12
+    )
 
 
 def _off(rows: Array, entries: int = 8) -> float:

@@ -78,9 +78,9 @@ class Logits(torch.nn.Module):
         return logits
 
 
-def trained(text: Text) -> GPT2LMHeadModel:
+def trained(text: Text, seed: int = 0) -> GPT2LMHeadModel:
     """A small GPT-2, trained for `STEPS` steps, or as the last run left it."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = GPT2Config(
         n_layer=3,
         n_head=4,
@@ -94,7 +94,7 @@ def trained(text: Text) -> GPT2LMHeadModel:
         attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(config)
-    cache = BUILD / f"weights-{text.size}-{STEPS}.pt"
+    cache = BUILD / f"weights-{text.size}-{STEPS}{f'-{seed}' if seed else ''}.pt"
     if cache.exists():
         model.load_state_dict(torch.load(cache, weights_only=True))
         return model.eval()

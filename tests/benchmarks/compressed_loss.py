@@ -1,17 +1,22 @@
 """`ane.compress` against coremltools' data-free modes at equal size, on models that are trained here.
 
-The GPT-2 of the demo, a convolutional network and a small vision transformer on the digits of scikit-learn.
-Losses are those of data that no calibration saw; the last column is ours over the best of coremltools' modes.
-`--page FILE` writes the table into a page of the documentation, `--json` and `--plot` write the points.
+The GPT-2 of the demo, a convolutional network and a small vision transformer on the digits of scikit-learn,
+each trained from several seeds. Losses are those of data that no calibration saw, as means over the seeds; the
+last column is ours over the best of coremltools' modes of that size, the least and the largest of the seeds.
+`--page FILE` writes the table into a page of the documentation, `--json` and `--plot` write the points, and
+`--points` takes them from files that earlier runs wrote.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,22 +29,38 @@ from anesurgery.compressing.modes import apply_configs, op_name, read_mode
 from anesurgery.mil import ct, function_of, quiet_host
 from anesurgery.rewriting.newer_opsets import raised
 
-MODES = {
-    8: ("linear-8", "palettize-8"),
-    4: ("palettize-4", "palettize-4-uniform", "linear-4"),
-    3: ("palettize-3", "palettize-3-uniform"),
-}
 SIZE: dict[str, Any] = {"for_": "size"}
 FEWER: dict[str, dict[str, Any]] = {
     "compress": SIZE,
     "compress, even": {**SIZE, "mixed": False},
     "compress, mixed": {**SIZE, "mixed": True},
 }
-OURS: dict[int, dict[str, dict[str, Any]]] = {
-    8: {"compress": SIZE, "compress, W8A8": {"activations": "percentile", "target": "A17"}},
-    4: FEWER,
-    3: FEWER,
-}
+GROUP = "group-16"
+"""Tables of so many output channels each take more bytes, so that they are a size of their own."""
+
+
+def grouped(bits: int) -> tuple[str, ...]:
+    """The forms of which no weight takes more bytes, all together, than tables of groups with so many bits."""
+    others = [n for n in (2, 3, 4, 6) if n != bits]
+    return (
+        f"palette{bits}-{GROUP}",
+        f"palette{bits}",
+        *(f"palette{n}{more}" for n in others for more in ("", f"-{GROUP}")),
+    )
+
+
+SIZES: tuple[tuple[int, tuple[str, ...], dict[str, dict[str, Any]]], ...] = (
+    (
+        8,
+        ("linear-8", "palettize-8"),
+        {"compress": SIZE, "compress, W8A8": {"activations": "percentile", "target": "A17"}},
+    ),
+    (4, (f"palettize-4-{GROUP}",), {"compress, groups": {**SIZE, "forms": grouped(4)}}),
+    (4, ("palettize-4", "palettize-4-uniform", "linear-4"), FEWER),
+    (3, (f"palettize-3-{GROUP}",), {"compress, groups": {**SIZE, "forms": grouped(3)}}),
+    (3, ("palettize-3", "palettize-3-uniform"), FEWER),
+)
+"""Bits, modes of coremltools, and ours of no more bytes than the largest of these."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32
@@ -63,11 +84,11 @@ class Vision(torch.nn.Module):
         return logits
 
 
-def vision(folder: Path) -> Trained:
+def vision(folder: Path, seed: int = 0) -> Trained:
     """A vision transformer on the digits."""
     from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     images, labels = load_digits(return_X_y=True)
     x, y = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8), torch.tensor(labels)
     order = torch.randperm(len(x))
@@ -112,40 +133,52 @@ class Point:
     """One form of a model: its size, and what it loses on data that no calibration saw."""
 
     model: str
+    seed: int
     bits: int
     form: str
     bytes: int
     kl: float
     top1: float
     of_best: float | None
-    """KL over the least of coremltools' modes; None for these themselves."""
-
-    def cells(self) -> list[str]:
-        """A row of the table."""
-        numbers = f"{self.bytes:,}", f"{self.kl:.5f}", f"{100 * self.top1:.1f} %"
-        share = "" if self.of_best is None else f"{self.of_best:.2f}"
-        return [self.model, f"{self.bits}", self.form, *numbers, share]
+    """KL over the least of coremltools' modes of that size; None for these themselves."""
+    seconds: float
+    """Of the processor, to compress."""
 
 
-def points(model: Trained) -> Iterator[Point]:
+def cells(seeds: Sequence[Point]) -> list[str]:
+    """A row of the table: one form from all seeds."""
+    one, count = seeds[0], len(seeds)
+    size, kl, top1 = (
+        sum(values) / count for values in zip(*((p.bytes, p.kl, p.top1) for p in seeds), strict=True)
+    )
+    shares = [p.of_best for p in seeds if p.of_best is not None]
+    least, largest = (
+        f"{pick(shares):.2f}" if shares else "" for pick in (partial(min, default=0), partial(max, default=0))
+    )
+    share = least if least == largest else f"{least} to {largest}"
+    return [one.model, f"{one.bits}", one.form, f"{size:,.0f}", f"{kl:.5f}", f"{100 * top1:.1f} %", share]
+
+
+def points(model: Trained, seed: int) -> Iterator[Point]:
     """The modes of coremltools and ours, at 8, 4 and 3 bits."""
     _see_apart(model)
     plain = ct.models.MLModel(str(model.package), skip_model_load=True)
     function = function_of(ane.load(model.package).program, None)
     weights = [op_name(one.var) for one in candidates(function, SMALLEST)[0]]
-    for bits, modes in MODES.items():
-        theirs: dict[str, tuple[int, Any]] = {}
-        for mode in modes:
-            made = apply_configs(plain, dict.fromkeys(weights, read_mode(mode)), SMALLEST)
-            theirs[mode] = weight_bytes(made), cost(model.package, made, model.compared)
-        best = min(found.kl for _, found in theirs.values())
-        for name, (size, found) in theirs.items():
-            yield Point(model.name, bits, name, size, found.kl, found.top1, None)
-        for name, options in OURS[bits].items():
-            result = ane.compress(model.package, bits, inputs=model.measured, smallest=SMALLEST, **options)
-            found = cost(model.package, result.model, model.compared)
-            size = weight_bytes(result.model)
-            yield Point(model.name, bits, name, size, found.kl, found.top1, found.kl / best)
+    for bits, modes, ours in SIZES:
+        best = math.inf
+        for name in (*modes, *ours):
+            started = time.process_time()
+            if name in ours:
+                how = {"inputs": model.measured, "smallest": SMALLEST, **ours[name]}
+                made = ane.compress(model.package, bits, **how).model
+            else:
+                made = apply_configs(plain, dict.fromkeys(weights, read_mode(name)), SMALLEST)
+            seconds = time.process_time() - started
+            found = cost(model.package, made, model.compared)
+            best = best if name in ours else min(best, found.kl)
+            share = found.kl / best if name in ours else None
+            yield Point(model.name, seed, bits, name, weight_bytes(made), found.kl, found.top1, share, seconds)
 
 
 def _see_apart(model: Trained) -> None:
@@ -185,16 +218,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="a page between whose marks the table is written")
     parser.add_argument("--model", choices=("language_model", "digits", "vision"), action="append")
+    parser.add_argument("--seeds", type=int, default=3, help="from how many each model is trained")
+    parser.add_argument("--points", type=Path, nargs="+", default=[], help="read them, and measure nothing")
     parser.add_argument("--json", type=Path, help="where the points are written")
     parser.add_argument("--plot", type=Path, help="where size against loss is drawn, by matplotlib")
     chosen = parser.parse_args()
-    made = {"language_model": lambda at: language_model(at, 32), "digits": lambda at: digits(at, 12)}
-    made["vision"] = vision
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        models = [newer(made[one](folder), folder) for one in chosen.model or made]
-        found = [point for model in models for point in points(model)]
-    text = table([point.cells() for point in found], HEADS)
+    made: dict[str, Callable[[Path, int], Trained]] = {
+        "language_model": lambda at, seed: language_model(at, 32, seed),
+        "digits": lambda at, seed: digits(at, 12, seed),
+        "vision": vision,
+    }
+    found = [Point(**point) for path in chosen.points for point in json.loads(path.read_text(encoding="utf-8"))]
+    for one in [] if chosen.points else chosen.model or made:
+        for seed in range(chosen.seeds):
+            with tempfile.TemporaryDirectory() as name:
+                found += points(newer(made[one](Path(name), seed), Path(name)), seed)
+    rows: dict[tuple[Any, ...], list[Point]] = {}
+    for point in found:
+        rows.setdefault((point.model, point.bits, point.form), []).append(point)
+    text = table([cells(seeds) for seeds in rows.values()], HEADS)
     print(text)
     if chosen.json is not None:
         chosen.json.write_text(

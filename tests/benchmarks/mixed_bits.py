@@ -45,14 +45,14 @@ class Trained:
     compared: Sequence[Values]
 
 
-def language_model(folder: Path, measured: int = 8) -> Trained:
+def language_model(folder: Path, measured: int = 8, seed: int = 0) -> Trained:
     """The GPT-2 of the demo, and pieces of its text that share no letter, some of them to measure on."""
     sys.path.insert(0, str(ROOT / "notebooks"))
     demo: Any = importlib.import_module("demo")
 
     demo.BUILD.mkdir(parents=True, exist_ok=True)
     text = demo.Text()
-    package = demo.converted(demo.trained(text), folder / "gpt2.mlpackage")
+    package = demo.converted(demo.trained(text, seed), folder / "gpt2.mlpackage")
     numbers, rng = np.array(text.encode(text.text), np.int32), np.random.default_rng(1)
     name = next(iter(ane.load(package).program.functions["main"].inputs))
     starts = rng.permutation(len(numbers) // demo.LENGTH)[: measured + 24] * demo.LENGTH
@@ -60,11 +60,11 @@ def language_model(folder: Path, measured: int = 8) -> Trained:
     return Trained("GPT-2 of the demo", package, pieces[:measured], pieces[measured:])
 
 
-def digits(folder: Path, trained_on: int = 0) -> Trained:
+def digits(folder: Path, trained_on: int = 0, seed: int = 0) -> Trained:
     """A convolutional network on the digits of scikit-learn, measured on some batches of its training."""
     from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     images, labels = load_digits(return_X_y=True)
     x = torch.tensor(images / 16, dtype=torch.float32).reshape(-1, 1, 8, 8)
     y = torch.tensor(labels)

@@ -22,6 +22,7 @@ from anesurgery.placement.rules import (
     doubtful,
     ignored_masks,
     numeric,
+    repairs,
     sampled,
     shapes,
     slow,
@@ -51,8 +52,8 @@ NO_GPU = (
 
 BY_VALUE = (*numeric.RULES, *ignored_masks.RULES)
 """The tables that ask what constants hold."""
-RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED)
-"""The tables; `rules_beside` adds the rules that passes bring, and the user's own."""
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES)
+"""The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
 ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 

@@ -114,8 +114,7 @@ def pass_class(name: str) -> type[Pass]:
         raise UnknownName("pass", name, pass_names())
     room = "passes.layers" if name in _files(LAYERS) else "passes"
     module = importlib.import_module(f"anesurgery.{room}.{name}")
-    cls: type[Pass] = getattr(module, camel(name))
-    return cls
+    return getattr(module, camel(name))
 
 
 def camel(name: str) -> str:

@@ -517,8 +517,7 @@ def find_recipe(name: str) -> Recipe:
     Raises:
         UnknownName: no such recipe; near matches are listed.
     """
-    recipe: Recipe = getattr(registry.recipe_module(name), name)
-    return recipe
+    return getattr(registry.recipe_module(name), name)
 
 
 def _set(step: Pass, options: dict[str, Any]) -> Pass:

@@ -174,8 +174,7 @@ def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 
 def _nearest(numbers: an.Array, values: an.Array) -> an.Array:
     """The place of the value next to each number; values ascend."""
-    found: an.Array = np.searchsorted((values[1:] + values[:-1]) / 2, numbers.astype(np.float64))
-    return found
+    return np.searchsorted((values[1:] + values[:-1]) / 2, numbers.astype(np.float64))
 
 
 def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:

@@ -193,8 +193,7 @@ def _call(model: Any, values: an.Values, precision: str) -> an.Values:
     for word, function in model.functions.items():
         given = {n: tuple(v.shape) for n, v in function.inputs.items() if not an.types.is_state(v.sym_type)}
         if all(shape == shapes.get(n) for n, shape in given.items()):
-            found: an.Values = an.interpret.run(model, values, precision=precision, function=word)
-            return found
+            return an.interpret.run(model, values, precision=precision, function=word)
     forms = "; ".join(map(_form, model.functions.values()))
     raise an.InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
 

@@ -145,8 +145,7 @@ def _rows(mb: Builder, var: Var, width: int) -> Var:
     shape = [*var.shape[:-1], int(var.shape[-1]) // width, width]
     source = an.producer(var, "reshape")
     if source is not None and list(source.x.shape) == shape:
-        rows: Var = source.x
-        return rows
+        return source.x
     name = f"{var.name}_rows"
     return mb.shared_value((name, var, width), [var], lambda mb: mb.reshape(x=var, shape=shape, name=name))
 
@@ -167,8 +166,7 @@ def _pooled(mb: Builder, op: an.Operation, x: Var) -> Var:
     kernel = [1, an.ints(op, "kernel_sizes")[0]]
     options = {k: v for k, v in op.inputs.items() if k == "exclude_padding_from_average" and v is not None}
     options |= {"kernel_sizes": kernel, "strides": kernel, "pad_type": "valid"}
-    pooled: Var = getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **options)
-    return pooled
+    return getattr(mb, op.op_type)(x=x, name=f"{op.outputs[0].name}_rows", **options)
 
 
 def _convolved(mb: Builder, op: an.Operation, x: Var, window: Window) -> Var:

@@ -147,8 +147,7 @@ def _keys(mb: Builder, core: an.heads.Core) -> Var:
         return key
     turned, perm = an.producer(key, "transpose"), [*range(key.rank - 2), key.rank - 1, key.rank - 2]
     if turned is not None and an.reading.permutation(turned) == perm:
-        source: Var = turned.x
-        return source
+        return turned.x
     return mb.transpose(x=key, perm=perm)
 
 

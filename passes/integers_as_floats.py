@@ -153,8 +153,7 @@ class IntegersAsFloats(Rewrite):
         """Make the same op on floats."""
         op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
-            compared: Var = getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
-            return compared
+            return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
         found: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
         if an.np_dtype(op.outputs[0]).kind == "b":
             found = mb.not_equal(x=found, y=m.dtype.type(0))

@@ -134,8 +134,7 @@ class PaddingMaskTensor(Rewrite):
                 given[name] = new.get(value, value)
                 if name in fills.get(op, ()):
                     given[name] = self.finite(value)
-        made: Var = getattr(mb, op.op_type)(**given, name=f"{op.outputs[0].name}_finite")
-        return made
+        return getattr(mb, op.op_type)(**given, name=f"{op.outputs[0].name}_finite")
 
     def finite(self, held: Var) -> an.Array:
         """A constant whose fills are finite."""

@@ -51,8 +51,7 @@ class RemoveIdentity(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The operand."""
-        found: Var = m.x
-        return found
+        return m.x
 
 
 @an.example((1, 4))

@@ -170,8 +170,7 @@ def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:
         at = 0
         for part in joined.values:
             if (at, part.shape[axis]) == (start, length):
-                found: Var = part
-                return found
+                return part
             at += part.shape[axis]
     begin, size = [0] * x.rank, [-1] * x.rank
     begin[axis], size[axis] = start, length

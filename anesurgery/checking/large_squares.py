@@ -38,8 +38,7 @@ def _square(op: Operation) -> Var | None:
     if norm is None or cannot_overflow(norm) is not None:
         return None
     mean = next(o for o in norm.ops if o.op_type == "reduce_mean")
-    square: Var = mean.x
-    return square
+    return mean.x
 
 
 def _stored(function: Function) -> int:

@@ -275,8 +275,7 @@ def _of_run(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _one(path: str, samples: Sequence[Values], options: dict[str, Any]) -> dict[str, Any]:
     """Some sets of inputs, by a worker: results travel as plain data."""
-    found: dict[str, Any] = ranges(path, samples, **options).to_json()
-    return found
+    return ranges(path, samples, **options).to_json()
 
 
 def _unsound(model: Predictor, samples: Iterable[Values]) -> tuple[str, ...]:

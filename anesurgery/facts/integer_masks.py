@@ -101,8 +101,7 @@ def _complement(op: Operation) -> Var | None:
     """What `1 - x` or `x - 1` reads."""
     if op.op_type != "sub":
         return None
-    found: Var | None = op.y if is_constant(op.x, 1) else op.x if is_constant(op.y, 1) else None
-    return found
+    return op.y if is_constant(op.x, 1) else op.x if is_constant(op.y, 1) else None
 
 
 def bits(var: Var) -> Bits | None:

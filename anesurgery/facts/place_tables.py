@@ -99,8 +99,7 @@ def _made_of_length(rows: Array) -> str | None:
 def _even(numbers: Array) -> Array:
     """Which columns rise by the same from place to place? numbers: (places, columns)."""
     steps = np.diff(numbers, axis=0)
-    even: Array = np.abs(steps - steps.mean(0)).max(0) <= 2e-3 * (np.abs(numbers).max() or 1.0)
-    return even
+    return np.abs(steps - steps.mean(0)).max(0) <= 2e-3 * (np.abs(numbers).max() or 1.0)
 
 
 def _rises(step: float) -> str:

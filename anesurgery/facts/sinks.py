@@ -49,8 +49,7 @@ def masked_scores(softmax: Operation) -> Var:
     end = found = softmax.x
     while (op := producer(end, "cast", "sub", "concat")) is not None:
         if op.op_type == "concat":
-            scores: Var = op.values[0]
-            return scores
+            return op.values[0]
         if op.op_type == "sub" and not shifted_by_maximum(op):
             break
         end = op.x

@@ -14,8 +14,7 @@ def inputs_of(context: Any, node: Any) -> list[Any]:
     """The positional arguments, as variables where they are."""
     from coremltools.converters.mil.frontend.torch.ops import _get_inputs
 
-    values: list[Any] = _get_inputs(context, node)
-    return values
+    return _get_inputs(context, node)
 
 
 def keyword(context: Any, node: Any, name: str) -> Any:
@@ -43,8 +42,7 @@ def promoted(values: list[Any]) -> list[Var]:
     """Values in the dtype that holds them all."""
     from coremltools.converters.mil.frontend.torch.ops import promote_input_dtypes
 
-    alike: list[Var] = promote_input_dtypes(values)
-    return alike
+    return promote_input_dtypes(values)
 
 
 def dtype_of(x: Var) -> str:

@@ -186,8 +186,7 @@ def _scale_and_mask(
 
 def _other(op: Operation, var: Var) -> Var:
     """The other operand of an op of two."""
-    other: Var = op.y if op.x is var else op.x
-    return other
+    return op.y if op.x is var else op.x
 
 
 def _flag(op: Operation, name: str) -> bool:

@@ -149,8 +149,7 @@ def updates(ops: Sequence[Operation]) -> set[Operation]:
 
 
 def _state_of(op: Operation) -> Var:
-    held: Var = op.inputs["state" if op.op_type == "coreml_update_state" else "input"]
-    return held
+    return op.inputs["state" if op.op_type == "coreml_update_state" else "input"]
 
 
 FRESH = names(

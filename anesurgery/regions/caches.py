@@ -228,8 +228,7 @@ class Tables:
     def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
         """An op of whole numbers."""
         given = {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in (("x", x), ("y", y))}
-        made: Var = getattr(self.mb, op_type)(**given, name=name)
-        return made
+        return getattr(self.mb, op_type)(**given, name=name)
 
     def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: Sequence[int]) -> Var:
         """A part of a constant that begins at a dynamic place of one axis."""

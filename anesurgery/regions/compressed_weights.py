@@ -109,8 +109,7 @@ def build(mb: Maker, part: Part, name: str) -> Var:
 
     if not isinstance(part, Result):
         return mb.const(val=part, name=name)
-    var: Var = of(part, name)
-    return var
+    return of(part, name)
 
 
 def _given(op: Operation, name: str) -> Any:

@@ -59,8 +59,7 @@ class _Numbers:
         made: Any = float(last)
         for c in reversed(lower):
             made = self.add(x=self.mul(x=x, y=made), y=float(c))
-        found: Var = made
-        return found
+        return made
 
 
 def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:

@@ -132,5 +132,4 @@ def _activate(mb: Any, op: Operation, which: str, x: Var) -> Var:
     if not op_type:
         return x
     parameters: dict[str, Any] = {k: np_dtype(x).type(v) for k, v in values.items()}
-    made: Var = getattr(mb, op_type)(x=x, **parameters)
-    return made
+    return getattr(mb, op_type)(x=x, **parameters)

@@ -151,8 +151,7 @@ def _or_kept(
 def _error(cells: Array, data: Array, scale: Array, zero: Array) -> Array:
     """The squared error of each block."""
     reached = (data.astype(np.float64) - zero[:, None]) * scale.astype(np.float64)[:, None]
-    total: Array = ((cells - reached) ** 2).sum(axis=1)
-    return total
+    return ((cells - reached) ** 2).sum(axis=1)
 
 
 def _positive(scale: Array, dtype: Any) -> Array:

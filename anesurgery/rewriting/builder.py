@@ -161,8 +161,7 @@ class Builder(mil.OpMakers):
 
     def input(self, name: str) -> Var | None:
         """The function's input of that name."""
-        found: Var | None = self._function.inputs.get(name)
-        return found
+        return self._function.inputs.get(name)
 
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
         """A new input of the function, declared by `change` (its first name is the input's); once per name."""
@@ -170,8 +169,7 @@ class Builder(mil.OpMakers):
         if name in self._function.inputs:
             if not any(name in declared.names for declared in self._session.contract):
                 raise PassError(f"pass {self._pass_name}: there is an input named {name} already")
-            var: Var = self._function.inputs[name]
-            return var
+            return self._function.inputs[name]
         self.declare(change)
         self._session.fresh_name(self._function, name)
         return mil.add_input(self._function, name, shape, dtype)

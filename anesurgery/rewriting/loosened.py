@@ -237,8 +237,7 @@ def loosen(function: Function, loosened: Loosened) -> Refusal | None:
 
 def _reason(refused: Refused) -> Refusal:
     """The reason that was raised."""
-    reason: Refusal = refused.args[0]
-    return reason
+    return refused.args[0]
 
 
 class _Emitter:

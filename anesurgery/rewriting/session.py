@@ -59,8 +59,7 @@ class Report(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""
-        found: dict[str, Any] = drawn(self, "json")
-        return found
+        return drawn(self, "json")
 
     def __repr__(self) -> str:
         return str(self)

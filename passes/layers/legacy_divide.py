@@ -88,8 +88,7 @@ class LegacyDivide(an.two_sides.TwoSided):
             return None
         shape = an.drawn_shape(var)
         sign = rng.choice([-1.0, 1.0], shape)
-        found: an.Array = (sign * rng.uniform(2, 8, shape)).astype(np.float32)
-        return found
+        return (sign * rng.uniform(2, 8, shape)).astype(np.float32)
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
         """The inverse of the divisor."""

@@ -90,8 +90,7 @@ class LegacyPower(an.two_sides.TwoSided):
         exponent = sides.number if isinstance(sides, an.two_sides.Constant) else None
         if exponent is None or exponent % 1 == 0:
             return None
-        found: an.Array = np.abs(rng.standard_normal(an.drawn_shape(var))).astype(np.float32)
-        return found
+        return np.abs(rng.standard_normal(an.drawn_shape(var))).astype(np.float32)
 
 
 def _raise(site: Site, x: str, exponent: float) -> None:

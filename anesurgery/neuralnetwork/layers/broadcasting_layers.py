@@ -53,8 +53,7 @@ FUNCTIONS = {
 
 
 def _made(op: str, **operands: Var | Array | np.float32) -> Var:
-    result: Var = getattr(mb, op)(**operands)
-    return result
+    return getattr(mb, op)(**operands)
 
 
 def _arithmetic(op: str) -> Build:

@@ -90,14 +90,13 @@ def _scatter(op: str) -> Build:
         data, indices, updates = inputs[0], inputs[1], inputs[2]
         along = {} if op == "scatter_nd" else {"axis": params.axis}
         axes = list(along.values()) or range(*ctx.shape(indices, [-1]))
-        scattered: Var = getattr(mb, op)(
+        return getattr(mb, op)(
             data=data,
             indices=_indices(ctx, indices, data, axes),
             updates=updates,
             mode=MODES[params.mode],
             **along,
         )
-        return scattered
 
     return build
 
@@ -179,8 +178,7 @@ def arg_sort(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 def _extreme(op: str) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         axis = within(ctx, params.axis, inputs[0].rank)
-        indices: Var = getattr(mb, op)(x=inputs[0], axis=axis, keep_dims=not params.removeDim)
-        return indices
+        return getattr(mb, op)(x=inputs[0], axis=axis, keep_dims=not params.removeDim)
 
     return build
 

@@ -24,8 +24,7 @@ FIELDS = {
 def _random(op: str, fields: dict[str, str], shape: ShapeOf) -> Build:
     def build(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         numbers = {name: F(getattr(params, field)) for name, field in fields.items()}
-        drawn: Var = getattr(mb, op)(shape=shape(ctx, params, inputs), seed=np.int32(params.seed), **numbers)
-        return drawn
+        return getattr(mb, op)(shape=shape(ctx, params, inputs), seed=np.int32(params.seed), **numbers)
 
     return build
 

@@ -34,8 +34,7 @@ def _reduction(op: str) -> Build:
             return cast(Var, getattr(mb, op)(x=x, axes=[0], keep_dims=False))
         stated = range(x.rank) if params.reduceAll else params.axes
         axes = each_within(ctx, stated, x.rank)
-        reduced: Var = getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
-        return reduced
+        return getattr(mb, op)(x=x, axes=axes, keep_dims=params.keepDims)
 
     return build
 

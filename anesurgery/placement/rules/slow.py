@@ -174,8 +174,7 @@ def palette_scale(op: Operation) -> Var | None:
     kinds = [m.op_type for m in decoders]
     if kinds[:2] != ["constexpr_blockwise_shift_scale", "constexpr_lut_to_dense"]:
         return None
-    scale: Var = decoders[0].scale
-    return scale
+    return decoders[0].scale
 
 
 def moved_last_axis(op: Operation, target: Target) -> str:

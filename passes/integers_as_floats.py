@@ -69,21 +69,16 @@ class IntegersAsFloats(Rewrite):
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it with what the surgery assumes; then with what masks hold, where that is more."""
-        known = {**session.assume, **(self.assume or {})}
-        start = len(session.refusals)
-        super(IntegersAsFloats, replace(self, assume=known)).run(program, session)
+        known, start = {**session.assume, **(self.assume or {})}, len(session.refusals)
+        super().run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
         held = {
             v.name: (0, 1) for v in inputs if v.name not in known and _whole(v) and an.integer_masks.is_mask(v)
         }
         if not held or len(session.refusals) == start:
             return
-        edits = len(session.changes)
         del session.refusals[start:]
         super(IntegersAsFloats, replace(self, assume={**known, **held})).run(program, session)
-        if len(session.changes) > edits:
-            said = ", ".join(f"{name} in [0, 1]" for name in held)
-            session.notes.append(f"assumed of the inputs: {said}")
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Integers whose floats tell the same."""

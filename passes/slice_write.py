@@ -43,12 +43,12 @@ Grade: checked: it rests on the place lying inside.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,9 @@ class SliceWrite(Rewrite):
         wanted = tuple(1 if a == axis else d for a, d in enumerate(shape))
         if an.static_shape(m.update) != wanted:
             return Refusal(f"%{m.update.name} has the shape {m.update.shape}, not that of one row", m.root)
-        low, high = (
-            (self.assume or {}).get(m.at.name, an.interval(m.at)[:2])
-            if m.at.op is None
-            else an.interval(m.at)[:2]
-        )
+        low, high = an.interval(m.at)[:2]
+        if m.at.op is None:
+            low, high = (self.assume or {}).get(m.at.name, (low, high))
         if not 0 <= low <= high < shape[axis]:
             last = shape[axis] - 1
             return Refusal(
@@ -96,28 +94,15 @@ class SliceWrite(Rewrite):
         """The slice at the place."""
         name, rank = m.root.name, m.x.rank
         at = m.at if m.at.rank == 1 else mb.reshape(x=m.at, shape=[1])
-        parts = [np.zeros(n, np.int32) for n in (m.axis, rank - 1 - m.axis)]
-        values = [v for v in (parts[0], at, parts[1]) if isinstance(v, Var) or len(v)]
-        begin = mb.concat(values=tuple(values), axis=0, name=f"{name}_begin") if len(values) > 1 else at
+        begin = an.caches.place(mb, [0] * m.axis, at, [0] * (rank - 1 - m.axis), name=f"{name}_begin")
         end = mb.add(x=begin, y=np.array(m.sizes, np.int32), name=f"{name}_end")
         return mb.slice_update(x=m.x, update=m.update, begin=begin, end=end)
-
-    def run(self, program: Program, session: an.Session) -> None:
-        """Apply it with what the surgery assumes."""
-        assume = {**session.assume, **(self.assume or {})}
-        edits = len(session.changes)
-        Rewrite.run(replace(self, assume=assume), program, session)
-        if assume and len(session.changes) > edits:
-            said = ", ".join(f"{name} in [{low}, {high}]" for name, (low, high) in assume.items())
-            session.notes.append(f"assumed of the inputs: {said}")
 
 
 def _counts(rows: an.Array, axis: int, shape: tuple[int, ...]) -> bool:
     """Is it 0, 1, ... along one axis, and broadcast along the others?"""
-    wanted = [1] * (len(shape) - rows.ndim) + list(rows.shape)
-    if len(wanted) > len(shape) or wanted != [d if a == axis else 1 for a, d in enumerate(shape)]:
-        return False
-    return bool((rows.ravel() == np.arange(shape[axis])).all())
+    counted = np.expand_dims(np.arange(shape[axis]), [a for a in range(len(shape)) if a != axis])
+    return np.array_equal(rows.reshape((1,) * (len(shape) - rows.ndim) + rows.shape), counted)
 
 
 @an.example(

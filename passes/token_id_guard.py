@@ -38,12 +38,12 @@ Grade: checked: it rests on the range of the ids.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 Range = tuple[int, int]
 
@@ -93,10 +93,10 @@ class TokenIdGuard(Rewrite):
         if known is not None and known[0] < 0:
             return Refusal(f"%{source.name} is assumed to be as low as {known[0]}", m.root)
         if known is not None or an.token_ids.never_negative(m.ids):
-            return m.bind(source=source, range=known or (0, count - 1))
+            return m.bind(range=known or (0, count - 1), promised=False)
         if _only_looks_up(m.root.outputs[0], count):
             promised = self.nonnegative and source.op is None
-            return m.bind(source=source, range=(0 if promised else -count, count - 1))
+            return m.bind(range=(0 if promised else -count, count - 1), promised=promised)
         hint = f'say assume={{"{source.name}": (0, {count - 1})}} if it never is' if source.op is None else ""
         return Refusal(f"%{source.name} may be negative; {hint}".removesuffix("; "), m.root)
 
@@ -109,26 +109,13 @@ class TokenIdGuard(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The ids themselves, or their remainder."""
+        if m.promised:
+            mb.note("assumed of the inputs: token ids are never negative")
         low, high = m.range
         ids = an.token_ids.before_casts(m.kept, low, high + 1)
         if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
         return ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))
-
-    def run(self, program: Program, session: an.Session) -> None:
-        """Apply it with what the surgery assumes."""
-        assume = {**session.assume, **(self.assume or {})}
-        known = {name for function in program.functions.values() for name in function.inputs}
-        if strangers := sorted(set(assume) - known):
-            raise an.PassError(
-                f"{self.name}: the model has no input {strangers[0]!r}; it has {', '.join(sorted(known))}"
-            )
-        edits = len(session.changes)
-        Rewrite.run(replace(self, assume=assume), program, session)
-        if len(session.changes) > edits:
-            said = [f"{name} in [{low}, {high}]" for name, (low, high) in assume.items()]
-            said += ["token ids are never negative"] if self.nonnegative else []
-            session.notes += [f"assumed of the inputs: {', '.join(said)}"] if said else []
 
 
 def _source(ids: Var) -> Var:

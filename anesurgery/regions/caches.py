@@ -244,9 +244,9 @@ class Tables:
 
 
 def place(mb: Maker, before: Sequence[int], at: Var, after: Sequence[int], name: str) -> Var:
-    """A vector of indices, one of them dynamic."""
-    ends = [[np.array(given, np.int32)] if given else [] for given in (before, after)]
-    return mb.concat(values=(*ends[0], at, *ends[1]), axis=0, name=name)
+    """A vector of indices, one of them dynamic; `at` itself where there is no other."""
+    first, last = ([np.array(indices, np.int32)] if indices else [] for indices in (before, after))
+    return mb.concat(values=(*first, at, *last), axis=0, name=name) if before or after else at
 
 
 def diagonals(value: Array, length: int) -> Array:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import NoneType
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
@@ -145,19 +145,39 @@ class Rewrite(Pass, abstract=True):
     def run(self, program: Program, session: Session) -> None:
         """Apply the rewrite to every function.
 
+        An option `assume` (input -> least and largest value) is given what the surgery assumes too; a note says
+        what was assumed where the rewrite changed something.
+
         Args:
             program: is edited in place.
             session: is told of each change and refusal.
 
         Raises:
-            PassError: a place raised, or the rewrite reaches no fixed point.
+            PassError: a place raised, the rewrite reaches no fixed point, or it assumes something of an input
+                that the program lacks.
         """
-        pattern = self.pattern(op_patterns)
+        edits, step = len(session.changes), cast(Any, self)
+        if assumes := hasattr(self, "assume"):
+            step = replace(step, assume={**session.assume, **_own_promises(self, program)})
+        pattern = step.pattern(op_patterns)
         for function in program.functions.values():
-            _Walk(self, session, function, pattern).visit(function)
+            _Walk(step, session, function, pattern).visit(function)
         for function, name in session.dropped_inputs:
             remove_input(function, name)
         session.dropped_inputs.clear()
+        if assumes and step.assume and len(session.changes) > edits:
+            ranges = (f"{name} in [{low}, {high}]" for name, (low, high) in step.assume.items())
+            session.notes.append(f"assumed of the inputs: {', '.join(ranges)}")
+
+
+def _own_promises(step: Any, program: Program) -> Mapping[str, tuple[float, float]]:
+    """What a rewrite assumes of inputs by its own option."""
+    inputs = {name for function in program.functions.values() for name in function.inputs}
+    if strangers := sorted({*(step.assume or {})} - inputs):
+        raise PassError(
+            f"{step.name}: the model has no input {strangers[0]!r}; it has {', '.join(sorted(inputs))}"
+        )
+    return step.assume or {}
 
 
 @dataclass

@@ -136,38 +136,30 @@ def _named(meaning: Callable[..., Tensor], plain: Callable[..., Tensor]) -> Call
     return meaning
 
 
+PARAMETRIC: dict[str, Callable[..., Any]] = {
+    "inverse": lambda x, epsilon=1e-4: 1 / (x + epsilon),
+    "log": lambda x, epsilon=1e-45: torch.log(x + epsilon),
+    "rsqrt": lambda x, epsilon=1e-12: torch.rsqrt(x + epsilon),
+    "clip": lambda x, alpha, beta: torch.clamp(x, alpha, beta),
+    "threshold": lambda x, alpha: torch.clamp(x, min=alpha),
+    "select": lambda cond, a, b: torch.where(cond.bool(), a, b),
+    "identity": lambda x: x,
+    "elu": lambda x, alpha=1.0: _ELU(x, alpha=alpha),
+    "leaky_relu": lambda x, alpha=0.01: F.leaky_relu(x, alpha),
+    "clamped_relu": lambda x, alpha, beta: torch.clamp(F.leaky_relu(x, alpha), max=beta),
+    "linear_activation": lambda x, alpha, beta=0.0: alpha * x + beta,
+    "prelu": lambda x, alpha: F.prelu(x, torch.as_tensor(alpha).to(x.dtype).reshape(-1)),
+    "scaled_tanh": lambda x, alpha=1.0, beta=1.0: alpha * torch.tanh(beta * x),
+    "sigmoid_hard": lambda x, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1),
+    "thresholded_relu": lambda x, alpha=1.0: torch.where(x < alpha, torch.zeros_like(x), x),
+}
+"""Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""
+
+
 TABLE.update({name: Meaning(_binary(f), False) for name, f in BINARY.items()})
 TABLE.update({name: Meaning(_unary(f), False) for name, f in UNARY.items()})
-
-
-@impl("inverse")
-def inverse(x: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """1 / (x + epsilon)."""
-    return 1 / (x + epsilon)
-
-
-@impl("log")
-def log(x: Tensor, epsilon: float = 1e-45) -> Tensor:
-    """The natural logarithm of x + epsilon."""
-    return torch.log(x + epsilon)
-
-
-@impl("rsqrt")
-def rsqrt(x: Tensor, epsilon: float = 1e-12) -> Tensor:
-    """1 / sqrt(x + epsilon)."""
-    return torch.rsqrt(x + epsilon)
-
-
-@impl("clip")
-def clip(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """X limited to [alpha, beta]."""
-    return torch.clamp(x, alpha, beta)
-
-
-@impl("threshold")
-def threshold(x: Tensor, alpha: float) -> Tensor:
-    """The larger of x and alpha."""
-    return torch.clamp(x, min=alpha)
+for _name, _function in PARAMETRIC.items():
+    impl(_name)(_function)
 
 
 @impl("cast")
@@ -186,18 +178,6 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     return whole.to(torch.int32)
 
 
-@impl("select")
-def select(cond: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """A where the condition holds, else b."""
-    return torch.where(cond.bool(), a, b)
-
-
-@impl("identity")
-def identity(x: Any) -> Any:
-    """X itself."""
-    return x
-
-
 @impl("gelu")
 def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     """Gaussian error linear unit, exact or in one of its two approximations."""
@@ -206,57 +186,9 @@ def gelu(x: Tensor, mode: str = "EXACT") -> Tensor:
     return _GELU(x, approximate="tanh" if mode == "TANH_APPROXIMATION" else "none")
 
 
-@impl("elu")
-def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """X above zero, alpha (exp(x) - 1) below."""
-    return _ELU(x, alpha=alpha)
-
-
-@impl("leaky_relu")
-def leaky_relu(x: Tensor, alpha: float = 0.01) -> Tensor:
-    """X above zero, alpha x below."""
-    return F.leaky_relu(x, alpha)
-
-
-@impl("clamped_relu")
-def clamped_relu(x: Tensor, alpha: float, beta: float) -> Tensor:
-    """The smaller of beta and leaky_relu(x, alpha)."""
-    return torch.clamp(F.leaky_relu(x, alpha), max=beta)
-
-
-@impl("linear_activation")
-def linear_activation(x: Tensor, alpha: float, beta: float = 0.0) -> Tensor:
-    """Alpha x + beta."""
-    return alpha * x + beta
-
-
-@impl("prelu")
-def prelu(x: Tensor, alpha: Tensor) -> Tensor:
-    """X above zero, alpha x below, with one alpha for each channel (axis 1)."""
-    return F.prelu(x, torch.as_tensor(alpha).to(x.dtype).reshape(-1))
-
-
-@impl("scaled_tanh")
-def scaled_tanh(x: Tensor, alpha: float = 1.0, beta: float = 1.0) -> Tensor:
-    """Alpha tanh(beta x)."""
-    return alpha * torch.tanh(beta * x)
-
-
-@impl("sigmoid_hard")
-def sigmoid_hard(x: Tensor, alpha: float = 0.2, beta: float = 0.5) -> Tensor:
-    """Alpha x + beta, limited to [0, 1]."""
-    return torch.clamp(alpha * x + beta, 0, 1)
-
-
 @impl("softplus_parametric")
 def softplus_parametric(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     """Alpha log(1 + exp(beta x)), with one alpha and beta for each channel (axis 1)."""
     shape = (1, -1, *(1,) * (x.ndim - 2))
     a, b = (torch.as_tensor(v).float().reshape(shape) for v in (alpha, beta))
     return a * _SOFTPLUS(b * x, threshold=math.inf)
-
-
-@impl("thresholded_relu")
-def thresholded_relu(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """X from alpha on, 0 below; NaN stays."""
-    return torch.where(x < alpha, torch.zeros_like(x), x)

@@ -118,19 +118,8 @@ def unary(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return UNARY[params.type](x, params)
 
 
-REDUCE: tuple[Callable[[Var, Any], Var], ...] = (
-    lambda x, axes: mb.reduce_sum(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_mean(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_prod(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_sum(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_sum_square(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_l1_norm(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_l2_norm(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_max(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_min(x=x, axes=axes, keep_dims=True),
-    lambda x, axes: mb.reduce_argmax(x=x, axis=axes[0], keep_dims=True),
-)
-"""By `mode`: SUM, AVG, PROD, LOGSUM (a sum of logarithms), SUMSQUARE, L1, L2, MAX, MIN, ARGMAX."""
+REDUCE = ("sum", "mean", "prod", "sum", "sum_square", "l1_norm", "l2_norm", "max", "min")
+"""By `mode`: SUM, AVG, PROD, LOGSUM (a sum of logarithms), SUMSQUARE, L1, L2, MAX, MIN; then comes ARGMAX."""
 LOGSUM, ARGMAX = 3, 9
 AXES = ([-3, -2, -1], [-2, -1], [-3], [-2], [-1])
 """By `axis`: CHW, HW, C, H, W."""
@@ -145,4 +134,6 @@ def reduce(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     ctx.needs_rank(x, -axes[0])
     if params.mode == LOGSUM:
         x = mb.log(x=x, epsilon=F(params.epsilon or 1e-6))
-    return REDUCE[params.mode](x, axes)
+    if params.mode == ARGMAX:
+        return mb.reduce_argmax(x=x, axis=axes[0], keep_dims=True)
+    return getattr(mb, f"reduce_{REDUCE[params.mode]}")(x=x, axes=axes, keep_dims=True)

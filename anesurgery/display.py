@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Callable
@@ -45,6 +46,20 @@ def printable(text: object) -> str:
     """Text that may go to a terminal: lines stay, what cannot be printed is replaced, endless words are cut."""
     words = re.sub(rf"\S{{{LONGEST},}}", lambda word: short_name(word[0], LONGEST), str(text))
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in words)
+
+
+def finite(value: Any) -> Any:
+    """Plain data as JSON can hold it: what is infinite or NaN as a word."""
+    if isinstance(value, dict):
+        return {key: finite(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(held) for held in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def written(value: Any) -> Any:
+    """The value of an option as JSON shows it: what JSON does not hold as Python writes it."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
 
 
 def folded(text: str, width: int = 80) -> str:

@@ -8,10 +8,10 @@ from anesurgery import registry
 
 
 def __getattr__(name: str) -> Any:
-    known = {registry.camel(n): n for n in registry.pass_names()}
-    if name in known:
-        return registry.pass_class(known[name])
-    raise AttributeError(f"there is no pass {name!r}; known: {', '.join(known)}")
+    classes = {registry.camel(n): n for n in registry.pass_names()}
+    if name in classes:
+        return registry.pass_class(classes[name])
+    raise AttributeError(f"there is no pass {name!r}; known: {', '.join(classes)}")
 
 
 def __dir__() -> list[str]:

@@ -71,10 +71,10 @@ class AdaptRank(Rewrite):
         seen = {name: _seen(ATTENTION, an.static_shape(op.inputs[name]) or ()) for name in names}
         if (mask := op.inputs.get("attn_mask")) is None:
             return m.bind(seen=seen)
-        found = _mask(an.static_shape(mask), an.static_shape(op.query) or ())
-        if found is None:
+        mask_shape = _mask(an.static_shape(mask), an.static_shape(op.query) or ())
+        if mask_shape is None:
             return Refusal(f"the mask {tuple(mask.shape)} is broadcast over the axes that are merged", op)
-        return m.bind(seen={**seen, "attn_mask": found})
+        return m.bind(seen={**seen, "attn_mask": mask_shape})
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The op between reshapes."""

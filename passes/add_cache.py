@@ -206,17 +206,17 @@ class AddCache(Pass):
         for chosen in choices:
             how = self.caching(chosen, context, chunk_of)
             if not isinstance(
-                made := an.cached_function.cached_functions(session, program, calls, how), Refusal
+                built := an.cached_function.cached_functions(session, program, calls, how), Refusal
             ):
                 break
-        if isinstance(made, Refusal):
-            return made if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({made})")
+        if isinstance(built, Refusal):
+            return built if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
-        for word, copy in made.items():
+        for word, copy in built.items():
             program.add_function(word, copy)
-        session.declare(self.name, name, self.change(name, function, chosen, made), before, list(made))
-        version = max(f.opset_version.value for f in made.values())
+        session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
+        version = max(f.opset_version.value for f in built.values())
         session.notes += [
             f"{self.name}: {f.message}"
             for f in an.loadable.of_version(version, an.Target.parse(session.target))
@@ -253,15 +253,15 @@ class AddCache(Pass):
         )
 
     def change(
-        self, name: str, old: an.Function, chosen: Mapping[str, int], made: Mapping[str, an.Function]
+        self, name: str, old: an.Function, chosen: Mapping[str, int], functions: Mapping[str, an.Function]
     ) -> an.InterfaceChange:
         """What callers must do otherwise."""
-        names = {name, *made, *old.inputs, *(v.name for v in old.outputs)}
-        names |= {n for f in made.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
+        names = {name, *functions, *old.inputs, *(v.name for v in old.outputs)}
+        names |= {n for f in functions.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
         tokens, axis = next(iter(chosen.items()))
-        length = made["prefill"].inputs[tokens].shape[axis]
+        length = functions["prefill"].inputs[tokens].shape[axis]
         kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
-        width = made["decode"].inputs[tokens].shape[axis]
+        width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
             f"{tokens}{an.decoder_inputs.rows_in_words(chosen)} and position, the number of "

@@ -88,7 +88,7 @@ class ApplyRemedies(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Search on copies, then apply what was kept."""
         target = an.Target.parse(self.target or session.target, self.compute_units)
-        search = Search(target, session, lambda found: _remedies(found, target), self.objection, self.trials)
+        search = Search(target, session, lambda named: _remedies(named, target), self.objection, self.trials)
         start = State(an.copied(program), target, spec=session.spec)
         end = search.improve(start)
         for step in end.steps:
@@ -154,11 +154,11 @@ def _refused(search: Search, start: State, end: State) -> Iterator[tuple[str, Re
 
 def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:
     """What kept ops of the given model off the ANE, and still does."""
-    known = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
+    before = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
     for i, (part, function) in enumerate(zip(end.inspections, program.functions.values(), strict=True)):
         ops: dict[str, an.Operation] = {v.name: op for op in an.walk_ops(function) for v in op.outputs}
         for row in part.ops:
-            if row.legal is not False or (i, row.name, row.op_type) not in known:
+            if row.legal is not False or (i, row.name, row.op_type) not in before:
                 continue
             for finding in (f for f in row.findings if f.kind == "legality"):
                 help_ = finding.remedy or finding.advice or "no pass repairs it"

@@ -53,6 +53,7 @@ class Approximate(Rewrite):
     """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
 
     name = "approximate"
+    asked_for = True
     tolerance = an.Tolerance(5e-3)
     functions: tuple[str, ...] = an.option((), among=tuple(an.formulas.FORMULAS))
     """Op types to replace; those that the target lacks by default."""
@@ -60,11 +61,6 @@ class Approximate(Rewrite):
     """How far an operand of unknown range is taken to reach, where the function takes that much."""
     most_error: float = an.option(5e-3, above=0.0, most=5e-3)
     """Largest error that is accepted, relative to the largest result."""
-
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
-        """None: it changes results, so that only the caller can ask for it."""
-        return ()
 
     def run(self, program: Program, session: an.Session) -> None:
         """Apply it to what the target lacks."""

@@ -85,19 +85,19 @@ class ArgmaxAsFloats(Rewrite):
         counted = mb.mul(x=one, y=left, name=f"{wish}_left")
         kept = bool(m.root.keep_dims.val)
         most = mb.reduce_max(x=counted, axes=[m.axis], keep_dims=kept, name=f"{wish}_most")
-        found = mb.sub(x=kind(m.length), y=most)
+        place = mb.sub(x=kind(m.length), y=most)
         casts = [op for op in an.consumers(index) if op.op_type == "cast" and op.dtype.val in FLOATS]
         pairs: dict[Var, Var] = {}
         for op in casts:
             same = op.dtype.val == an.dtype_name(m.x)
-            pairs[op.outputs[0]] = found if same else mb.cast(x=found, dtype=op.dtype.val)
+            pairs[op.outputs[0]] = place if same else mb.cast(x=place, dtype=op.dtype.val)
         if an.is_output(index) or len(casts) < len(an.consumers(index)):
-            pairs[index] = mb.cast(x=found, dtype=an.dtype_name(index))
+            pairs[index] = mb.cast(x=place, dtype=an.dtype_name(index))
         return pairs
 
 
 @an.example((2, 3, 8, 8), dtype="fp16", opset="iOS17")
 def example(x: Var) -> Var:
     """Each pixel gets the class with the highest score."""
-    found = mb.reduce_argmax(x=x, axis=1, keep_dims=False, name="class")
-    return mb.cast(x=found, dtype="fp16", name="y")
+    index = mb.reduce_argmax(x=x, axis=1, keep_dims=False, name="class")
+    return mb.cast(x=index, dtype="fp16", name="y")

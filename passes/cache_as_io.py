@@ -61,11 +61,11 @@ class CacheAsIo(Pass):
         Raises:
             UnknownName: there is no such state.
         """
-        known = an.stored_states.shared_shapes(list(program.functions.values()))
+        states = an.stored_states.shared_shapes(list(program.functions.values()))
         for name in self.states or ():
-            if name not in known:
-                raise an.UnknownName("state", name, known)
-        return None if known else Refusal("the model has no states")
+            if name not in states:
+                raise an.UnknownName("state", name, states)
+        return None if states else Refusal("the model has no states")
 
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
@@ -94,8 +94,8 @@ def _called(names: Sequence[str]) -> Any:
     def call(model: Any, values: an.Values, precision: str) -> an.Values:
         held = {n: v for n, v in an.function_of(model, None).inputs.items() if n in names}
         empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
-        made = run(model, {**values, **empty}, precision=precision)
-        return {n: v for n, v in made.items() if n.removesuffix("_out") not in held}
+        outputs = run(model, {**values, **empty}, precision=precision)
+        return {n: v for n, v in outputs.items() if n.removesuffix("_out") not in held}
 
     return call
 

@@ -102,8 +102,8 @@ class CausalMaskTensor(Rewrite):
         if not an.masks.is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         keep = value == 0
-        made = bool((keep | (value == value.dtype.type(self.fill))).all())
-        return made and an.masks.against_causal(keep) is None and an.masks.without_copies(keep) is keep
+        filled = bool((keep | (value == value.dtype.type(self.fill))).all())
+        return filled and an.masks.against_causal(keep) is None and an.masks.without_copies(keep) is keep
 
     def is_normal(self, chain: an.attention.Chain, parts: an.masks.Parts) -> bool:
         """Is the mask what `total` makes already?"""
@@ -145,8 +145,8 @@ class CausalMaskTensor(Rewrite):
         root, parts = m.root, m.parts
         total = self.total(mb, m)
         if root.op_type != "softmax":
-            made = mb.scaled_dot_product_attention(**an.attention.fused_operands(root), attn_mask=total)
-            return an.float_types.for_readers(mb, root.outputs[0], made)
+            fused = mb.scaled_dot_product_attention(**an.attention.fused_operands(root), attn_mask=total)
+            return an.float_types.for_readers(mb, root.outputs[0], fused)
         x = mb.add(x=m.scores, y=total)
         for bias in parts.biases:
             x = mb.add(x=x, y=an.float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
@@ -160,8 +160,8 @@ class CausalMaskTensor(Rewrite):
         digest = hashlib.blake2b(np.packbits(parts.keep).tobytes(), digest_size=4).hexdigest()
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
-            given = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [given], lambda inner: an.float_types.as_dtype(inner, given, dtype))
+            entry = self.input_mask(mb, m, digest)
+            mask = mb.shared_value(key, [entry], lambda inner: an.float_types.as_dtype(inner, entry, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -169,12 +169,12 @@ class CausalMaskTensor(Rewrite):
         reads = [mask, *(v for v, _ in parts.conditions), *parts.free]
 
         def build(mb: Builder) -> Var:
-            made = mask
+            masked = mask
             for condition, wanted in parts.conditions:
-                made = mb.minimum(x=made, y=self.term(mb, condition, wanted, dtype))
+                masked = mb.minimum(x=masked, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                made = mb.add(x=made, y=an.float_types.as_dtype(mb, term, dtype))
-            return made
+                masked = mb.add(x=masked, y=an.float_types.as_dtype(mb, term, dtype))
+            return masked
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 

@@ -163,12 +163,12 @@ def _steps(axis: an.window_pads.WindowAxis, most: int) -> Links:
 
 def _edges(axis: an.window_pads.WindowAxis, links: Links) -> Links:
     """What each pool pads: the first ones as much as leaves one element in each window."""
-    found, (before, after) = [], axis.around
+    pairs, (before, after) = [], axis.around
     for window, _ in links:
         pair = min(before, window - 1), min(after, window - 1)
-        found.append(pair)
+        pairs.append(pair)
         before, after = before - pair[0], after - pair[1]
-    return found
+    return pairs
 
 
 def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequence[Links]) -> Var:
@@ -176,9 +176,9 @@ def _chain(pool: Callable[..., Var], x: Var, chains: Sequence[Links], pads: Sequ
     for i in range(max(map(len, chains))):
         links = [chain[i] if i < len(chain) else (1, 1) for chain in chains]
         edges = [n for pairs in pads for n in (pairs[i] if i < len(pairs) else (0, 0))]
-        given: dict[str, Any] = {"kernel_sizes": [k for k, _ in links], "strides": [s for _, s in links]}
-        given |= {"pad_type": "custom", "pad": edges} if any(edges) else {"pad_type": "valid"}
-        x = pool(x=x, **given)
+        windows: dict[str, Any] = {"kernel_sizes": [k for k, _ in links], "strides": [s for _, s in links]}
+        windows |= {"pad_type": "custom", "pad": edges} if any(edges) else {"pad_type": "valid"}
+        x = pool(x=x, **windows)
     return x
 
 
@@ -226,14 +226,14 @@ def _every(mb: Builder, x: Var, axis: an.window_pads.WindowAxis, begin: int, ste
 
 def _factors(size: int, most: int) -> list[int]:
     """Factors up to `most`, large ones first; none where a prime is larger."""
-    found = []
+    factors = []
     while size > 1:
         factor = next((n for n in range(most, 1, -1) if size % n == 0), 0)
         if not factor:
             return []
-        found.append(factor)
+        factors.append(factor)
         size //= factor
-    return found
+    return factors
 
 
 @an.example((1, 2, 80, 80))

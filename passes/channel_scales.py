@@ -92,13 +92,13 @@ class ChannelScales(Rewrite):
         axis = an.block_scales.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
-        found = m.bind(stored=stored, exact=True)
+        bound = m.bind(stored=stored, exact=True)
         if (encode := _regrouped(stored.op, axis)) is not None:
-            return found.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
+            return bound.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
             held = an.in_words(an.reencoding.stored_bytes(stored))
             words = f"{name}: {held} become {an.in_words(numbers.nbytes)}, exactly"
-            return found.bind(encode=lambda mb: mb.const(val=numbers), words=words)
+            return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
         if self.form == "palette" and stored.op.op_type == an.block_scales.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
         rounded, encode = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
@@ -106,7 +106,7 @@ class ChannelScales(Rewrite):
         words = f"{name} as {self.form} is off by up to {off:.2%} of the largest weight of a channel"
         if off > self.most_error:
             return Refusal(f"{words}; the limit is {self.most_error:.2%}", op)
-        return found.bind(encode=encode, words=f"{words}, {average:.2%} on average", exact=False)
+        return bound.bind(encode=encode, words=f"{words}, {average:.2%} on average", exact=False)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """A rounded weight moves each result by as much as the inputs let it; only its own error is bounded."""
@@ -114,10 +114,10 @@ class ChannelScales(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The product with the new weight; ops that shared the old one share it."""
-        made = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
+        encoded = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
-        return an.again(mb, m.root, **{name: made})
+        return an.again(mb, m.root, **{name: encoded})
 
 
 def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
@@ -156,14 +156,14 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 
 def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     """Rounded to the values that fit best: means of neighbours, moved until they stay."""
-    known, counts = np.unique(numbers, return_counts=True)
-    values = known.astype(np.float64)
+    distinct, counts = np.unique(numbers, return_counts=True)
+    values = distinct.astype(np.float64)
     if len(values) > VALUES:
         values = np.unique(np.quantile(numbers, np.linspace(0, 1, VALUES)).astype(np.float64))
         for _ in range(ROUNDS):
-            nearest = _nearest(known, values)
+            nearest = _nearest(distinct, values)
             total = np.bincount(nearest, counts, len(values))
-            sums = np.bincount(nearest, counts * known.astype(np.float64), len(values))
+            sums = np.bincount(nearest, counts * distinct.astype(np.float64), len(values))
             values = np.sort(np.where(total > 0, sums / np.maximum(total, 1), values))
     table = np.zeros(VALUES, numbers.dtype)
     table[: len(values)] = values

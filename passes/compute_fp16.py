@@ -132,8 +132,8 @@ class _Conversion:
         if not any(an.dtype_name(v) == "fp32" and an.half.takes_half(op, name) for name, v in an.operands(op)):
             return
         inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
-        made = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
-        self.done(op, list(made) if isinstance(made, (tuple, list)) else [made])
+        results = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
+        self.done(op, list(results) if isinstance(results, (tuple, list)) else [results])
 
     def done(self, op: an.Operation, news: list[Var]) -> None:
         """Record an op that has its fp16 form."""
@@ -158,8 +158,8 @@ class _Conversion:
         if op.op_type in an.half.NORMS and name == "epsilon":
             return np.float16(max(an.number(value) or 0.0, EPSILON))
         if value not in self.half:
-            made = an.producer(value, "const")
-            self.half[value] = self.beside(value, value, "fp16") if made is None else self.stored(value, made)
+            const = an.producer(value, "const")
+            self.half[value] = self.beside(value, value, "fp16") if const is None else self.stored(value, const)
         return self.half[value]
 
     def stored(self, var: Var, maker: an.Operation) -> Var:
@@ -168,8 +168,8 @@ class _Conversion:
         if var in self.verdicts.fills:
             value = np.where(np.isfinite(value), np.clip(value, -an.half.FILL, an.half.FILL), value)
         with np.errstate(over="ignore"):  # a limit that never cuts becomes infinite
-            made: Var = self.edits.before(maker).const(val=value.astype(np.float16), name=f"{var.name}_fp16")
-        return made
+            half: Var = self.edits.before(maker).const(val=value.astype(np.float16), name=f"{var.name}_fp16")
+        return half
 
     def beside(self, var: Var, like: Var, dtype: str) -> Var:
         """A cast of a value, right after what makes `like`."""

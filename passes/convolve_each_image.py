@@ -62,8 +62,8 @@ class ConvolveEachImage(Rewrite):
         name = m.root.outputs[0].name
         inputs = an.op_inputs(m.root)
         images = mb.split(x=m.x, num_splits=m.count, axis=0, name=f"{name}_images")
-        made = [mb.conv(**{**inputs, "x": image}, name=f"{name}_image") for image in images]
-        return mb.concat(values=made, axis=0)
+        results = [mb.conv(**{**inputs, "x": image}, name=f"{name}_image") for image in images]
+        return mb.concat(values=results, axis=0)
 
 
 @an.example((2, 1, 4, 4), (1, 1, 3, 3))

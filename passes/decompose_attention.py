@@ -64,8 +64,8 @@ class DecomposeAttention(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
         for name in ("query", "key", "value"):
-            if an.static_shape(given := m.root.inputs[name]) is None:
-                return Refusal(f"%{given.name} has a dynamic shape", m.root)
+            if an.static_shape(operand := m.root.inputs[name]) is None:
+                return Refusal(f"%{operand.name} has a dynamic shape", m.root)
         return m.bind(mask=m.root.inputs.get("attn_mask"))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

@@ -83,16 +83,16 @@ def _no_product(step: DecomposeOps, op: an.Operation) -> str:
 
 def _product(mb: Builder, op: an.Operation) -> Var:
     """Along one axis after another; the axes go at the end."""
-    made: Var = op.x
+    product: Var = op.x
     for axis in an.reading.axes_of(op):
-        if (count := int(made.shape[axis])) > 1:
-            first, *rest = mb.split(x=made, num_splits=count, axis=axis)
+        if (count := int(product.shape[axis])) > 1:
+            first, *rest = mb.split(x=product, num_splits=count, axis=axis)
             for factor in rest:
                 first = mb.mul(x=first, y=factor)
-            made = first
+            product = first
     if not an.flag(op, "keep_dims"):
-        return mb.squeeze(x=made, axes=an.reading.axes_of(op)) if op.x.rank else made
-    return made if made is not op.x else mb.identity(x=made)
+        return mb.squeeze(x=product, axes=an.reading.axes_of(op)) if op.x.rank else product
+    return product if product is not op.x else mb.identity(x=product)
 
 
 def _no_running_sum(step: DecomposeOps, op: an.Operation) -> str:
@@ -138,8 +138,8 @@ def _no_classes(step: DecomposeOps, op: an.Operation) -> str:
 
 def _values(op: an.Operation) -> tuple[Any, Any]:
     """What stands at the index and elsewhere, in the type of the result; None where it is dynamic."""
-    found = (an.number(op.on_value), an.number(op.off_value))
-    on, off = (None if v is None else an.np_dtype(op.outputs[0]).type(v) for v in found)
+    both = (an.number(op.on_value), an.number(op.off_value))
+    on, off = (None if v is None else an.np_dtype(op.outputs[0]).type(v) for v in both)
     return on, off
 
 
@@ -152,9 +152,9 @@ def _classes(mb: Builder, op: an.Operation) -> Var:
     at = mb.expand_dims(x=mb.cast(x=op.indices, dtype="fp16"), axes=[axis])
     here = mb.equal(x=at, y=np.arange(size, dtype=half).reshape(place))
     on, off = _values(op)
-    made: Var = mb.cast(x=here, dtype="fp16" if dtype == half else "fp32")
-    made = made if on - off == 1 else mb.mul(x=made, y=on - off)
-    return mb.add(x=made, y=off) if off else made
+    classes: Var = mb.cast(x=here, dtype="fp16" if dtype == half else "fp32")
+    classes = classes if on - off == 1 else mb.mul(x=classes, y=on - off)
+    return mb.add(x=classes, y=off) if off else classes
 
 
 Form = tuple[Callable[[Any, an.Operation], str], Callable[[Builder, an.Operation], Var]]

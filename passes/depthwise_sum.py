@@ -57,15 +57,15 @@ class DepthwiseSum(Rewrite):
     def check(self, m: Match) -> Match | Refusal | None:
         """One channel for each group, one position, and no padding."""
         op, groups = m.root, int(an.number(m.root.inputs.get("groups")) or 1)
-        made, given = an.static_shape(op.outputs[0]), an.static_shape(m.x)
+        after, before = an.static_shape(op.outputs[0]), an.static_shape(m.x)
         if groups < max(self.least, 2):
             return None
-        if made is None or given is None:
+        if after is None or before is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
-        if any(n != 1 for n in made[2:]):
+        if any(n != 1 for n in after[2:]):
             return None
-        if not groups == made[1] == given[1]:
-            return Refusal(f"{groups} groups make {made[1]} channels of {given[1]}", op)
+        if not groups == after[1] == before[1]:
+            return Refusal(f"{groups} groups make {after[1]} channels of {before[1]}", op)
         if an.producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
@@ -87,9 +87,9 @@ class DepthwiseSum(Rewrite):
             (m.weight, "depthwise_sum"), lambda: np.moveaxis(kernel, 0, 1), f"{m.weight.name}_row"
         )
         products = mb.mul(x=x, y=weight, name=f"{name}_products")
-        made: Var = mb.reduce_sum(x=products, axes=list(range(2, x.rank)), keep_dims=True)
+        sums: Var = mb.reduce_sum(x=products, axes=list(range(2, x.rank)), keep_dims=True)
         bias = an.constant(op.inputs.get("bias"))
-        return made if bias is None else mb.add(x=made, y=np.asarray(bias).reshape(-1, *[1] * (x.rank - 2)))
+        return sums if bias is None else mb.add(x=sums, y=np.asarray(bias).reshape(-1, *[1] * (x.rank - 2)))
 
 
 @an.example((1, 4, 1, 3))

@@ -62,12 +62,12 @@ class DilatedConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Everything between it and the beginnings."""
-        block, found = an.ints(m.root, "block_shape"), [m.root]
+        block, between = an.ints(m.root, "block_shape"), [m.root]
         waiting, beginnings = [m.x], 0
         while waiting:
             value = waiting.pop()
             op = value.op
-            if op in found:
+            if op in between:
                 continue
             if op is None or op.enclosing_block is not m.block:
                 return Refusal(f"%{value.name} is not made between space_to_batch and batch_to_space", m.root)
@@ -78,14 +78,14 @@ class DilatedConvolution(Rewrite):
                 continue
             if (why := _why_not(op)) is not None:
                 return why
-            found.append(op)
+            between.append(op)
             waiting += an.runtime(op)
-        for made in (op.outputs[0] for op in found[1:]):
-            if an.is_output(made) or any(reader not in found for reader in an.consumers(made)):
-                return Refusal(f"%{made.name} is read elsewhere", m.root)
-        if not beginnings or all(op.op_type != "conv" for op in found):
+        for out in (op.outputs[0] for op in between[1:]):
+            if an.is_output(out) or any(reader not in between for reader in an.consumers(out)):
+                return Refusal(f"%{out.name} is read elsewhere", m.root)
+        if not beginnings or all(op.op_type != "conv" for op in between):
             return None
-        return m.bind(ops=tuple(found), block_shape=block)
+        return m.bind(ops=tuple(between), block_shape=block)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The region on the image itself."""
@@ -99,13 +99,13 @@ class DilatedConvolution(Rewrite):
 
 def _why_not(op: an.Operation) -> Refusal | None:
     """Why an op cannot work on the image itself."""
-    made = op.outputs[0]
+    out = op.outputs[0]
     if op.op_type not in ALIKE | {"conv"}:
-        return Refusal(f"{op.op_type} %{made.name} stands between space_to_batch and batch_to_space", op)
+        return Refusal(f"{op.op_type} %{out.name} stands between space_to_batch and batch_to_space", op)
     if op.op_type == "conv":
         if max(strides := an.ints(op, "strides"), default=1) > 1:
-            return Refusal(f"the convolution %{made.name} steps by {strides}", op)
-        return None if an.is_stored(op.weight) else Refusal(f"the weight of %{made.name} is dynamic", op)
+            return Refusal(f"the convolution %{out.name} steps by {strides}", op)
+        return None if an.is_stored(op.weight) else Refusal(f"the weight of %{out.name} is dynamic", op)
     for name, value in an.operands(op):
         shape = tuple(value.shape) if name in OPERANDS and an.is_stored(value) else ()
         if max((*shape[-2:], *shape[:-3]), default=1) > 1:
@@ -137,11 +137,11 @@ class _Region:
             for m, p, b, c in zip(margins, an.window_pads.window_pads(op), by_axis, crops, strict=True)
         ]
         x = self.fitted(x, [min(p, 0) for p in pads])
-        given = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}
-        given["dilations"] = [d * b for d, b in zip(an.ints(op, "dilations"), self.block, strict=True)]
+        operands = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}
+        operands["dilations"] = [d * b for d, b in zip(an.ints(op, "dilations"), self.block, strict=True)]
         if any(p > 0 for p in pads):
-            given |= {"pad_type": "custom", "pad": [max(p, 0) for p in pads]}
-        self.built[value] = self.mb.conv(x=x, name=f"{value.name}_image", **given)
+            operands |= {"pad_type": "custom", "pad": [max(p, 0) for p in pads]}
+        self.built[value] = self.mb.conv(x=x, name=f"{value.name}_image", **operands)
         return self.built[value], [0] * 4
 
     def alike(self, op: an.Operation, crops: Margins) -> tuple[Var, Margins]:
@@ -153,10 +153,10 @@ class _Region:
                 inputs[name], margins = self.of(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
                     inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
-        made = an.again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
+        result = an.again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
         if not any(margins):
-            self.built[op.outputs[0]] = made
-        return made, margins
+            self.built[op.outputs[0]] = result
+        return result, margins
 
     def fitted(self, x: Var, margins: Margins) -> Var:
         """The value with its margins."""
@@ -176,5 +176,5 @@ def example(x: Var) -> Var:
     weight = np.random.default_rng(0).standard_normal((2, 2, 3, 3)).astype(np.float32)
     edges = np.array([[2, 2], [2, 2]], np.int32)
     parts = mb.space_to_batch(x=x, block_shape=[2, 2], paddings=edges, name="parts")
-    made = mb.conv(x=parts, weight=weight, name="c")
-    return mb.batch_to_space(x=made, block_shape=[2, 2], crops=np.zeros((2, 2), np.int32), name="y")
+    convolved = mb.conv(x=parts, weight=weight, name="c")
+    return mb.batch_to_space(x=convolved, block_shape=[2, 2], crops=np.zeros((2, 2), np.int32), name="y")

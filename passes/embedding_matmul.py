@@ -98,8 +98,8 @@ class EmbeddingMatmul(Rewrite):
             return unfit
         ids, wraps = self.ids(m, m.table.shape[0])
         if self.mode == "input":
-            known = m.block.inputs if isinstance(m.block, an.Function) else {}
-            if known.get(ids.name) is not ids:
+            entries = m.block.inputs if isinstance(m.block, an.Function) else {}
+            if entries.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
         elif not an.one_hot.is_finite(an.decoded(m.table)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)

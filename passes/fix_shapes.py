@@ -60,6 +60,7 @@ class FixShapes(Pass):
     """Inputs of dynamic shape get a static one, or one in each of several functions."""
 
     name = "fix_shapes"
+    asked_for = True
     precedes = ("*",)
     shapes: InputShapes | None = None
     """Input -> its shape; of inputs that are left out, each axis by the rule above."""
@@ -80,18 +81,13 @@ class FixShapes(Pass):
                 'for each function, as {"short": {"ids": [1, 64]}}'
             )
 
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """None: the caller must choose the shapes."""
-        return ()
-
     @property
     def wanted(self) -> dict[str, an.fixed_shapes.Shapes]:
         """By function that is made; of one that stays, by the empty name."""
         if self.sizes is None:
             return {"": an.fixed_shapes.Shapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):
-            return {name: an.fixed_shapes.Shapes(given, self.length) for name, given in self.sizes.items()}
+            return {name: an.fixed_shapes.Shapes(lengths, self.length) for name, lengths in self.sizes.items()}
         return {f"length_{n}": an.fixed_shapes.Shapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
@@ -160,17 +156,17 @@ class FixShapes(Pass):
         Raises:
             PassError: a shape does not fit.
         """
-        made: dict[str, an.Function] = {}
+        functions: dict[str, an.Function] = {}
         for word, shapes in self.wanted.items():
-            made[word] = an.copied(program).functions[name]
-            shapes.fix(made[word])
+            functions[word] = an.copied(program).functions[name]
+            shapes.fix(functions[word])
         old = program.functions.pop(name)
-        for word, function in made.items():
+        for word, function in functions.items():
             program.add_function(word, function)
-        forms = {w: _form(f) for w, f in made.items()}
+        forms = {w: _form(f) for w, f in functions.items()}
         words = f"call {' or '.join(f'{w} ({form})' for w, form in forms.items())}; {name} took any shape"
-        names = (name, *made, *old.inputs, *(v.name for v in old.outputs))
-        session.declare(self.name, name, an.InterfaceChange(words, names, call=_call), (), list(made))
+        names = (name, *functions, *old.inputs, *(v.name for v in old.outputs))
+        session.declare(self.name, name, an.InterfaceChange(words, names, call=_call), (), list(functions))
 
 
 def _is_size(one: object) -> bool:
@@ -191,8 +187,8 @@ def _call(model: Any, values: an.Values, precision: str) -> an.Values:
     """
     shapes = {name: np.shape(value) for name, value in values.items()}
     for word, function in model.functions.items():
-        given = {n: tuple(v.shape) for n, v in function.inputs.items() if not an.types.is_state(v.sym_type)}
-        if all(shape == shapes.get(n) for n, shape in given.items()):
+        now = {n: tuple(v.shape) for n, v in function.inputs.items() if not an.types.is_state(v.sym_type)}
+        if all(shape == shapes.get(n) for n, shape in now.items()):
             return an.interpret.run(model, values, precision=precision, function=word)
     forms = "; ".join(map(_form, model.functions.values()))
     raise an.InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")

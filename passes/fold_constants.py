@@ -123,15 +123,15 @@ class _Folding:
         mb, name = self.edits.before(op), f"{op.outputs[0].name}_folded"
         try:
             if edit is not None:
-                made = an.edit_weight(mb, weight, edit, name)
+                edited = an.edit_weight(mb, weight, edit, name)
             else:
-                given = {k: an.decoded(op.inputs[k]) for k in ("x", "y")}
-                made = mb.stored_like(weight, lambda: COMPUTED[op.op_type](*given.values()), (op,), name)
+                numbers = {k: an.decoded(op.inputs[k]) for k in ("x", "y")}
+                edited = mb.stored_like(weight, lambda: COMPUTED[op.op_type](*numbers.values()), (op,), name)
         except an.Refused as reason:
             self.session.refusals.append((self.step.name, Refusal(str(reason), op)))
         else:
-            self.edits.compare(op.name, (op.outputs[0], made))
-            self.replace(op, op.outputs, [made], (f"compressed weight {made.name}",))
+            self.edits.compare(op.name, (op.outputs[0], edited))
+            self.replace(op, op.outputs, [edited], (f"compressed weight {edited.name}",))
 
     def values(
         self, op: an.Operation, used: list[Var], fixed: dict[an.Operation, None]
@@ -163,13 +163,13 @@ class _Folding:
         self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
 
     def replace(
-        self, op: an.Operation, used: Sequence[Var], held: Sequence[Var], made: tuple[str, ...]
+        self, op: an.Operation, used: Sequence[Var], held: Sequence[Var], after: tuple[str, ...]
     ) -> None:
         """Let the readers of an op read what is stored, and record it."""
         for old, new in zip(used, held, strict=True):
             self.edits.replace(old, new)
         self.edits.remove([op])
-        self.edits.record(op.name, after=made)
+        self.edits.record(op.name, after=after)
 
     def constant(self, value: an.Array, var: Var, op: an.Operation) -> Var:
         """A constant at the head of the function; the same one for equal content."""
@@ -205,8 +205,8 @@ def computed(ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterab
         for v, dtype in held.items()
         if (shape := an.static_shape(v)) is not None
     }
-    found = an.interpret.evaluate(ops, shapes, wanted, precision="fp16")
-    return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(found, wanted, strict=True)]
+    tensors = an.interpret.evaluate(ops, shapes, wanted, precision="fp16")
+    return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
 
 
 @an.example((1, 4), dtype="fp16", opset="iOS17")

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
@@ -63,13 +63,8 @@ class FoldLongAxis(Rewrite):
     """Every op that knows how to work on rows."""
     tolerance = an.REASSOCIATED
     static = True
-    limit: int = an.option(16384, least=2)
+    limit: int = an.option(16384, least=2, of_target="axis")
     """The longest last axis that the chip takes (65536 from M4 on)."""
-
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """The limit of the target."""
-        return (cls(limit=int(target.least("axis")[0])),)
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A long operand, whose rows the op can work on."""

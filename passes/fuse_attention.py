@@ -96,8 +96,8 @@ class FuseAttention(Rewrite):
         mask = None
         for term in m.masks:
             mask = term if mask is None else mb.add(x=mask, y=term)
-        given = {} if mask is None else {"attn_mask": mask}
-        return mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **given)
+        masked = {} if mask is None else {"attn_mask": mask}
+        return mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **masked)
 
 
 def _unfit(core: an.heads.Core) -> str:

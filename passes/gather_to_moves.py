@@ -68,10 +68,10 @@ class GatherToMoves(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Cut each axis, then put the axes where they belong."""
-        made: Var = m.root.x
+        moved: Var = m.root.x
         for axis, part in enumerate(m.parts):
-            made = _cut(mb, made, axis, part)
-        return _placed(mb, made, m.parts, m.root.outputs[0])
+            moved = _cut(mb, moved, axis, part)
+        return _placed(mb, moved, m.parts, m.root.outputs[0])
 
 
 def _cut(mb: Builder, x: Var, axis: int, part: an.constant_indices.Taken) -> Var:

@@ -113,10 +113,10 @@ class _Plan:
     def better(self) -> list[an.Operation] | None:
         """The best order, where it is better than the present one."""
         now = self.worth(list(self.judged))
-        found = [(self.worth(order), order) for order in self.orders()]
+        rated = [(self.worth(order), order) for order in self.orders()]
         fit = [
             (worth, order)
-            for worth, order in found
+            for worth, order in rated
             if worth < now and all(a <= b for a, b in zip(worth[1:3], now[1:3], strict=True))
         ]
         return min(fit, key=lambda pair: pair[0])[1] if fit else None
@@ -151,11 +151,11 @@ class _Plan:
         for op, needed in self.needs.items():
             upstream[op] = needed.union(*(upstream[n] for n in needed))
         chains = sorted((upstream[op] - illegal for op in illegal), key=len)
-        found = [illegal]
+        sets = [illegal]
         for chain in chains:
-            if len(found) <= CHAINS and len(chain) <= len(self.judged) // 2 and not chain <= found[-1]:
-                found.append(found[-1] | chain)
-        return found if illegal else []
+            if len(sets) <= CHAINS and len(chain) <= len(self.judged) // 2 and not chain <= sets[-1]:
+                sets.append(sets[-1] | chain)
+        return sets if illegal else []
 
     def in_phases(
         self, off: set[an.Operation], first: bool, small: AbstractSet[an.Operation] = frozenset()

@@ -69,16 +69,18 @@ class IntegersAsFloats(Rewrite):
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it with what the surgery assumes; then with what masks hold, where that is more."""
-        known, start = {**session.assume, **(self.assume or {})}, len(session.refusals)
+        assumed, start = {**session.assume, **(self.assume or {})}, len(session.refusals)
         super().run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
         held = {
-            v.name: (0, 1) for v in inputs if v.name not in known and _whole(v) and an.integer_masks.is_mask(v)
+            v.name: (0, 1)
+            for v in inputs
+            if v.name not in assumed and _whole(v) and an.integer_masks.is_mask(v)
         }
         if not held or len(session.refusals) == start:
             return
         del session.refusals[start:]
-        super(IntegersAsFloats, replace(self, assume={**known, **held})).run(program, session)
+        super(IntegersAsFloats, replace(self, assume={**assumed, **held})).run(program, session)
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Integers whose floats tell the same."""
@@ -93,14 +95,14 @@ class IntegersAsFloats(Rewrite):
             return self.combined(m)
         if op.op_type in an.ops.COMPARISONS:
             return self.compared(m)
-        made, given = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
-        if given.kind not in "iub" or made.kind not in "fb" or (made.kind == "f" and not _computed(op.x)):
+        after, before = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
+        if before.kind not in "iub" or after.kind not in "fb" or (after.kind == "f" and not _computed(op.x)):
             return None
-        if made.kind == given.kind or _stored(op.x):
+        if after.kind == before.kind or _stored(op.x):
             return None
-        most = 1 << 24 if made == np.float32 else an.whole_numbers.EXACT
+        most = 1 << 24 if after == np.float32 else an.whole_numbers.EXACT
         reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
-        return Refusal(reason, op) if reason else m.bind(dtype=made if made.kind == "f" else HALF)
+        return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
     def combined(self, m: Match) -> Match | Refusal | None:
         """Conditions that are combined: once, at the last op that does."""
@@ -149,10 +151,10 @@ class IntegersAsFloats(Rewrite):
         op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
-        found: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
+        number: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
         if an.np_dtype(op.outputs[0]).kind == "b":
-            found = mb.not_equal(x=found, y=m.dtype.type(0))
-        return found
+            number = mb.not_equal(x=number, y=m.dtype.type(0))
+        return number
 
 
 def _whole(var: Var) -> bool:

@@ -140,7 +140,7 @@ class InterfaceFp16(Pass):
         edits.remove([] if last is None else [last])
         edits.take_name(old, new)
         words = f"{name} is fp16"
-        change = an.InterfaceChange(words, (name,), outputs=lambda found, _: _halved(found, name), retypes=True)
+        change = an.InterfaceChange(words, (name,), outputs=lambda after, _: _halved(after, name), retypes=True)
         edits.session.declare(self.name, name, change, (), ())
 
 

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -51,13 +50,9 @@ class InterfaceLayout(Pass):
     """Transposes at both ends go; the interface changes, declared."""
 
     name = "interface_layout"
+    asked_for = True
     ends: tuple[str, ...] = ()
     """The inputs and outputs that may change; all, where none are named."""
-
-    @classmethod
-    def variants(cls, target: Any) -> tuple[Pass, ...]:
-        """None: callers must ask for it."""
-        return ()
 
     def run(self, program: Program, session: Session) -> None:
         """Each input, then each output, of each function."""
@@ -66,11 +61,11 @@ class InterfaceLayout(Pass):
             for name in names:
                 if self.ends and name not in self.ends:
                     continue
-                found = _order(function, name, session)
-                if isinstance(found, Refusal):
-                    session.refusals.append((self.name, found))
-                elif found is not None:
-                    self.turn(program, key, name, found, session)
+                order = _order(function, name, session)
+                if isinstance(order, Refusal):
+                    session.refusals.append((self.name, order))
+                elif order is not None:
+                    self.turn(program, key, name, order, session)
 
     def turn(self, program: Program, key: str, name: str, order: list[int], session: Session) -> None:
         """One end in another order, if a transpose goes by it."""
@@ -82,20 +77,20 @@ class InterfaceLayout(Pass):
             )
             return
         function = program.functions[key]
-        given = name in function.inputs
+        is_input = name in function.inputs
         self.turned(session, function, name, order)
         _left_in(program)
-        var = function.inputs[name] if given else _output(function, name)
+        var = function.inputs[name] if is_input else _output(function, name)
         now = f"{an.shape_in_words(var.shape)}, with its axes in the order {order}"
-        words = f"give {name} as {now}" if given else f"{name} is {now}"
+        words = f"give {name} as {now}" if is_input else f"{name} is {now}"
 
         def moved(values: an.Values) -> an.Values:
             return {**values, name: np.asarray(values[name]).transpose(order)} if name in values else values
 
         change = (
             an.InterfaceChange(words, (name,), inputs=moved)
-            if given
-            else an.InterfaceChange(words, (name,), outputs=lambda found, _: moved(found))
+            if is_input
+            else an.InterfaceChange(words, (name,), outputs=lambda outputs, _: moved(outputs))
         )
         session.declare(self.name, name, change, (), ())
 
@@ -126,21 +121,21 @@ class InterfaceLayout(Pass):
 
 def _order(function: an.Function, name: str, session: Session) -> list[int] | Refusal | None:
     """The order of the axes that the inside of the model has at an end; None where nothing is reordered."""
-    given = name in function.inputs
-    var = function.inputs[name] if given else _output(function, name)
-    turn = _first_transpose(var) if given else _last_transpose(var)
+    is_input = name in function.inputs
+    var = function.inputs[name] if is_input else _output(function, name)
+    turn = _first_transpose(var) if is_input else _last_transpose(var)
     if turn is None or not an.types.is_tensor(var.sym_type):
         return None
     if name in session.images:
         return Refusal(f"%{name} is an image")
     if an.static_shape(var) is None:
         return Refusal(f"%{name} has the symbolic shape {tuple(var.shape)}")
-    if given and an.is_output(var):
+    if is_input and an.is_output(var):
         return Refusal(f"%{name} is an input and an output")
     perm = an.reading.permutation(turn)
     if len(perm) != var.rank or turn.x.rank != var.rank:
         return None
-    return perm if given else [perm.index(a) for a in range(len(perm))]
+    return perm if is_input else [perm.index(a) for a in range(len(perm))]
 
 
 def _first_transpose(var: Var) -> an.Operation | None:

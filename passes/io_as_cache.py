@@ -89,16 +89,16 @@ class IoAsCache(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Each pair, in all functions alike."""
-        known = [(function, self.found(function)) for function in program.functions.values()]
-        pairs = {name: out.name for _, outs in known for name, out in outs.items()}
+        matched = [(function, self.found(function)) for function in program.functions.values()]
+        pairs = {name: out.name for _, outs in matched for name, out in outs.items()}
         for name in list(pairs):
-            found = [(function, outs.get(name)) for function, outs in known]
-            refusals = [against(f.inputs.get(name), out) for f, out in found]
+            ends = [(function, outs.get(name)) for function, outs in matched]
+            refusals = [against(f.inputs.get(name), out) for f, out in ends]
             if (refusal := next((r for r in refusals if r is not None), None)) is not None:
                 session.refusals.append((self.name, refusal))
                 del pairs[name]
                 continue
-            for function, out in found:
+            for function, out in ends:
                 assert out is not None
                 with an.GraphEdits(self, session, function) as edits:
                     move(edits, name, out)
@@ -108,18 +108,18 @@ class IoAsCache(Pass):
             session.declare(self.name, name, change, (back,), ())
 
 
-def against(given: Var | None, out: Var | None) -> Refusal | None:
+def against(entry: Var | None, out: Var | None) -> Refusal | None:
     """Why an input and an output cannot be a state."""
-    if given is None or out is None:
+    if entry is None or out is None:
         return Refusal("not every function has both the input and the output")
-    if an.is_output(given):
-        return Refusal(f"%{given.name} is an input and an output")
-    shapes = [an.static_shape(given), an.static_shape(out)]
+    if an.is_output(entry):
+        return Refusal(f"%{entry.name} is an input and an output")
+    shapes = [an.static_shape(entry), an.static_shape(out)]
     if shapes[0] is None or shapes[0] != shapes[1]:
-        return Refusal(f"%{given.name} has the shape {given.shape}, and %{out.name} {out.shape}", out.op)
-    held = [an.dtype_name(v) for v in (given, out)]
+        return Refusal(f"%{entry.name} has the shape {entry.shape}, and %{out.name} {out.shape}", out.op)
+    held = [an.dtype_name(v) for v in (entry, out)]
     if set(held) != {"fp16"}:
-        return Refusal(f"%{given.name} is {held[0]} and %{out.name} is {held[1]}; states hold fp16", out.op)
+        return Refusal(f"%{entry.name} is {held[0]} and %{out.name} is {held[1]}; states hold fp16", out.op)
     return Refusal(f"%{out.name} is the input unchanged") if out.op is None else None
 
 
@@ -137,12 +137,12 @@ def move(edits: an.GraphEdits, name: str, out: Var) -> None:
 
 def _written(out: Var, held: Var) -> list[Var]:
     """The values that the state takes: each slice that is written, or the last value alone."""
-    found, var = [out], out
+    chain, var = [out], out
     while (op := an.producer(var, "slice_update")) is not None:
         if op.x is held:
-            return found[::-1]
+            return chain[::-1]
         var = op.x
-        found.append(var)
+        chain.append(var)
     return [out]
 
 
@@ -154,8 +154,8 @@ def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Valu
         state = predict.make_state()
         for name in pairs:
             state[name].value = torch.from_numpy(np.asarray(values[name], np.float32))
-        made = predict({n: v for n, v in values.items() if n not in pairs}, state=state)
-        return {**made, **{back: state[name].value.numpy() for name, back in pairs.items()}}
+        outputs = predict({n: v for n, v in values.items() if n not in pairs}, state=state)
+        return {**outputs, **{back: state[name].value.numpy() for name, back in pairs.items()}}
 
     return call
 

@@ -185,9 +185,9 @@ def example(n: Var, at: Var, k: Var, v: Var) -> Var:
     """Two caches of eight tokens, of which one row is written."""
     b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")
     e = mb.add(x=b, y=np.array([1, 4], np.int32), name="e")
-    made = []
+    writes = []
     for name, state in (("k", k), ("v", v)):
         held = mb.read_state(input=state, name=f"{name}h")
         u = mb.slice_update(x=held, update=n, begin=b, end=e, name=f"{name}u")
-        made.append(mb.coreml_update_state(state=state, value=u, name=f"{name}a"))
-    return mb.add(x=made[0], y=made[1], name="sum")
+        writes.append(mb.coreml_update_state(state=state, value=u, name=f"{name}a"))
+    return mb.add(x=writes[0], y=writes[1], name="sum")

@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
@@ -62,20 +62,14 @@ class LongConvolution(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
-    most_width: int = an.option(13, least=1)
+    most_width: int = an.option(13, least=1, of_target="kernel_w")
     """Widest kernel that stays, and that a folded one may have (13 on M1, 15 from M4 on)."""
-    most_height: int = an.option(29, least=1)
+    most_height: int = an.option(29, least=1, of_target="kernel_h")
     """The same for the height (29 on M1, 31 from M4 on)."""
     most_phases: int = an.option(64, least=1)
     """Most neighbouring results that become channels; weights grow by about that factor."""
-    longest: int = 0
+    longest: int = an.option(0, least=0, of_target="axis")
     """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
-
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Kernels as large as the target takes them."""
-        width, height, longest = (int(target.least(side)[0]) for side in ("kernel_w", "kernel_h", "axis"))
-        return (cls(most_width=width, most_height=height, longest=longest),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every convolution."""
@@ -111,13 +105,13 @@ class LongConvolution(Rewrite):
 
     def long_input(self, op: an.Operation) -> int | None:
         """The axis that is too long before the convolution only, which steps along it."""
-        given, made = an.static_shape(op.x), an.static_shape(op.outputs[0])
-        if not self.longest or given is None or made is None:
+        before, after = an.static_shape(op.x), an.static_shape(op.outputs[0])
+        if not self.longest or before is None or after is None:
             return None
-        for axis in range(2, len(given)):
+        for axis in range(2, len(before)):
             stride, dilation = ((an.ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
-            frames = made[axis] + dilation * (int(op.weight.shape[axis]) - 1) // stride
-            if given[axis] > self.longest >= frames and stride > 1:
+            frames = after[axis] + dilation * (int(op.weight.shape[axis]) - 1) // stride
+            if before[axis] > self.longest >= frames and stride > 1:
                 return axis
         return None
 

@@ -65,14 +65,14 @@ class MaskedWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One dynamic axis, and floats where rows must be moved."""
-        found = an.places.dynamic_slice(m.root)
-        if isinstance(found, Refusal):
-            return found
-        if found.size > 1 and found.axis != m.x.rank - 2:
-            return Refusal(f"{found.size} rows are written along axis {found.axis}", m.root)
-        if found.size > 1 and an.np_dtype(m.x).kind != "f":
+        part = an.places.dynamic_slice(m.root)
+        if isinstance(part, Refusal):
+            return part
+        if part.size > 1 and part.axis != m.x.rank - 2:
+            return Refusal(f"{part.size} rows are written along axis {part.axis}", m.root)
+        if part.size > 1 and an.np_dtype(m.x).kind != "f":
             return Refusal(f"%{m.x.name} holds {an.np_dtype(m.x)}", m.root)
-        return m.bind(part=found)
+        return m.bind(part=part)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places that exist."""

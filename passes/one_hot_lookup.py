@@ -77,10 +77,10 @@ class OneHotLookup(Rewrite):
                 return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)
         if an.np_dtype(op.x).kind != "f":
             return Refusal(f"%{op.x.name} holds integers, which stay off the engine", op)
-        found = _gathered(op) if op.op_type == "gather" else _sliced(op)
-        if isinstance(found, Refusal):
-            return found
-        for axis, taken in found.items():
+        axes = _gathered(op) if op.op_type == "gather" else _sliced(op)
+        if isinstance(axes, Refusal):
+            return axes
+        for axis, taken in axes.items():
             rows, rest = int(op.x.shape[axis]), math.prod(op.x.shape) // int(op.x.shape[axis])
             if rows > self.most_rows:
                 return Refusal(f"axis {axis} has {rows} rows, above {self.most_rows}", op)
@@ -88,7 +88,7 @@ class OneHotLookup(Rewrite):
                 size = an.np_dtype(op.x).itemsize * rest
                 read = f"{an.in_words(size * rows)} instead of {an.in_words(size * taken)}"
                 return Refusal(f"{work} multiplications, which read {read}; the limit is {self.most_work}", op)
-        return m.bind(axes=found)
+        return m.bind(axes=axes)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places that exist, some of them counted from the end."""
@@ -105,7 +105,7 @@ class OneHotLookup(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One product for each axis."""
         op, out = m.root, an.static_shape(m.root.outputs[0]) or ()
-        made: Var = op.x
+        value: Var = op.x
         for axis, taken in m.axes.items():
             length = int(op.x.shape[axis])
             if op.op_type == "gather":
@@ -119,8 +119,8 @@ class OneHotLookup(Rewrite):
                 places = mb.add(x=places, y=np.arange(taken, dtype=np.float16)[:, None])
             rows = np.arange(length, dtype=np.float16)[None]
             name = "fp16" if an.np_dtype(op.x) == np.float16 else "fp32"
-            made = _product(mb, made, axis, mb.cast(x=mb.equal(x=places, y=rows), dtype=name))
-        return made if tuple(made.shape) == out else mb.reshape(x=made, shape=list(out))
+            value = _product(mb, value, axis, mb.cast(x=mb.equal(x=places, y=rows), dtype=name))
+        return value if tuple(value.shape) == out else mb.reshape(x=value, shape=list(out))
 
 
 def _gathered(op: an.Operation) -> dict[int, int] | Refusal:
@@ -142,18 +142,18 @@ def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
         sizes = an.constant(op.size)
         if sizes is None:
             return Refusal(f"the size %{op.size.name} is dynamic")
-        if -1 in (given := [int(s) for s in sizes]):
+        if -1 in (wanted := [int(s) for s in sizes]):
             return Refusal("a size of -1 depends on where the slice begins")
-        return {axis: s for axis, s in enumerate(given) if s != shape[axis]}
+        return {axis: s for axis, s in enumerate(wanted) if s != shape[axis]}
     masks = {n: an.constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
     held = {n: [False] * len(shape) if v is None else [bool(b) for b in v] for n, v in masks.items()}
-    found = {}
+    lengths = {}
     for axis in range(len(shape)):
         if held["squeeze_mask"][axis]:
-            found[axis] = 1
+            lengths[axis] = 1
         elif not (held["begin_mask"][axis] and held["end_mask"][axis]):
             return Refusal(f"where axis {axis} begins and ends is dynamic")
-    return found
+    return lengths
 
 
 def _product(mb: Builder, x: Var, axis: int, hot: Var) -> Var:

@@ -112,14 +112,14 @@ class PaddingMaskTensor(Rewrite):
         """The ops from the fills to the softmax once more, with finite fills."""
         new: dict[Var, Var] = {}
         for op in m.changed:
-            old, known = op.outputs[0], dict(new)
+            old, renewed = op.outputs[0], dict(new)
             if op in m.own:
                 new[old] = self.again(mb, op, new, m.fills)
                 continue
-            reads = [known.get(v, v) for _, v in an.operands(op)]
+            reads = [renewed.get(v, v) for _, v in an.operands(op)]
 
-            def build(inner: Builder, op: an.Operation = op, known: dict[Var, Var] = known) -> Var:
-                return self.again(inner, op, known, m.fills)
+            def build(inner: Builder, op: an.Operation = op, renewed: dict[Var, Var] = renewed) -> Var:
+                return self.again(inner, op, renewed, m.fills)
 
             new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
         return mb.softmax(x=new[m.root.x], axis=an.constant(m.root.axis))
@@ -128,13 +128,13 @@ class PaddingMaskTensor(Rewrite):
         self, mb: Builder, op: an.Operation, new: dict[Var, Var], fills: dict[an.Operation, list[str]]
     ) -> Var:
         """An op with finite fills, on operands that were made anew."""
-        given: dict[str, Any] = {}
+        inputs: dict[str, Any] = {}
         for name, value in op.inputs.items():
             if isinstance(value, Var):
-                given[name] = new.get(value, value)
+                inputs[name] = new.get(value, value)
                 if name in fills.get(op, ()):
-                    given[name] = self.finite(value)
-        return getattr(mb, op.op_type)(**given, name=f"{op.outputs[0].name}_finite")
+                    inputs[name] = self.finite(value)
+        return getattr(mb, op.op_type)(**inputs, name=f"{op.outputs[0].name}_finite")
 
     def finite(self, held: Var) -> an.Array:
         """A constant whose fills are finite."""
@@ -145,42 +145,42 @@ class PaddingMaskTensor(Rewrite):
 
 def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
     """The ops between the scores and a softmax, and those that make its mask, in an order in which they run."""
-    found: dict[an.Operation, None] = {}
+    ops: dict[an.Operation, None] = {}
     stack = [root.x.op]
-    while stack and len(found) < MOST_OPS:
+    while stack and len(ops) < MOST_OPS:
         op = stack.pop(0)
-        if op is None or op in found or op.op_type not in THROUGH or len(op.outputs) != 1:
+        if op is None or op in ops or op.op_type not in THROUGH or len(op.outputs) != 1:
             continue
         if op.outputs[0] is scores or op.enclosing_block is not root.enclosing_block:
             continue
-        found[op] = None
+        ops[op] = None
         stack += [v.op for _, v in an.operands(op)]
     block = root.enclosing_block
     assert block is not None
-    return [op for op in block.operations if op in found]
+    return [op for op in block.operations if op in ops]
 
 
 def _deep(op: an.Operation) -> list[str]:
     """The operands of an op that bring in a fill that is too deep."""
-    found = []
+    names = []
     for name, var in an.operands(op) if op.op_type in FILLING else ():
         value = an.constant(var)
         if value is None or an.np_dtype(var).kind != "f" or name == "cond":
             continue
         signs = {"sub": (1 if name == "y" else -1,), "mul": (1, -1)}.get(op.op_type, (-1,))
         if any(((sign * np.asarray(value, np.float64)) > DEEPEST).any() for sign in signs):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def _downstream(ops: list[an.Operation], sources: set[Var]) -> list[an.Operation]:
     """The ops that make or read these values, or what is made of them, in order."""
-    reached, found = set(sources), list[an.Operation]()
+    reached, touching = set(sources), list[an.Operation]()
     for op in ops:
         if op.outputs[0] in sources or any(v in reached for _, v in an.operands(op)):
             reached.add(op.outputs[0])
-            found.append(op)
-    return found
+            touching.append(op)
+    return touching
 
 
 @an.example((1, 1, 4, 2), mb.TensorSpec((1, 1, 1, 4), dtype=an.types.int32))

@@ -70,24 +70,24 @@ class PickTokens(Pass):
             UnknownName: there is no such output.
         """
         for function in program.functions.values():
-            known = [v.name for v in function.outputs]
-            if self.output is not None and self.output not in known:
-                raise an.UnknownName("output", self.output, known)
-            if {TOKENS, TOP_TOKENS} & set(known):
+            outputs = [v.name for v in function.outputs]
+            if self.output is not None and self.output not in outputs:
+                raise an.UnknownName("output", self.output, outputs)
+            if {TOKENS, TOP_TOKENS} & set(outputs):
                 return Refusal("the model gives tokens already")
-            if (found := self.logits(function)) is None:
-                return Refusal(f"no output holds logits: {', '.join(known)}")
-            if found.shape[-1] < self.k:
-                return Refusal(f"%{found.name} has {found.shape[-1]} words, fewer than k={self.k}", found.op)
-            if drawn := [op for op in an.ops_between.slice_back([found], set()) if op.op_type in an.ops.RANDOM]:
-                return Refusal(f"%{found.name} is drawn at random, and is another in each run", drawn[0])
+            if (head := self.logits(function)) is None:
+                return Refusal(f"no output holds logits: {', '.join(outputs)}")
+            if head.shape[-1] < self.k:
+                return Refusal(f"%{head.name} has {head.shape[-1]} words, fewer than k={self.k}", head.op)
+            if drawn := [op for op in an.ops_between.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
+                return Refusal(f"%{head.name} is drawn at random, and is another in each run", drawn[0])
         return None
 
     def logits(self, function: an.Function) -> Var | None:
         """The output with the most words."""
-        found = [v for v in function.outputs if self.output is None or v.name == self.output]
-        found = [v for v in found if an.np_dtype(v).kind == "f" and (an.static_shape(v) or (1,))[-1] > 1]
-        return max(found, key=lambda v: int(v.shape[-1]), default=None)
+        floats = [v for v in function.outputs if self.output is None or v.name == self.output]
+        floats = [v for v in floats if an.np_dtype(v).kind == "f" and (an.static_shape(v) or (1,))[-1] > 1]
+        return max(floats, key=lambda v: int(v.shape[-1]), default=None)
 
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""

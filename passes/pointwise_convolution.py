@@ -65,18 +65,18 @@ class PointwiseConvolution(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One row, and a stored weight of few enough channels."""
-        found, shape, out = (
+        stored, shape, out = (
             an.channel_products.weight_of(m.root),
             an.static_shape(m.x),
             an.static_shape(m.root.outputs[0]),
         )
-        if found is None:
+        if stored is None:
             return None
         if shape is None or out is None:
             return Refusal(f"%{m.x.name} has the dynamic shape {tuple(map(str, m.x.shape))}", m.root)
         if math.prod(shape[:-1]) != 1:
             return None
-        weight, turned = found
+        weight, turned = stored
         if not an.is_stored(weight):
             return Refusal(f"the weight %{weight.name} is dynamic", m.root)
         if max(weight.shape) > self.most:
@@ -91,8 +91,8 @@ class PointwiseConvolution(Rewrite):
         pixel = mb.shared_value((x, "pixel"), [x], lambda maker: maker.reshape(x=x, shape=shape, name=name))
         kernel = an.Edit.of(m.weight.shape).transposed([1, 0] if m.turned else [0, 1]).expanded(2).expanded(3)
         weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_pixel")
-        given = {} if bias is None else {"bias": bias}
-        return mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **given), shape=list(m.out))
+        more = {} if bias is None else {"bias": bias}
+        return mb.reshape(x=mb.conv(x=pixel, weight=weight, name=wish, **more), shape=list(m.out))
 
 
 @an.example((1, 1, 16), dtype="fp16")

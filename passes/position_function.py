@@ -73,17 +73,17 @@ class PositionFunction(Pass):
         """Each function that reads a position gets one that makes its inputs."""
         copies = copy_program(program).functions
         for name, function in [(n, f) for n, f in program.functions.items() if not n.endswith(INPUTS)]:
-            found = ends_at(function)
+            ends = ends_at(function)
             word = f"{name}{INPUTS}"
-            if not found:
+            if not ends:
                 session.refusals.append((self.name, Refusal(f"no op of {name} depends on the position only")))
                 continue
-            names = [v.name for v in found]
+            names = [v.name for v in ends]
             with an.GraphEdits(self, session, copies[name]) as edits:
                 keep_only(edits, names)
             program.add_function(word, copies[name])
             with an.GraphEdits(self, session, function) as edits:
-                made_inputs(edits, found)
+                made_inputs(edits, ends)
             words = f"call {word} with position, and give what it returns to {name}"
             change = an.InterfaceChange(words, (POSITION, word, *names), call=called)
             session.declare(self.name, name, change, (), (word,))
@@ -95,9 +95,9 @@ def called(model: Any, values: an.Values, precision: str) -> an.Values:
         return replay(model, values, precision)
     name, function = next((n, f) for n, f in model.functions.items() if not n.endswith(INPUTS))
     at = {POSITION: values[POSITION]}
-    made = an.interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
-    given = {n: v for n, v in {**values, **made}.items() if n in function.inputs}
-    return an.interpret.run(model, given, function=name, precision=precision)
+    outputs = an.interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
+    inputs = {n: v for n, v in {**values, **outputs}.items() if n in function.inputs}
+    return an.interpret.run(model, inputs, function=name, precision=precision)
 
 
 def ends_at(function: Function) -> list[Var]:
@@ -110,8 +110,8 @@ def ends_at(function: Function) -> list[Var]:
         sources = {v for _, v in an.operands(op) if an.constant(v) is None}
         if sources and sources <= positional and not op.blocks and op.op_type not in an.ops.IMPURE:
             positional |= set(op.outputs)
-    made = [v for op in function.operations for v in op.outputs if v in positional]
-    return [v for v in made if an.is_output(v) or any(r.outputs[0] not in positional for r in an.consumers(v))]
+    ends = [v for op in function.operations for v in op.outputs if v in positional]
+    return [v for v in ends if an.is_output(v) or any(r.outputs[0] not in positional for r in an.consumers(v))]
 
 
 def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
@@ -141,10 +141,10 @@ def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
     mb = edits.first()
     for old in ends:
         truth, output = an.np_dtype(old).kind == "b", an.is_output(old)
-        given = edits.new_input(old.name, old.shape, an.types.fp16 if truth else old.dtype)
-        edits.replace(old, mb.cast(x=given, dtype="bool", name=f"{old.name}_truth") if truth else given)
+        entry = edits.new_input(old.name, old.shape, an.types.fp16 if truth else old.dtype)
+        edits.replace(old, mb.cast(x=entry, dtype="bool", name=f"{old.name}_truth") if truth else entry)
         if not output:
-            edits.take_name(old, given)
+            edits.take_name(old, entry)
     edits.remove()
     if not an.consumers(edits.function.inputs[POSITION]):
         edits.drop_input(POSITION)

@@ -51,12 +51,12 @@ class ReflectPadSlices(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Constant amounts, along axes of known length."""
-        mode, given = an.constant(m.root.inputs.get("mode")), an.constant(m.pad)
+        mode, stated = an.constant(m.root.inputs.get("mode")), an.constant(m.pad)
         if mode in (None, "constant"):
             return None
-        if given is None:
+        if stated is None:
             return Refusal(f"the amounts %{m.pad.name} are dynamic", m.root)
-        amounts = [int(n) for n in given]
+        amounts = [int(n) for n in stated]
         first = m.x.rank - len(amounts) // 2
         edges = {first + i: (amounts[2 * i], amounts[2 * i + 1]) for i in range(len(amounts) // 2)}
         edges = {axis: sides for axis, sides in edges.items() if any(sides)}
@@ -71,17 +71,17 @@ class ReflectPadSlices(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One concatenation for each padded axis."""
-        made: Var = m.x
+        padded: Var = m.x
         for axis, (before, after) in m.edges.items():
-            length = int(made.shape[axis])
+            length = int(padded.shape[axis])
             if m.mirrored:
-                left = [_mirrored(mb, made, axis, 1, before + 1)] if before else []
-                right = [_mirrored(mb, made, axis, length - after - 1, length - 1)] if after else []
+                left = [_mirrored(mb, padded, axis, 1, before + 1)] if before else []
+                right = [_mirrored(mb, padded, axis, length - after - 1, length - 1)] if after else []
             else:
-                left = [_cut(mb, made, axis, 0, 1)] * before if before else []
-                right = [_cut(mb, made, axis, length - 1, length)] * after if after else []
-            made = mb.concat(values=(*left, made, *right), axis=axis)
-        return made
+                left = [_cut(mb, padded, axis, 0, 1)] * before if before else []
+                right = [_cut(mb, padded, axis, length - 1, length)] * after if after else []
+            padded = mb.concat(values=(*left, padded, *right), axis=axis)
+        return padded
 
 
 def _cut(mb: Builder, x: Var, axis: int, start: int, stop: int) -> Var:

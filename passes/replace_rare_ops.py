@@ -68,9 +68,9 @@ class ReplaceRareOps(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """A shape that can be written down."""
-        made = m.root.outputs[0]
-        if an.static_shape(made) is None:
-            return Refusal(f"%{made.name} has the symbolic shape {tuple(made.shape)}", m.root)
+        out = m.root.outputs[0]
+        if an.static_shape(out) is None:
+            return Refusal(f"%{out.name} has the symbolic shape {tuple(out.shape)}", m.root)
         return m
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

@@ -130,10 +130,10 @@ def _joined(
         if new and mode == "update":
             parts.append(new[0])
             continue
-        made = _cut(mb, data, rows.axis, piece.start, piece.length)
+        kept = _cut(mb, data, rows.axis, piece.start, piece.length)
         for u in new:
-            made = getattr(mb, MODES[mode])(x=made, y=u)
-        parts.append(made)
+            kept = getattr(mb, MODES[mode])(x=kept, y=u)
+        parts.append(kept)
     return an.joined(mb, parts, rows.axis)
 
 
@@ -148,13 +148,13 @@ def _selected(mb: Builder, m: Match) -> Var:
     at = mb.add(x=at, y=mb.mul(x=behind, y=length))
     numbers = np.arange(shape[axis], dtype=np.float16).reshape([-1 if a == axis else 1 for a in range(rank)])
     updates = _seen(mb, op.updates, (*shape[:axis], m.count, *shape[axis + 1 :])) if not along else op.updates
-    made: Var = op.data
+    data: Var = op.data
     for i in range(m.count):
         here = mb.equal(x=_cut(mb, at, axis, i, 1), y=numbers)
         new = _cut(mb, updates, axis, i, 1)
-        new = new if m.mode == "update" else getattr(mb, MODES[m.mode])(x=made, y=new)
-        made = mb.select(cond=here, a=new, b=made)
-    return made
+        new = new if m.mode == "update" else getattr(mb, MODES[m.mode])(x=data, y=new)
+        data = mb.select(cond=here, a=new, b=data)
+    return data
 
 
 def _cut(mb: Builder, x: Var, axis: int, start: int, length: int) -> Var:

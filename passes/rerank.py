@@ -73,14 +73,14 @@ class Rerank(Rewrite):
             return None
         if any(an.static_shape(v) is None for v in tensors):
             return Refusal(f"a shape is symbolic: {', '.join(shapes)}", op)
-        found = an.views.frame(op)
-        if not isinstance(found, an.views.Frame):
-            return Refusal(f"{op.op_type} of rank {rank}: {found}", op)
-        groups = found.merged(self.at_most) if high else found.lifted(self.at_least)
+        frame = an.views.frame(op)
+        if not isinstance(frame, an.views.Frame):
+            return Refusal(f"{op.op_type} of rank {rank}: {frame}", op)
+        groups = frame.merged(self.at_most) if high else frame.lifted(self.at_least)
         if groups is None and op.op_type != "transpose":
             words = f"{op.op_type} of {' and '.join(shapes)} cannot be brought to rank {self.at_most}"
             return Refusal(f"{words}: no neighbours among its axes travel together", op)
-        return m.bind(frame=found, groups=groups)
+        return m.bind(frame=frame, groups=groups)
 
     def check_view(self, m: Match) -> Match | None:
         """A view of a view whose middle has another rank than it should: the middle can be skipped."""
@@ -97,8 +97,8 @@ class Rerank(Rewrite):
         if m.root.op_type in an.ops.VIEWS:
             return {outs[0]: an.views.seen_as(mb, m.source, outs[0].shape)}
         by_blocks = m.groups is None
-        made = [an.views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
-        return {old: an.views.seen_as(mb, new, old.shape) for old, new in zip(outs, made, strict=True)}
+        results = [an.views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
+        return {old: an.views.seen_as(mb, new, old.shape) for old, new in zip(outs, results, strict=True)}
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it, then report what still has too many axes."""

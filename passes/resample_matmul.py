@@ -79,21 +79,21 @@ class ResampleMatmul(Rewrite):
         op, dtype = m.root, an.np_dtype(m.x)
         weights, outside = _weights(op, m.boxes, m.made)
         pixels = mb.reshape(x=m.x, shape=list(m.seen))
-        made = mb.matmul(x=pixels, y=mb.const(val=weights.astype(dtype)))
+        sums = mb.matmul(x=pixels, y=mb.const(val=weights.astype(dtype)))
         if outside.any():
-            made = mb.add(x=made, y=outside.astype(dtype))
-        return mb.reshape(x=made, shape=[int(d) for d in op.outputs[0].shape])
+            sums = mb.add(x=sums, y=outside.astype(dtype))
+        return mb.reshape(x=sums, shape=[int(d) for d in op.outputs[0].shape])
 
 
-def _weights(op: an.Operation, boxes: int, made: int) -> tuple[an.Array, an.Array]:
+def _weights(op: an.Operation, boxes: int, pixels: int) -> tuple[an.Array, an.Array]:
     """[box, pixel read, pixel made], and what is made of an image of zeros."""
     import torch
 
     height, width = (int(d) for d in op.x.shape[2:])
     count = height * width
     images = torch.cat([torch.eye(count).reshape(1, count, height, width), torch.zeros(1, 1, height, width)], 1)
-    (found,) = an.interpret.evaluate([op], {op.x: images}, op.outputs)
-    every = np.asarray(found.float().numpy()).reshape(boxes, count + 1, made)
+    (resampled,) = an.interpret.evaluate([op], {op.x: images}, op.outputs)
+    every = np.asarray(resampled.float().numpy()).reshape(boxes, count + 1, pixels)
     outside = every[:, count:]
     return every[:, :count] - outside, outside
 

@@ -64,10 +64,10 @@ class RmsNorm(an.NormForm):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """The layer norm of [x, -x] is over one axis."""
-        found = super().check(m)
-        if isinstance(found, Match) and self.form == "layer_norm" and len(found.norm.axes) != 1:
-            return Refusal(f"the mean is over the axes {found.norm.axes}, not over one", m.root)
-        return found
+        match = super().check(m)
+        if isinstance(match, Match) and self.form == "layer_norm" and len(match.norm.axes) != 1:
+            return Refusal(f"the mean is over the axes {match.norm.axes}, not over one", m.root)
+        return match
 
     def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
         """The first half of that of [x, -x], whose mean is 0."""

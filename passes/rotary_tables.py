@@ -192,8 +192,8 @@ class RotaryTables(Rewrite):
             if old not in values:
                 return values
             rest = {k: v for k, v in values.items() if k != old or not dropped}
-            found = table[np.asarray(values[old]).astype(np.int64).reshape(-1)]
-            return {**rest, name: rows.shaped(found).astype(held)}
+            taken = table[np.asarray(values[old]).astype(np.int64).reshape(-1)]
+            return {**rest, name: rows.shaped(taken).astype(held)}
 
         instead = f" in place of {old}" if dropped else ""
         words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"

@@ -54,12 +54,12 @@ class ScaleAfterProduct(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One constant scale for each output channel, and no offset."""
-        op, stored, given = m.root, an.weight(m.root), an.slow.palette_scale(m.root)
-        if stored is None or stored.op is None or given is None:
+        op, stored, scales = m.root, an.weight(m.root), an.slow.palette_scale(m.root)
+        if stored is None or stored.op is None or scales is None:
             return None
-        scale, data = an.constant(given), stored.op.data
+        scale, data = an.constant(scales), stored.op.data
         if scale is None:
-            return Refusal(f"the scales %{given.name} are dynamic", op)
+            return Refusal(f"the scales %{scales.name} are dynamic", op)
         if stored.op.inputs.get("offset") is not None:
             return Refusal(f"%{stored.name} has offsets beside its scales", op)
         if (bias := op.inputs.get("bias")) is not None and an.constant(bias) is None:
@@ -77,10 +77,10 @@ class ScaleAfterProduct(Rewrite):
         bias = inputs.pop("bias", None)
         inputs["y" if op.op_type == "matmul" else "weight"] = m.data
         product = getattr(mb, op.op_type)(**inputs)
-        made: Var = mb.mul(x=product, y=_along(op, m.each))
+        scaled: Var = mb.mul(x=product, y=_along(op, m.each))
         if bias is not None and np.any(an.constant(bias)):
-            made = mb.add(x=made, y=_along(op, np.ravel(an.constant(bias))))
-        return made
+            scaled = mb.add(x=scaled, y=_along(op, np.ravel(an.constant(bias))))
+        return scaled
 
 
 def _along(op: an.Operation, values: an.Array) -> an.Array:

@@ -82,15 +82,15 @@ class ScaleCosines(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """By the lengths of both rows, and of numbers whose squares may overflow."""
-        found = an.cosines.cosine(m.root)
-        if found is None or not self.applies(m.products, found.rows):
+        cosine = an.cosines.cosine(m.root)
+        if cosine is None or not self.applies(m.products, cosine.rows):
             return None
-        most = self.most(found.rows, found.count)
+        most = self.most(cosine.rows, cosine.count)
         if most <= math.sqrt(an.constant_ends.LARGEST):  # the squares of both lengths are multiplied
             return Refusal(
                 f"the products add up to at most {most:g}, and their square does not overflow", m.root
             )
-        return m.bind(ops=found.ops, cosine=found)
+        return m.bind(ops=cosine.ops, cosine=cosine)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The rows have magnitudes of at most 1, and so each sum is at most the number of values."""

@@ -72,8 +72,8 @@ class ScaleProducts(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op with smaller weights, and a multiplication."""
         part = np.float16(2.0**-m.exponent)
-        made = an.again(mb, m.root, **{n: v * part for n, v in m.values.items()})
-        return mb.mul(x=made, y=2.0**m.exponent)
+        product = an.again(mb, m.root, **{n: v * part for n, v in m.values.items()})
+        return mb.mul(x=product, y=2.0**m.exponent)
 
 
 @an.example((2, 16), dtype="fp16")

@@ -140,13 +140,13 @@ class ScaleRanges(Pass):
             PassError: the models differ in fp32.
         """
         for values in samples or (None,):
-            found = compare(before, after, values, precision="fp32", gate=GATE)
-            if not found.ok:
-                raise an.PassError(f"{self.name}: scaled and unscaled model differ in fp32: {found.verdict}")
+            result = compare(before, after, values, precision="fp32", gate=GATE)
+            if not result.ok:
+                raise an.PassError(f"{self.name}: scaled and unscaled model differ in fp32: {result.verdict}")
 
 
-def _hazards(found: Ranges) -> int:
-    return sum(any(h.kind != "may saturate" for h in row.hazards) for row in found.rows)
+def _hazards(ranges: Ranges) -> int:
+    return sum(any(h.kind != "may saturate" for h in row.hazards) for row in ranges.rows)
 
 
 @an.example((1, 4), dtype="fp16")

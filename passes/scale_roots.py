@@ -60,11 +60,11 @@ class ScaleRoots(an.ScaledSquares):
         read = an.sums_of_squares.read_by_root(m.root)
         if read is None or not self.applies(m.inner, read[0].values):
             return None
-        found, least = read
-        most = self.most(found.values, found.most)
-        if most + found.epsilon <= an.constant_ends.LARGEST:
+        squares, least = read
+        most = self.most(squares.values, squares.most)
+        if most + squares.epsilon <= an.constant_ends.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
-        return m.bind(ops=(m.root, *found.ops), squares=found, least=least)
+        return m.bind(ops=(m.root, *squares.ops), squares=squares, least=least)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The root of what is at most the number of squares, times the largest magnitude."""

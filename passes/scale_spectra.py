@@ -69,27 +69,27 @@ class ScaleSpectra(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Accept the logarithm of mixed powers that may overflow."""
-        found = an.spectra.spectrum(m.root)
-        if found is None or not self.applies(m.inner, found.squares.values):
+        spectrum = an.spectra.spectrum(m.root)
+        if spectrum is None or not self.applies(m.inner, spectrum.squares.values):
             return None
-        most = self.most(found.squares.values, found.squares.most)
-        if most * max(1.0, found.weights) <= an.constant_ends.LARGEST:
+        most = self.most(spectrum.squares.values, spectrum.squares.most)
+        if most * max(1.0, spectrum.weights) <= an.constant_ends.LARGEST:
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
-        return m.bind(ops=found.ops, spectrum=found)
+        return m.bind(ops=spectrum.ops, spectrum=spectrum)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The largest number of a frame becomes 1, or less where so many are added up that they overflow."""
-        found = m.spectrum
-        room = MOST / (found.squares.count * max(1.0, found.weights))
+        spectrum = m.spectrum
+        room = MOST / (spectrum.squares.count * max(1.0, spectrum.weights))
         raised = max(0, math.ceil(-math.log2(room) / 2))
-        floor = self.floor(found.guard)
-        largest = self.largest(mb, found.squares.values, [found.axis])
+        floor = self.floor(spectrum.guard)
+        largest = self.largest(mb, spectrum.squares.values, [spectrum.axis])
         unit = mb.maximum(x=mb.mul(x=largest, y=2.0**raised) if raised else largest, y=floor)
-        power = self.summed_squares(mb, found.squares.values, unit)
-        bands = an.again(mb, found.mix, **{found.operand: power})
-        if found.guard:
-            share = mb.mul(x=mb.square(x=mb.real_div(x=floor, y=unit)), y=found.guard / floor**2)
-            bands = mb.maximum(x=bands, y=share) if found.clips else mb.add(x=bands, y=share)
+        power = self.summed_squares(mb, spectrum.squares.values, unit)
+        bands = an.again(mb, spectrum.mix, **{spectrum.operand: power})
+        if spectrum.guard:
+            share = mb.mul(x=mb.square(x=mb.real_div(x=floor, y=unit)), y=spectrum.guard / floor**2)
+            bands = mb.maximum(x=bands, y=share) if spectrum.clips else mb.add(x=bands, y=share)
         twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
         return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
 

@@ -76,9 +76,9 @@ class SelectLastToken(Rewrite):
         Raises:
             UnknownName: it does not; near matches are listed.
         """
-        known = [v.name for function in program.functions.values() for v in function.outputs]
-        if self.output is not None and self.output not in known:
-            raise an.UnknownName("output", self.output, known)
+        outputs = [v.name for function in program.functions.values() for v in function.outputs]
+        if self.output is not None and self.output not in outputs:
+            raise an.UnknownName("output", self.output, outputs)
         return None
 
     def check(self, m: Match) -> Match | Refusal | None:
@@ -89,10 +89,10 @@ class SelectLastToken(Rewrite):
         if not isinstance(m.block, an.Function) or not self.may_be_logits(logits):
             return None
         tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
-        found = [v for v, tail in tails.items() if isinstance(tail, an.rowwise.Tail)]
+        tailed = [v for v, tail in tails.items() if isinstance(tail, an.rowwise.Tail)]
         if (done := self.wider(m.block, logits)) is not None:
             return Refusal(f"%{done.name} is wider and has one position already", m.root)
-        if found and logits is not max(found, key=lambda v: v.shape[-1]):
+        if tailed and logits is not max(tailed, key=lambda v: v.shape[-1]):
             return None
         tail = tails[logits]
         if isinstance(tail, Refusal):
@@ -121,9 +121,9 @@ class SelectLastToken(Rewrite):
     def may_be_logits(self, var: Var) -> bool:
         """An output of rank 3 with more than one position that is the one asked for, if any was."""
         named = self.output is None or var.name == self.output
-        made = var.op is not None and len(var.op.outputs) == 1
+        computed = var.op is not None and len(var.op.outputs) == 1
         shaped = var.rank == 3 and var.shape[1] != 1 and not an.is_symbolic(var.shape[2])
-        return named and made and an.is_output(var) and shaped
+        return named and computed and an.is_output(var) and shaped
 
     def wider(self, function: an.Function, logits: Var) -> Var | None:
         """An output of one position that must be the logits, since it is wider."""

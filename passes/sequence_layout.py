@@ -93,25 +93,25 @@ class SequenceLayout(Pass):
 
     def known_gain(self, graph: Program, target: an.Target) -> str:
         """What was measured of such models on such chips."""
-        found = an.finds_sequence_layout.evidence(graph, target)
-        return "" if isinstance(found, Refusal) else "; ".join(map(str, found))
+        seen = an.finds_sequence_layout.evidence(graph, target)
+        return "" if isinstance(seen, Refusal) else "; ".join(map(str, seen))
 
     def run(self, program: Program, session: Session) -> None:
         """One after another; by evidence only where there is some, which a note then gives."""
         if self.layout != "by_evidence":
             return self.run_parts(program, session)
-        found, edits = (
+        seen, edits = (
             an.finds_sequence_layout.evidence(program, an.Target.parse(session.target)),
             len(session.changes),
         )
-        if not isinstance(found, Refusal) and (lost := self.lost(program, session)):
-            found = Refusal(f"not taken: {lost}")
-        if not isinstance(found, Refusal):
+        if not isinstance(seen, Refusal) and (lost := self.lost(program, session)):
+            seen = Refusal(f"not taken: {lost}")
+        if not isinstance(seen, Refusal):
             self.run_parts(program, session)
-            words = f"layout: channels first, head by head: {'; '.join(map(str, found))}"
+            words = f"layout: channels first, head by head: {'; '.join(map(str, seen))}"
             session.notes += [words] if len(session.changes) > edits else []
         elif session.target is not None:
-            session.refusals.append((self.name, found))
+            session.refusals.append((self.name, seen))
         return None
 
     def lost(self, program: Program, session: Session) -> str:

@@ -100,8 +100,8 @@ def _reversed(mb: Builder, m: Match) -> Var:
             rest = [an.cut(mb, part, m.seq, length, total - length)] if length < total else []
             part = an.joined(mb, [turned, *rest], m.seq)
         rows.append(part)
-    made = an.joined(mb, rows, m.batch)
-    return made if made is not m.root.x else mb.identity(x=made)
+    turned_rows = an.joined(mb, rows, m.batch)
+    return turned_rows if turned_rows is not m.root.x else mb.identity(x=turned_rows)
 
 
 @an.example((1, 4))

@@ -90,29 +90,29 @@ class SplitConv3d(Rewrite):
             around = [0, 0, before, after, 0, 0, 0, 0, 0, 0]
             x = mb.pad(x=x, pad=around, mode="constant", constant_val=zero)
         out = [int(d) for d in op.outputs[0].shape]
-        given = {"strides": strides, "dilations": dilations, "groups": op.groups.val, **sides}
+        how = {"strides": strides, "dilations": dilations, "groups": op.groups.val, **sides}
         bias = {} if op.bias is None else {"bias": op.bias}
         if depth > 1 and stride == depth and dilation == 1 and op.groups.val == 1:
             films = _rows(mb, x, 0, 1, out[2] * depth)
             kernel = an.Edit.of(m.weight.shape).transposed([0, 2, 1, 3, 4]).merged(1, 2)
-            made = _convolved(mb, m, films, out[2], kernel, "flat", given | bias)
+            sums = _convolved(mb, m, films, out[2], kernel, "flat", how | bias)
         else:
-            made = None
+            sums = None
             for k in range(depth):
                 rows = _rows(mb, x, k * dilation, stride, out[2])
                 kernel = an.Edit.of(m.weight.shape).taken(2, [k]).squeezed(2)
-                part = _convolved(mb, m, rows, out[2], kernel, str(k), given | (bias if made is None else {}))
-                made = part if made is None else mb.add(x=made, y=part)
-        apart = mb.reshape(x=made, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
+                part = _convolved(mb, m, rows, out[2], kernel, str(k), how | (bias if sums is None else {}))
+                sums = part if sums is None else mb.add(x=sums, y=part)
+        apart = mb.reshape(x=sums, shape=[int(m.x.shape[0]), out[2], out[1], *out[3:]])
         return mb.transpose(x=apart, perm=[0, 2, 1, 3, 4])
 
 
-def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, given: Any) -> Var:
+def _convolved(mb: Builder, m: Match, rows: Var, count: int, kernel: an.Edit, key: str, how: Any) -> Var:
     """A 2-D convolution of so many places of the depth, beside the batch, with a part of the weight."""
     seen = [int(m.x.shape[0]) * count, -1, *(int(d) for d in m.x.shape[3:])]
     x = mb.reshape(x=rows, shape=seen, name=f"{m.x.name}_seen")
     weight = an.edit_weight(mb, m.weight, kernel, f"{m.weight.name}_{key}")
-    return mb.conv(x=x, weight=weight, **given)
+    return mb.conv(x=x, weight=weight, **how)
 
 
 def _padding(op: an.Operation) -> tuple[tuple[int, int], dict[str, Any]]:

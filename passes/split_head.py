@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""
@@ -58,13 +58,8 @@ class SplitHead(Rewrite):
     """Every product."""
     tolerance = an.REASSOCIATED
     shares_inner = True
-    most: int = an.option(16384, least=UNIT)
+    most: int = an.option(16384, least=UNIT, of_target="axis")
     """Most outputs of a piece."""
-
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """With the longest axis that the target takes."""
-        return (cls(most=target.least("axis")[0]),)
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Are there too many outputs, and is the weight stored?"""
@@ -92,8 +87,8 @@ class SplitHead(Rewrite):
             part = _product(mb, m, start, min(start + m.size, total))
             for op in m.chain:
                 source = _source(op)
-                given = {k: part if v is source else an.constant(v) for k, v in an.op_inputs(op).items()}
-                part = getattr(mb, op.op_type)(**given, name=f"{part.name}_{op.op_type}")
+                operands = {k: part if v is source else an.constant(v) for k, v in an.op_inputs(op).items()}
+                part = getattr(mb, op.op_type)(**operands, name=f"{part.name}_{op.op_type}")
             parts.append(part)
         end = m.chain[-1] if m.chain else m.root
         return {end.outputs[0]: mb.concat(values=parts, axis=-1)}

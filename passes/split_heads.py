@@ -100,23 +100,23 @@ class SplitHeads(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """The heads, and their concat in the old form, or in a later view that is nearer to it."""
-        core, found = m.core, m.operands
-        heads = len(found.query.heads)
+        core, operands = m.core, m.operands
+        heads = len(operands.query.heads)
         queries, keys, values = (
             _split(an.channel_views.Named(mb, x.var), x, axis)
-            for x, axis in ((found.query, 1), (found.key, 3), (found.value, 1))
+            for x, axis in ((operands.query, 1), (operands.key, 3), (operands.value, 1))
         )
         masks = [_masks(mb, core, op, carried) for op, carried in core.between]
-        made = []
+        seen = []
         for i in range(heads):
             scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=an.heads.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
                 scores = an.again(_at(mb, op), op, **rest, **{carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
-            made.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
+            seen.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
         make = _at(mb, m.root)
-        joined = an.joined(make, made, 1)
+        joined = an.joined(make, seen, 1)
         end, layout = an.heads.result(core)
         return {end: an.channel_views.left(make, joined, end, layout)}
 
@@ -168,8 +168,8 @@ def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
         return np.moveaxis(np.reshape(value, whole)[:, i : i + 1], (3, 1), (1, 2))
 
     count = whole[1]
-    made = [mb.shared(("mask", var, i), lambda i=i: part(i), f"{var.name}_{i}") for i in range(count)]
-    return made if count == heads else made * heads
+    masks = [mb.shared(("mask", var, i), lambda i=i: part(i), f"{var.name}_{i}") for i in range(count)]
+    return masks if count == heads else masks * heads
 
 
 @an.example((1, 8, 1, 3), (1, 8, 1, 3), (1, 8, 1, 3))

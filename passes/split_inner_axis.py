@@ -101,14 +101,14 @@ class SplitInnerAxis(Rewrite):
 
 def _flattened(x: Var, most: int) -> Flat | None:
     """What a reshape flattens to the rows of `x`, which nothing else reads, and its first axis in a row."""
-    made = an.producer(x, "reshape")
-    old, new = (an.static_shape(made.x), an.static_shape(x)) if made is not None else (None, None)
-    if made is None or old is None or new is None or len(an.consumers(x)) > 1 or an.is_output(x):
+    reshape = an.producer(x, "reshape")
+    old, new = (an.static_shape(reshape.x), an.static_shape(x)) if reshape is not None else (None, None)
+    if reshape is None or old is None or new is None or len(an.consumers(x)) > 1 or an.is_output(x):
         return None
     axis = next((a for a in range(len(old)) if math.prod(old[a:]) == new[-1] and old[a] > 1), None)
     if axis is None or math.prod(old[:axis]) != math.prod(new[:-1]) or new[-1] // old[axis] > most:
         return None
-    return made.x, axis
+    return reshape.x, axis
 
 
 def _rows(mb: Builder, x: Var, flat: Flat, edges: Sequence[int]) -> list[Var]:

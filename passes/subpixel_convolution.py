@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 LARGEST = 1 << 24
 """Most numbers of the new weight."""
@@ -100,13 +100,8 @@ class SubpixelConvolution(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
-    longer_than: int = 0
+    longer_than: int = an.option(0, least=0, of_target="axis")
     """Only where the result is longer than this on an axis, and the input is not."""
-
-    @classmethod
-    def variants(cls, target: an.Target) -> tuple[Pass, ...]:
-        """Where only the result is longer than the target takes."""
-        return (cls(longer_than=int(target.least("axis")[0])),)
 
     def pattern(self, op: Ops) -> OpPattern:
         """Every transposed convolution."""
@@ -139,17 +134,17 @@ class SubpixelConvolution(Rewrite):
         groups = int(an.number(op.inputs.get("groups")) or 1)
         old = np.asarray(an.constant(m.weight))
         key = (m.weight, "subpixel", str(phases), groups)
-        given: dict[str, Any] = {
+        how: dict[str, Any] = {
             "weight": mb.shared(key, lambda: _weight(old, phases, groups), f"{m.weight.name}_subpixel")
         }
         bias = an.constant(op.inputs.get("bias"))
         if bias is not None:
-            given["bias"] = np.repeat(np.asarray(bias), math.prod(p.stride for p in phases))
+            how["bias"] = np.repeat(np.asarray(bias), math.prod(p.stride for p in phases))
         pads = [n for p in phases for n in p.around]
         x = _cut(mb, m.x, phases)
-        given |= {"pad_type": "custom", "pad": [max(n, 0) for n in pads]} if any(n > 0 for n in pads) else {}
-        made = mb.conv(x=x, groups=groups, name=f"{op.outputs[0].name}_phases", **given)
-        return _neighbours(mb, made, phases)
+        how |= {"pad_type": "custom", "pad": [max(n, 0) for n in pads]} if any(n > 0 for n in pads) else {}
+        convolved = mb.conv(x=x, groups=groups, name=f"{op.outputs[0].name}_phases", **how)
+        return _neighbours(mb, convolved, phases)
 
 
 def _phases(op: an.Operation) -> list[_Phases]:
@@ -157,13 +152,13 @@ def _phases(op: an.Operation) -> list[_Phases]:
     spatial, kind = op.x.rank - 2, str(an.constant(op.inputs.get("pad_type")) or "valid")
     strides, dilations = (an.ints(op, n) or [1] * spatial for n in ("strides", "dilations"))
     pads = (an.ints(op, "pad") if kind == "custom" else []) or [0] * 2 * spatial
-    found = []
+    phases = []
     for i in range(spatial):
-        taps, length, made = (int(v.shape[2 + i]) for v in (op.weight, op.x, op.outputs[0]))
-        total = max((length - 1) * strides[i] + dilations[i] * (taps - 1) + 1 - made, 0)
+        taps, length, result = (int(v.shape[2 + i]) for v in (op.weight, op.x, op.outputs[0]))
+        total = max((length - 1) * strides[i] + dilations[i] * (taps - 1) + 1 - result, 0)
         cut = total // 2 if kind == "same" else pads[2 * i]
-        found.append(_Phases(2 + i, strides[i], dilations[i], taps, cut, length, made))
-    return found
+        phases.append(_Phases(2 + i, strides[i], dilations[i], taps, cut, length, result))
+    return phases
 
 
 def _weight(old: an.Array, phases: list[_Phases], groups: int) -> an.Array:

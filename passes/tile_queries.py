@@ -78,15 +78,15 @@ class TileQueries(Rewrite):
         scores = an.static_shape(core.softmax.outputs[0])
         if scores is None:
             return Refusal(f"%{core.softmax.x.name} has a dynamic shape", m.root)
-        found = an.heads.queries_of(core)
-        if isinstance(found, Refusal):
-            return found
-        if scores[found.scores] <= self.block:
+        queries = an.heads.queries_of(core)
+        if isinstance(queries, Refusal):
+            return queries
+        if scores[queries.scores] <= self.block:
             return None
         others = [v for op, carried in core.between for v in core.others(op, carried).values()]
         if (unknown := next((v for v in others if an.static_shape(v) is None), None)) is not None:
             return Refusal(f"%{unknown.name} has a dynamic shape", m.root)
-        return m.bind(ops=tuple(core.ops), core=core, queries=found)
+        return m.bind(ops=tuple(core.ops), core=core, queries=queries)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The blocks, and their concat."""
@@ -99,15 +99,15 @@ class TileQueries(Rewrite):
             {k: _parts(mb, v, at.scores - rank, sizes) for k, v in core.others(op, carried).items()}
             for op, carried in core.between
         ]
-        made = []
+        blocks = []
         for i, part in enumerate(queries):
             scores = _block(mb, core.product, **_second(core.product, "x", part))
             for (op, carried), others in zip(core.between, masks, strict=True):
                 scores = _block(mb, op, **{carried: scores}, **{k: v[i] for k, v in others.items()})
             weights = _block(mb, core.softmax, x=scores)
             name = "y" if core.total.inputs.get("y") is core.softmax.outputs[0] else "x"
-            made.append(_block(mb, core.total, **_second(core.total, name, weights)))
-        return mb.concat(values=made, axis=at.result)
+            blocks.append(_block(mb, core.total, **_second(core.total, name, weights)))
+        return mb.concat(values=blocks, axis=at.result)
 
 
 def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
@@ -130,8 +130,8 @@ def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
         return list(mb.split(x=var, split_sizes=sizes, axis=len(shape) + axis))
     pieces = np.split(np.asarray(value), np.cumsum(sizes)[:-1], axis=axis)
     keys = [("tile_queries", var, axis, tuple(sizes), i) for i in range(len(sizes))]
-    made = zip(keys, pieces, strict=True)
-    return [mb.shared(key, partial(np.asarray, piece), f"{var.name}_block") for key, piece in made]
+    keyed = zip(keys, pieces, strict=True)
+    return [mb.shared(key, partial(np.asarray, piece), f"{var.name}_block") for key, piece in keyed]
 
 
 @an.example((1, 2, 1, 1024), (1, 2, 1, 2), (1, 2, 1, 2))

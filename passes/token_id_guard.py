@@ -62,8 +62,8 @@ class TokenIdGuard(Rewrite):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, given in (self.assume or {}).items():
-            low, high = given
+        for name, ends in (self.assume or {}).items():
+            low, high = ends
             if low > high:
                 raise an.PassError(
                     f"{self.name}: the range of {name} ends at {high}, before it begins at {low}"
@@ -89,11 +89,11 @@ class TokenIdGuard(Rewrite):
         if len(ids) != 1:
             return None
         source = _source(ids.pop())
-        known = (self.assume or {}).get(source.name) if source.op is None else None
-        if known is not None and known[0] < 0:
-            return Refusal(f"%{source.name} is assumed to be as low as {known[0]}", m.root)
-        if known is not None or an.token_ids.never_negative(m.ids):
-            return m.bind(range=known or (0, count - 1), promised=False)
+        promise = (self.assume or {}).get(source.name) if source.op is None else None
+        if promise is not None and promise[0] < 0:
+            return Refusal(f"%{source.name} is assumed to be as low as {promise[0]}", m.root)
+        if promise is not None or an.token_ids.never_negative(m.ids):
+            return m.bind(range=promise or (0, count - 1), promised=False)
         if _only_looks_up(m.root.outputs[0], count):
             promised = self.nonnegative and source.op is None
             return m.bind(range=(0 if promised else -count, count - 1), promised=promised)

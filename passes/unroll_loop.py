@@ -82,10 +82,10 @@ class UnrollLoop(Rewrite):
         """Known rounds; elements that were written at known places."""
         op = m.root
         if op.op_type in READERS:
-            found = (
+            elements = (
                 an.list_elements.length(op.ls) if op.op_type == "list_length" else an.list_elements.elements(op)
             )
-            return found if isinstance(found, Refusal) else m.bind(elements=found)
+            return elements if isinstance(elements, Refusal) else m.bind(elements=elements)
         an.inlining.Inliner(None, self.max_rounds, self.most_ops).control(op)
         return m.bind(ops=(op, *_list_makers(op)))
 
@@ -106,9 +106,9 @@ class UnrollLoop(Rewrite):
         return pairs
 
 
-def _value(mb: Builder, found: Any) -> Var:
+def _value(mb: Builder, value: Any) -> Var:
     """A value of the program for what stands for an output."""
-    return found if isinstance(found, Var) else mb.const(val=found)
+    return value if isinstance(value, Var) else mb.const(val=value)
 
 
 def _readers(ls: Var) -> list[an.Operation]:
@@ -125,27 +125,27 @@ def _readers(ls: Var) -> list[an.Operation]:
 
 def _list_makers(op: an.Operation) -> list[an.Operation]:
     """The ops that made the lists which a loop is given."""
-    found: dict[an.Operation, None] = {}
+    makers: dict[an.Operation, None] = {}
     waiting = [v for v in an.reads(op) if an.types.is_list(v.sym_type)]
     while waiting:
         maker = waiting.pop().op
-        if maker is not None and maker not in found and maker.op_type in an.ops.LISTS:
-            found[maker] = None
+        if maker is not None and maker not in makers and maker.op_type in an.ops.LISTS:
+            makers[maker] = None
             waiting += [v for v in an.reads(maker) if an.types.is_list(v.sym_type)]
-    return list(found)
+    return list(makers)
 
 
-def _gathered(mb: Builder, found: Sequence[an.list_elements.Element], stacked: bool) -> Var:
+def _gathered(mb: Builder, elements: Sequence[an.list_elements.Element], stacked: bool) -> Var:
     """The elements; stacked along a new first axis if more than one may be asked for."""
     if not stacked:
-        return _row(mb, *found[0], squeezed=True)
-    values = {value for value, _ in found}
-    (first, row), rows = found[0], [row for _, row in found]
+        return _row(mb, *elements[0], squeezed=True)
+    values = {value for value, _ in elements}
+    (first, row), rows = elements[0], [row for _, row in elements]
     if len(values) == 1 and row is not None and rows == list(range(int(first.shape[0]))):
         return first
     if all(row is None for row in rows):
-        return mb.stack(values=tuple(v for v, _ in found), axis=0)
-    parts = [_row(mb, value, row, squeezed=False) for value, row in found]
+        return mb.stack(values=tuple(v for v, _ in elements), axis=0)
+    parts = [_row(mb, value, row, squeezed=False) for value, row in elements]
     return an.joined(mb, parts, 0)
 
 
@@ -180,8 +180,8 @@ def example() -> Program:
             return following, mb.list_write(ls=ls, index=i, value=row, name="written")
 
         start = mb.const(val=np.int32(0), name="start")
-        made = mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), name="made")
-        _, ls = mb.while_loop(_cond=go_on, _body=body, loop_vars=(start, made), name="loop")
+        start_list = mb.make_list(init_length=2, dynamic_length=False, elem_shape=(3,), name="made")
+        _, ls = mb.while_loop(_cond=go_on, _body=body, loop_vars=(start, start_list), name="loop")
         return mb.list_gather(ls=ls, indices=np.arange(2, dtype=np.int32), name="y")
 
     return program

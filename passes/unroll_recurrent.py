@@ -86,7 +86,7 @@ class UnrollRecurrent(Rewrite):
         walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
         lasts = [an.joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
         if an.flag(op, "output_sequence"):
-            return an.joined(mb, [_sequence(mb, made) for made, _ in walks], -1), *lasts
+            return an.joined(mb, [_sequence(mb, outputs) for outputs, _ in walks], -1), *lasts
         return mb.expand_dims(x=lasts[0], axes=[0]), *lasts
 
 
@@ -97,19 +97,19 @@ def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[l
     added = {} if bias is None else {"bias": bias}
     inputs = _parts(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), steps, axis=0)
     step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
-    made = []
+    outputs = []
     for row in reversed(inputs) if back else inputs:
         states = step(mb.squeeze(x=row, axes=[0]), states)
-        made.append(states[0])
-    return (made[::-1] if suffix else made), states
+        outputs.append(states[0])
+    return (outputs[::-1] if suffix else outputs), states
 
 
 def _parts(mb: Builder, var: Var, count: int, axis: int = -1) -> list[Var]:
     return [var] if count == 1 else list(mb.split(x=var, num_splits=count, axis=axis))
 
 
-def _sequence(mb: Builder, made: list[Var]) -> Var:
-    return mb.expand_dims(x=made[0], axes=[0]) if len(made) == 1 else mb.stack(values=tuple(made), axis=0)
+def _sequence(mb: Builder, rows: list[Var]) -> Var:
+    return mb.expand_dims(x=rows[0], axes=[0]) if len(rows) == 1 else mb.stack(values=tuple(rows), axis=0)
 
 
 @an.example((1, 1, 5), (1, 4))

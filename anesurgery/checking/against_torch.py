@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 
 from anesurgery.checking.metrics import compare_arrays, psnr
 from anesurgery.checking.module_calls import Call, calls_of, numbers
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret import Executable, Listener
@@ -91,13 +91,9 @@ class AgainstTorch(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        rows = [vars(row) | {"psnr": {k: _finite(v) for k, v in row.psnr.items()}} for row in self.rows]
+        rows = [vars(row) | {"psnr": finite(row.psnr)} for row in self.rows]
         first = None if self.first is None else self.first.name
         return {"ok": self.ok, "gate_db": self.gate, "rounded": self.rounded, "first": first, "modules": rows}
-
-
-def _finite(value: float) -> float | str:
-    return value if math.isfinite(value) else str(value)
 
 
 @door("inputs")

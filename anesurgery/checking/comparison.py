@@ -13,7 +13,7 @@ import numpy as np
 from anesurgery.checking.lengths import drawn_shape, other_lengths, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
-from anesurgery.display import Drawn
+from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
 from anesurgery.facts.logits import logits_of
@@ -76,22 +76,18 @@ class Comparison(Drawn):
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        rows = [{k: _plain(v) for k, v in vars(o).items()} for o in self.outputs]
+        rows = [finite(vars(o)) for o in self.outputs]
         return {
             "ok": self.ok,
             "precision": self.precision,
             "gate_db": self.gate,
-            "psnr_db": _plain(self.psnr),
+            "psnr_db": finite(self.psnr),
             "verdict": self.verdict,
             "first_divergence": self.first_divergence,
             "outputs": rows,
             "interface_changes": list(self.words),
             **({} if self.proof is None else {"proof": self.proof.to_json()}),
         }
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _check_gate(gate: float) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
+from anesurgery.display import finite
 from anesurgery.doors import check_fields
 from anesurgery.errors import SurgeryError
 
@@ -116,8 +117,7 @@ class SiteCheck:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        plain = {**vars(self), "grade": self.grade.words}
-        return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in plain.items()}
+        return {k: finite(v) for k, v in {**vars(self), "grade": self.grade.words}.items()}
 
     @property
     def preconditions(self) -> str:

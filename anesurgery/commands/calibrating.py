@@ -256,7 +256,7 @@ def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] 
 
 def _save(result: Any, path: Path | None) -> None:
     """Write a result, so that it can be merged; infinities are words."""
-    from anesurgery.commands.options import finite
+    from anesurgery.display import finite
     from anesurgery.files.arrays import write_text
 
     if path is not None:

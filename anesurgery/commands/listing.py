@@ -11,7 +11,7 @@ from anesurgery import registry
 from anesurgery.commands.options import Json, Quiet, complete_name, show
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
-from anesurgery.display import folded
+from anesurgery.display import folded, written
 from anesurgery.errors import UnknownName
 
 
@@ -58,8 +58,4 @@ def _options_of(name: str) -> dict[str, dict[str, Any]]:
     from anesurgery.surgery import find_recipe
 
     steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
-    return {step.name: {k: _plain(v) for k, v in step.options().items()} for step in steps}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)
+    return {step.name: {k: written(v) for k, v in step.options().items()} for step in steps}

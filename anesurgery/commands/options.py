@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
+from anesurgery.display import finite
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.absence import missing
 
@@ -150,12 +150,3 @@ def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
         from anesurgery.show.console import PlainConsole
 
         PlainConsole().print(shown)
-
-
-def finite(value: Any) -> Any:
-    """Plain data as JSON can hold it: what is infinite or NaN as a word."""
-    if isinstance(value, dict):
-        return {key: finite(held) for key, held in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(held) for held in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 from anesurgery.display import Drawn
 from anesurgery.errors import LoadError
-from anesurgery.files import protobuf
-from anesurgery.files.compiled import operations, values_of
-from anesurgery.files.description import describe
 from anesurgery.files.package import (
     PIPELINES,
     PROGRAM,
@@ -27,10 +24,10 @@ from anesurgery.files.package import (
     write_package,
     write_spec,
 )
+from anesurgery.files.pipeline_file import write_member
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import read_text
-from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, check_target, write_atomically
 
 MANIFEST = "chain.json"
@@ -183,13 +180,9 @@ class Chain(Drawn):
             part = pipeline.models.add()
             if is_network(chunk):
                 part.CopyFrom(chunk.spec)
-                continue
-            name = f"{number}-weight.bin"
-            part.CopyFrom(_part(chunk, weights / name))
-            for op in operations(part.mlProgram):
-                for value in values_of(op):
-                    if value.WhichOneof("value") == "blobFileValue":
-                        value.blobFileValue.fileName = f"@model_path/weights/{name}"
+            else:
+                part.description.CopyFrom(chunk.spec.description)
+                write_member(part, chunk, None, weights / f"{number}-weight.bin")
         if place.suffix == SUFFIX:
             write_spec(spec, place)
         else:
@@ -199,19 +192,6 @@ class Chain(Drawn):
 def is_network(chunk: Loaded) -> bool:
     """Is a chunk a neural network, and no ML Program?"""
     return chunk.spec is not None and chunk.spec.WhichOneof("Type") != PROGRAM
-
-
-def _part(chunk: Loaded, weights: Path) -> Any:
-    """The specification of a chunk, whose weights are written to a file."""
-    spec = proto.Model_pb2.Model(specificationVersion=chunk.version)
-    spec.description.CopyFrom(chunk.spec.description)
-    with weights.open("w+b") as file:
-        writer = WeightWriter(file, chunk.weights)
-        program = protobuf.to_proto(chunk.program, chunk.version, writer.add, None)
-        writer.finish()
-    spec.mlProgram.CopyFrom(program)
-    describe(spec, chunk.program)
-    return spec
 
 
 def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:

@@ -113,20 +113,27 @@ def write_pipeline(pipeline: LoadedPipeline, package: Path) -> None:
     spec = proto.Model_pb2.Model()
     spec.CopyFrom(pipeline.spec)
     for i, (name, member) in enumerate(members(spec)):
-        if name in pipeline.programs:
-            _write_member(member, pipeline.programs[name], folder, f"{i}-weight.bin")
+        if (loaded := pipeline.programs.get(name)) is not None:
+            write_member(member, loaded, loaded.spec.mlProgram, folder / f"{i}-weight.bin")
     versions = [int(member.specificationVersion) for _, member in members(spec)]
     spec.specificationVersion = max(int(spec.specificationVersion), *versions)
     write_spec(spec, package)
 
 
-def _write_member(member: Any, loaded: Loaded, folder: Path, file_name: str) -> None:
-    """Put a program into the specification of a member, and its weights into a file."""
-    with (folder / file_name).open("w+b") as file:
+def write_member(member: Any, loaded: Loaded, before: Any, weights: Path) -> None:
+    """Put a program into the specification of a member, and its weights into a file.
+
+    Args:
+        member: a part of the specification of a pipeline, with its description.
+        loaded: the program.
+        before: the protobuf that the program was read from; None for one of another origin.
+        weights: the file, in the folder of weights of the package.
+    """
+    with weights.open("w+b") as file:
         writer = WeightWriter(file, loaded.weights)
-        program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
+        program = protobuf.to_proto(loaded.program, loaded.version, writer.add, before)
         writer.finish()
-    protobuf.move_weights(program, file_name)
+    protobuf.move_weights(program, weights.name)
     member.specificationVersion = loaded.version
     member.mlProgram.CopyFrom(program)
     describe(member, loaded.program)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
-from anesurgery.display import Drawn, drawn
+from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.logits import logits_of
@@ -95,10 +95,10 @@ class Certificate(Drawn):
         """Plain data."""
         rows = [
             vars(r)
-            | {"own": _plain(r.own), "grown": _plain(r.grown), "histogram": r.histogram and vars(r.histogram)}
+            | {"own": finite(r.own), "grown": finite(r.grown), "histogram": r.histogram and vars(r.histogram)}
             for r in self.rows
         ]
-        outputs = {a: [_plain(vars(o)) for o in compared] for a, compared in self.outputs.items()}
+        outputs = {a: [finite(vars(o)) for o in compared] for a, compared in self.outputs.items()}
         return {
             "verdict": self.verdict,
             "why": self.why,
@@ -108,10 +108,6 @@ class Certificate(Drawn):
             "outputs": outputs,
             "ops": rows,
         }
-
-
-def _plain(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: str(v) if isinstance(v, float) and not math.isfinite(v) else v for k, v in numbers.items()}
 
 
 @door("inputs", "seed")

@@ -217,18 +217,18 @@ class Tables:
             slots, rows = self.context if ring is None else ring.size, reach + self.length
             each = np.arange(slots, dtype=np.int32) - np.arange(rows, dtype=np.int32)[:, None] + reach
             each = (each if ring is None else each % slots)[None, None]
-            found = self.mb.equal(x=self.slot(ring), y=each, name="last")
+            here = self.mb.equal(x=self.slot(ring), y=each, name="last")
             if ring is not None:
                 since = reach - np.arange(rows, dtype=np.int32)[None, None, :, None]
                 read = self.mb.greater_equal(x=self.position, y=since, name="read")
-                found = self.mb.logical_and(x=found, y=read, name="last")
-            self._lasts[key] = self.mb.cast(x=found, dtype=dtype, name="last_places")
+                here = self.mb.logical_and(x=here, y=read, name="last")
+            self._lasts[key] = self.mb.cast(x=here, dtype=dtype, name="last_places")
         return self._lasts[key]
 
     def _whole(self, op_type: str, x: Var | list[int], y: Var | list[int], name: str) -> Var:
         """An op of whole numbers."""
-        given = {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in (("x", x), ("y", y))}
-        return getattr(self.mb, op_type)(**given, name=name)
+        operands = {k: np.array(v, np.int32) if isinstance(v, list) else v for k, v in (("x", x), ("y", y))}
+        return getattr(self.mb, op_type)(**operands, name=name)
 
     def _slice(self, name: str, stored: Var, axis: int, start: Var, shape: Sequence[int]) -> Var:
         """A part of a constant that begins at a dynamic place of one axis."""

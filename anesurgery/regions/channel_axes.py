@@ -162,11 +162,11 @@ def concat(op: Operation, layouts: Layouts) -> Step | None:
 
 def _exchange(op: Operation, layouts: Layouts) -> Step | None:
     """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
-    found, axis = exchange(op), axis_of(op)
-    layout = None if found is None else layouts.get(found[0])
-    if found is None or layout is None:
+    exchanged, axis = exchange(op), axis_of(op)
+    layout = None if exchanged is None else layouts.get(exchanged[0])
+    if exchanged is None or layout is None:
         return None
-    (source, rows), size = found, int(op.outputs[0].shape[axis])
+    (source, rows), size = exchanged, int(op.outputs[0].shape[axis])
     heads, width = layout.having(CHANNELS)[:-1], layout.having(CHANNELS)[-1:]
     if layout.axes[axis] != width or layout.length(width) != size or size > WIDEST:
         return None
@@ -192,20 +192,20 @@ def _makers(var: Var) -> Iterator[Operation]:
         var = var.op.x if constant(var.op.x) is None else var.op.y
 
 
-def _side_by_side(op: Operation, known: Layouts) -> Step | None:
+def _side_by_side(op: Operation, table: Layouts) -> Step | None:
     """Values along one atom; those without a layout enter with that of the others."""
     axis, values = axis_of(op), list(op.values)
-    layouts = [known.get(v) for v in values]
+    layouts = [table.get(v) for v in values]
     like = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)
     place = None if like is None else Place.of(like, axis)
     if like is None or place is None or flag(op, "interleave"):
         return None
     sizes = [int(v.shape[axis]) for v in values]
     wanted = [like.resized(axis, n) for n in sizes]
-    for var, found, wish in zip(values, layouts, wanted, strict=True):
-        if constant(var) is None and (found or wish) != wish:
+    for var, layout, wish in zip(values, layouts, wanted, strict=True):
+        if constant(var) is None and (layout or wish) != wish:
             return None
-        if constant(var) is None and found is None and not known.ask(var, wish):
+        if constant(var) is None and layout is None and not table.ask(var, wish):
             return None
 
     def build(t: Twins) -> list[Var]:

@@ -59,14 +59,14 @@ def _elementwise(op: Operation, layouts: Layouts) -> Step | None:
 
 def _broadcast_to(out: Var, layouts: Sequence[Layout | None]) -> Layout | None:
     """The layout of a value to which others are broadcast, as far as theirs are known."""
-    known = [layout for layout in layouts if layout is not None]
-    if not known:
+    told = [layout for layout in layouts if layout is not None]
+    if not told:
         return None
-    layout: Layout | None = known[0]
-    for other in known[1:]:
+    layout: Layout | None = told[0]
+    for other in told[1:]:
         layout = None if layout is None else broadcast(layout, other)
-    made = None if layout is None else layout.raised(out.rank)
-    return made if made is not None and made.shape == fixed_shape(out) else None
+    raised = None if layout is None else layout.raised(out.rank)
+    return raised if raised is not None and raised.shape == fixed_shape(out) else None
 
 
 def _enters(layouts: Layouts, var: Var, layout: Layout) -> bool:
@@ -84,8 +84,8 @@ def _copies(layout: Layout, shape: Sequence[int]) -> int:
 
 def _view(op: Operation, layouts: Layouts) -> Step | None:
     layout = layouts.get(op.x)
-    made = layout.reshaped(fixed_shape(op.outputs[0])) if layout is not None else None
-    return Step((made,), lambda t: [None]) if made is not None else None
+    seen = layout.reshaped(fixed_shape(op.outputs[0])) if layout is not None else None
+    return Step((seen,), lambda t: [None]) if seen is not None else None
 
 
 def _transpose(op: Operation, layouts: Layouts) -> Step | None:

@@ -31,10 +31,10 @@ def weight_of(op: Operation) -> tuple[Var, bool] | None:
 
 def why_not(op: Operation) -> str:
     """Why a product with a weight is in no region; "" for other ops."""
-    found = weight_of(op) if op.op_type in ("linear", "matmul") else None
-    if found is None:
+    stored = weight_of(op) if op.op_type in ("linear", "matmul") else None
+    if stored is None:
         return ""
-    shape, weight = static_shape(op.x), found[0]
+    shape, weight = static_shape(op.x), stored[0]
     if shape is None:
         return f"%{op.x.name} has the dynamic shape {tuple(map(str, op.x.shape))}"
     if not is_stored(weight):
@@ -53,17 +53,17 @@ def sequence(shape: Sequence[int]) -> Layout | None:
 
 def weighted(op: Operation, layouts: Layouts) -> Step | None:
     """A product over all channels is a 1x1 convolution."""
-    found, shape = weight_of(op), static_shape(op.x)
-    if found is None or shape is None or not is_stored(found[0]):
+    stored, shape = weight_of(op), static_shape(op.x)
+    if stored is None or shape is None or not is_stored(stored[0]):
         return None
     if layouts.get(op.x) is None and not layouts.ask(op.x, sequence(shape)):
         return None
-    layout, (weight, turned) = layouts.get(op.x), found
+    layout, (weight, turned) = layouts.get(op.x), stored
     if layout is None or sorted(layout.axes[-1]) != list(layout.having(CHANNELS)):
         return None
     outputs = int(weight.shape[1 if turned else 0])
     rest = layout.without([len(shape) - 1], keep_dims=True)
-    made = _with_channels(rest, outputs)
+    out = _with_channels(rest, outputs)
     order = layout.column_order(len(shape) - 1)
 
     kernel = Edit.of(weight.shape).transposed([1, 0] if turned else [0, 1])
@@ -74,7 +74,7 @@ def weighted(op: Operation, layouts: Layouts) -> Step | None:
         bias = {} if op.inputs.get("bias") is None else {"bias": op.bias}
         return [t.mb.conv(x=x, weight=edit_weight(t.mb, weight, kernel, weight.name), **bias)]
 
-    return Step((made,), build, products=1)
+    return Step((out,), build, products=1)
 
 
 def _with_channels(rest: Layout, size: int) -> Layout:
@@ -147,8 +147,8 @@ def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
     contracted, free = _sides(op)[at]
     if layout is None or is_stored(weights) or not _split_matrix(layout, contracted, free, TOKENS):
         return None
-    made = _summed(layout, fixed_shape(op.outputs[0]), turned=at == 0)
-    if made is None:
+    out = _summed(layout, fixed_shape(op.outputs[0]), turned=at == 0)
+    if out is None:
         return None
     # the product is (channels, tokens): weights as (tokens summed over, tokens)
     turned = not flag(op, "transpose_x") if at == 1 else flag(op, "transpose_y")
@@ -157,7 +157,7 @@ def _weighted_sum(op: Operation, layouts: Layouts) -> Step | None:
         values = t.seen(var, _matrix(layout, free, contracted))
         return [t.mb.matmul(x=values, y=t.plain(weights), transpose_y=turned)]
 
-    return Step((made,), build, products=at)
+    return Step((out,), build, products=at)
 
 
 def _summed(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
@@ -170,22 +170,22 @@ def _summed(layout: Layout, out: Sequence[int], turned: bool) -> Layout | None:
     if any(len(axis) != 1 for axis in layout.axes if axis):
         return None
     roles[-2:] = [CHANNELS, TOKENS] if turned else [TOKENS, CHANNELS]
-    made = Layout.of(out, "".join(roles))
-    return made if tokens > 1 else None
+    summed = Layout.of(out, "".join(roles))
+    return summed if tokens > 1 else None
 
 
-def fused(op: Operation, known: Layouts) -> Step | None:
+def fused(op: Operation, table: Layouts) -> Step | None:
     """Fused attention as its parts: queries are scaled, the scores keep their form, values are summed."""
-    layouts = [known.get(v) for v in (op.query, op.key, op.value)]
+    layouts = [table.get(v) for v in (op.query, op.key, op.value)]
     if any(x is None or not _split_matrix(x, -1, -2, CHANNELS) for x in layouts):
         return None
     mask, out = op.inputs.get("attn_mask"), op.outputs[0]
-    made = _summed(layouts[2], fixed_shape(out), turned=False) if layouts[2] is not None else None
-    if made is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
+    result = _summed(layouts[2], fixed_shape(out), turned=False) if layouts[2] is not None else None
+    if result is None or (mask is not None and np_dtype(mask) != np_dtype(op.query)):
         return None
 
     def build(t: Twins) -> list[Var]:
-        shapes = [_matrix(found, -1, -2) for found in layouts if found is not None]
+        shapes = [_matrix(layout, -1, -2) for layout in layouts if layout is not None]
         scale, *rest = in_factors(1 / math.sqrt(int(op.query.shape[-1])), np_dtype(op.query))
         scaled = seen_as(t.mb, t.mb.mul(x=t.now(op.query), y=scale), shapes[0])
         keys, values = t.seen(op.key, shapes[1]), t.seen(op.value, shapes[2])
@@ -194,4 +194,4 @@ def fused(op: Operation, known: Layouts) -> Step | None:
         scores = scores if mask is None else t.mb.add(x=scores, y=t.plain(mask))
         return [t.mb.matmul(x=values, y=t.mb.softmax(x=scores, axis=-1), transpose_y=True)]
 
-    return Step((made,), build, products=2)
+    return Step((result,), build, products=2)

@@ -140,11 +140,11 @@ class Region:
         last = {v: i for i, op in enumerate(self.steps) for v in self.read(op)}
         place = {op: i for i, op in enumerate(self.steps)}
         values: set[Var] = set()
-        found = []
+        widths = []
         for op in ops:
             values = {v for v in (*values, *self.read(op), *self.made(op)) if last.get(v, -1) > place[op]}
-            found.append(max(1, len(values)))
-        return found
+            widths.append(max(1, len(values)))
+        return widths
 
 
 @dataclass
@@ -220,22 +220,22 @@ class _Finder:
         step = step_of(op, self)
         if step is None:
             return False
-        made = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
-        if op.op_type not in FREE and self.settled(op, made):
+        outs = {v: x for v, x in zip(op.outputs, step.outs, strict=True) if x is not None}
+        if op.op_type not in FREE and self.settled(op, outs):
             return False
-        if any(self.layouts.get(v, x) != x for v, x in made.items()):
+        if any(self.layouts.get(v, x) != x for v, x in outs.items()):
             return False
-        if any(v in self.layouts and v not in made for v in op.outputs):
+        if any(v in self.layouts and v not in outs for v in op.outputs):
             return False
-        self.laid += [v for v in (*self.asked, *made) if v not in self.layouts]
-        self.layouts |= self.asked | made
+        self.laid += [v for v in (*self.asked, *outs) if v not in self.layouts]
+        self.layouts |= self.asked | outs
         self.steps[op] = step
         return True
 
-    def settled(self, op: Operation, made: dict[Var, Layout]) -> bool:
+    def settled(self, op: Operation, outs: dict[Var, Layout]) -> bool:
         """Does an op work on twins already, of values from outside?"""
         read = {v: x for _, v in operands(op) if (x := self.get(v)) is not None}
-        return all(x.is_view for x in (*read.values(), *made.values())) and not any(map(self.makes, read))
+        return all(x.is_view for x in (*read.values(), *outs.values())) and not any(map(self.makes, read))
 
     def makes(self, var: Var) -> bool:
         """Is a value computed in a region?"""
@@ -245,7 +245,7 @@ class _Finder:
 
     def upstream(self) -> bool:
         """Take the makers of what enters, where that needs no more transpositions; was there one?"""
-        found = False
+        grown = False
         for var in list(self.layouts):
             op, layout = var.op, self.layouts[var]
             if op is None or op in self.steps or op.enclosing_block is not self.block:
@@ -255,8 +255,8 @@ class _Finder:
             wished = wishes(op, layout)
             new = None if wished is None else {v: x for v, x in wished.items() if v not in self.layouts}
             if new is not None and sum(_moves(v, x) for v, x in new.items()) <= _moves(var, layout):
-                found = self.take(op, new) or found
-        return found
+                grown = self.take(op, new) or grown
+        return grown
 
 
 def _reads(op: Operation, ops: set[Operation]) -> bool:
@@ -266,7 +266,7 @@ def _reads(op: Operation, ops: set[Operation]) -> bool:
 
 def _moves(var: Var, layout: Layout) -> bool:
     """Does a value need a transposition to get a layout? Not if it was transposed from there."""
-    return not any(found.is_view for _, found in upstream(var, layout))
+    return not any(place.is_view for _, place in upstream(var, layout))
 
 
 def connected(region: Region) -> list[Region]:
@@ -293,11 +293,11 @@ def trimmed(region: Region) -> Region:
     steps = dict(region.steps)
     for op in reversed(region.ops):
         left = Region(steps, region.layouts)
-        made = left.made(op)
-        if not made or any(reader in steps for v in made for reader in consumers(v)):
+        results = left.made(op)
+        if not results or any(reader in steps for v in results for reader in consumers(v)):
             continue
         others = [v for v in left.read(op) if v.op in steps and not left.leaves(v)]
-        saved = sum(np.prod(fixed_shape(v)) for v in left.moved(made))
+        saved = sum(np.prod(fixed_shape(v)) for v in left.moved(results))
         added = sum(np.prod(fixed_shape(v)) for v in left.moved(others))
         if added < saved:
             del steps[op]
@@ -315,11 +315,11 @@ def regions(block: Block) -> list[Region]:
     if block not in _FOUND:
         finder = _Finder(block)
         _FOUND[block] = finder, finder.find()
-    finder, found = _FOUND[block]
+    finder, current = _FOUND[block]
     if finder.ops != list(block.operations):
-        found = finder.renew()
-        _FOUND[block] = finder, found
-    return found
+        current = finder.renew()
+        _FOUND[block] = finder, current
+    return current
 
 
 def forget() -> None:
@@ -347,17 +347,17 @@ class _Build:
         exits = set(self._region.exits)
         for op, step in self._region.steps.items():
             self.mb = Named(self._start.before(op), op.outputs[0])
-            for var, layout, made in zip(op.outputs, step.outs, step.build(self), strict=True):
+            for var, layout, twin in zip(op.outputs, step.outs, step.build(self), strict=True):
                 if layout is None:
-                    assert made is not None
-                    self._replaced[var] = made
+                    assert twin is not None
+                    self._replaced[var] = twin
                     continue
-                self._twins[var] = self._twin(op.x) if made is None else made
+                self._twins[var] = self._twin(op.x) if twin is None else twin
                 if var in exits:
-                    made = left(self.mb, self._twin(var), var, layout)
-                    self._replaced[var] = made
-                    assert made.op is not None
-                    _LEFT.setdefault(made.op, {})[made.op.outputs.index(made)] = layout
+                    twin = left(self.mb, self._twin(var), var, layout)
+                    self._replaced[var] = twin
+                    assert twin.op is not None
+                    _LEFT.setdefault(twin.op, {})[twin.op.outputs.index(twin)] = layout
         return self._replaced
 
     def _twin(self, var: Var) -> Var:

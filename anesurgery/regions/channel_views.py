@@ -23,11 +23,11 @@ class Named:
         self._mb, self._name = mb, f"{value.name}_twin"
 
     def __getattr__(self, name: str) -> Any:
-        made = getattr(self._mb, name)
+        maker = getattr(self._mb, name)
         return (
-            made
+            maker
             if name in ("block", "before", "shared", "shared_value", "stored_like")
-            else partial(made, name=self._name)
+            else partial(maker, name=self._name)
         )
 
 
@@ -76,14 +76,14 @@ def left(mb: Maker, twin: Var, old: Var, layout: Layout) -> Var:
 def view(mb: Maker, var: Var, shape: Sequence[int]) -> Var:
     """A view; an axis of length 1 between the others is put in or taken out by name."""
     old, new = fixed_shape(var), tuple(shape)
-    made: Var
+    seen: Var
     if new == (*old[:2], 1, *old[2:]):
-        made = mb.expand_dims(x=var, axes=[2])
+        seen = mb.expand_dims(x=var, axes=[2])
     elif old == (*new[:2], 1, *new[2:]):
-        made = mb.squeeze(x=var, axes=[2])
+        seen = mb.squeeze(x=var, axes=[2])
     else:
-        made = seen_as(mb, var, new)
-    return made
+        seen = seen_as(mb, var, new)
+    return seen
 
 
 def lengths(layout: Layout, groups: Groups) -> list[int]:

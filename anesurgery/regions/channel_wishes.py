@@ -14,19 +14,19 @@ def wishes(op: Operation, layout: Layout) -> dict[Var, Layout] | None:
     """For each operand that needs one, its layout; None where there is none, or the op has no such form."""
     if any(static_shape(v) is None for _, v in operands(op)):
         return None
-    found: dict[Var, Layout | None] = {}
+    wished: dict[Var, Layout | None] = {}
     if op.op_type in VIEWS:
-        found = {op.x: layout.reshaped(fixed_shape(op.x))}
+        wished = {op.x: layout.reshaped(fixed_shape(op.x))}
     elif op.op_type == "transpose":
         perm = permutation(op)
-        found = {op.x: layout.transposed([perm.index(i) for i in range(len(perm))])}
+        wished = {op.x: layout.transposed([perm.index(i) for i in range(len(perm))])}
     elif op.op_type in (UNARY | BROADCASTING):
         named = [op.inputs[k] for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
         moving = [v for v in named if constant(v) is None and np.prod(v.shape) > 1]
-        found = {v: layout.restricted(fixed_shape(v)) for v in moving}
+        wished = {v: layout.restricted(fixed_shape(v)) for v in moving}
     elif op.op_type == "concat" and len(layout.axes[axis := axis_of(op)]) == 1:
         moving = [v for v in op.values if constant(v) is None]
-        found = {v: layout.resized(axis, int(v.shape[axis])) for v in moving}
-    if not found or any(x is None or not x.sizes for x in found.values()):
+        wished = {v: layout.resized(axis, int(v.shape[axis])) for v in moving}
+    if not wished or any(x is None or not x.sizes for x in wished.values()):
         return None
-    return {v: x for v, x in found.items() if x is not None}
+    return {v: x for v, x in wished.items() if x is not None}

@@ -40,19 +40,19 @@ def clustered(groups: Sequence[Array], entries: int, tables: Array | None = None
     Returns:
         The tables, and for each group the entries of its rows.
     """
-    found = [_table(rows, entries) for rows in groups] if tables is None else list(tables)
-    return np.stack(found), [_nearest(rows, table) for rows, table in zip(groups, found, strict=True)]
+    chosen = [_table(rows, entries) for rows in groups] if tables is None else list(tables)
+    return np.stack(chosen), [_nearest(rows, table) for rows, table in zip(groups, chosen, strict=True)]
 
 
 def _table(rows: Array, entries: int) -> Array:
     """The values of one group; entries that none needs are 0."""
-    known, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
-    known = known.reshape(-1, rows.shape[1])
-    made = np.zeros((entries, rows.shape[1]))
-    if len(known) <= entries:
-        made[: len(known)] = known
-        return made
-    return _means(known, counts, entries)
+    distinct, counts = np.unique(rows, return_counts=True, axis=0 if rows.shape[1] > 1 else None)
+    distinct = distinct.reshape(-1, rows.shape[1])
+    table = np.zeros((entries, rows.shape[1]))
+    if len(distinct) <= entries:
+        table[: len(distinct)] = distinct
+        return table
+    return _means(distinct, counts, entries)
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ def weighted(totals: Totals, entries: int) -> Array:
     Returns:
         [entries, width]; 0 where none is needed.
     """
-    made = np.zeros((entries, totals.known.shape[1]))
+    table = np.zeros((entries, totals.known.shape[1]))
     if len(totals.known) <= entries:
-        made[: len(totals.known)] = totals.known
-        return made
+        table[: len(totals.known)] = totals.known
+        return table
     return _means(totals.known, totals.weights, entries)
 
 
@@ -91,34 +91,34 @@ def totals(vectors: Array, weights: Array) -> Totals:
     """
     width = vectors.shape[1]
     if width > 1 or len(vectors) <= MOST_ROWS:
-        known, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
-        return Totals(known.reshape(-1, width), np.bincount(places.ravel(), weights))
+        distinct, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
+        return Totals(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
     values = vectors.ravel()
     _, exponent = np.frexp(np.abs(values).max())
     near = (values * 2.0 ** (HALF - exponent)).astype(np.float16)
     places = (near + np.float16(0)).view(np.uint16)  # which has one zero
     counts = np.bincount(places, weights, minlength=1 << 16)
     held = counts > 0
-    known = np.bincount(places, weights * values, minlength=1 << 16)[held] / counts[held]
-    order = np.argsort(known)
-    return Totals(known[order, None], counts[held][order])
+    distinct = np.bincount(places, weights * values, minlength=1 << 16)[held] / counts[held]
+    order = np.argsort(distinct)
+    return Totals(distinct[order, None], counts[held][order])
 
 
-def _means(known: Array, counts: Array, entries: int) -> Array:
+def _means(distinct: Array, counts: Array, entries: int) -> Array:
     """The values of more rows than entries, each of which counts several times."""
     parts = max(LEAST_PARTS, PARTS * entries)
-    if known.shape[1] == 1 and len(known) > parts:
-        known, counts = _merged(known[:, 0], counts, parts)
-    if known.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
-        return np.array(_kmeans1d.cluster(known[:, 0], entries, weights=counts).centroids)[:, None]
-    if len(known) > MOST_ROWS:
-        some = np.random.default_rng(0).choice(len(known), MOST_ROWS, replace=False)
-        known, counts = known[some], counts[some]
-    values = _spread_out(known, counts, entries)
+    if distinct.shape[1] == 1 and len(distinct) > parts:
+        distinct, counts = _merged(distinct[:, 0], counts, parts)
+    if distinct.shape[1] == 1 and _kmeans1d is not None:  # it needs a compiled part, which some builds lack
+        return np.array(_kmeans1d.cluster(distinct[:, 0], entries, weights=counts).centroids)[:, None]
+    if len(distinct) > MOST_ROWS:
+        some = np.random.default_rng(0).choice(len(distinct), MOST_ROWS, replace=False)
+        distinct, counts = distinct[some], counts[some]
+    values = _spread_out(distinct, counts, entries)
     for _ in range(ROUNDS):
-        nearest = _nearest(known, values)
+        nearest = _nearest(distinct, values)
         total = np.bincount(nearest, counts, entries)
-        sums = [np.bincount(nearest, counts * column, entries) for column in known.T]
+        sums = [np.bincount(nearest, counts * column, entries) for column in distinct.T]
         moved = np.where(total[:, None] > 0, np.stack(sums, 1) / np.maximum(total, 1)[:, None], values)
         if np.array_equal(moved, values):
             break
@@ -126,36 +126,36 @@ def _means(known: Array, counts: Array, entries: int) -> Array:
     return values
 
 
-def _merged(known: Array, counts: Array, parts: int) -> tuple[Array, Array]:
+def _merged(distinct: Array, counts: Array, parts: int) -> tuple[Array, Array]:
     """The means of near numbers, and how often each counts.
 
     Parts are as wide as the best values lie apart: by the cube root of how densely the numbers lie.
 
     Args:
-        known: sorted.
+        distinct: sorted.
         counts: how often each counts.
         parts: how many.
     """
-    apart = np.gradient(known)
+    apart = np.gradient(distinct)
     reach = np.cumsum(np.cbrt(counts * apart**2))
     places = np.minimum((reach / reach[-1] * parts).astype(np.int64), parts - 1)
     total = np.bincount(places, counts)
     held = total > 0
-    means = np.bincount(places, counts * known)[held] / total[held]
+    means = np.bincount(places, counts * distinct)[held] / total[held]
     return means[:, None], total[held]
 
 
-def _spread_out(known: Array, counts: Array, entries: int) -> Array:
+def _spread_out(distinct: Array, counts: Array, entries: int) -> Array:
     """Values to begin with: each one drawn far from those before it (k-means++)."""
     rng = np.random.default_rng(0)
-    chosen = [int(rng.choice(len(known), p=counts / counts.sum()))]
-    far = ((known - known[chosen[0]]) ** 2).sum(1)
+    chosen = [int(rng.choice(len(distinct), p=counts / counts.sum()))]
+    far = ((distinct - distinct[chosen[0]]) ** 2).sum(1)
     for _ in range(entries - 1):
         weight = far * counts
         chosen.append(int(np.searchsorted(np.cumsum(weight), rng.random() * weight.sum(), side="right")))
-        chosen[-1] = min(chosen[-1], len(known) - 1)
-        far = np.minimum(far, ((known - known[chosen[-1]]) ** 2).sum(1))
-    return known[chosen].astype(np.float64)
+        chosen[-1] = min(chosen[-1], len(distinct) - 1)
+        far = np.minimum(far, ((distinct - distinct[chosen[-1]]) ** 2).sum(1))
+    return distinct[chosen].astype(np.float64)
 
 
 def _nearest(rows: Array, table: Array) -> Array:
@@ -164,9 +164,9 @@ def _nearest(rows: Array, table: Array) -> Array:
         order = np.argsort(table[:, 0], kind="stable")
         values = table[order, 0]
         return order[np.searchsorted((values[1:] + values[:-1]) / 2, rows[:, 0])]
-    found = np.empty(len(rows), np.intp)
+    entries = np.empty(len(rows), np.intp)
     squares = (table**2).sum(1)
     for at in range(0, len(rows), MOST_ROWS):
         some = rows[at : at + MOST_ROWS]
-        found[at : at + MOST_ROWS] = (squares - 2 * some @ table.T).argmin(1)
-    return found
+        entries[at : at + MOST_ROWS] = (squares - 2 * some @ table.T).argmin(1)
+    return entries

@@ -36,9 +36,9 @@ def again(mb: Maker, op: Operation, x: Var) -> Var:
     if op.op_type in ("mul", "real_div"):
         scale = op.y if constant(op.y) is not None else op.x
         x = as_dtype(mb, x, np_dtype(scale))
-        made: Var = getattr(mb, op.op_type)(x=x, y=scale)
+        copy: Var = getattr(mb, op.op_type)(x=x, y=scale)
     elif op.op_type == "reshape":
-        made = mb.reshape(x=x, shape=op.shape)
+        copy = mb.reshape(x=x, shape=op.shape)
     else:
-        made = x
-    return made
+        copy = x
+    return copy

@@ -48,18 +48,18 @@ class _Numbers:
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         make = getattr(self.maker, op_type)
 
-        def build(**given: Any) -> Any:
-            return make(**{k: self.type(v) if isinstance(v, float) else v for k, v in given.items()})
+        def build(**parameters: Any) -> Any:
+            return make(**{k: self.type(v) if isinstance(v, float) else v for k, v in parameters.items()})
 
         return build
 
     def polynomial(self, x: Var, coefficients: Sequence[float]) -> Var:
         """c0 + x (c1 + x (c2 + ...))."""
         *lower, last = coefficients
-        made: Any = float(last)
+        total: Any = float(last)
         for c in reversed(lower):
-            made = self.add(x=self.mul(x=x, y=made), y=float(c))
-        return made
+            total = self.add(x=self.mul(x=x, y=total), y=float(c))
+        return total
 
 
 def _reduced(m: _Numbers, x: Var, shift: float) -> tuple[Var, Var]:
@@ -196,7 +196,7 @@ def measured(kind: str, low: float, high: float, dtype: str) -> float:
         return getattr(host, kind)(x=x)
 
     numbers = np.linspace(low, high, GRID).astype(np.float16 if dtype == "fp16" else np.float32)
-    (found,) = run(program, {"x": numbers}, precision=dtype).values()
+    (results,) = run(program, {"x": numbers}, precision=dtype).values()
     (expected,) = run(exact, {"x": numbers.astype(np.float32)}).values()
-    error = np.abs(found.astype(np.float64) - expected.astype(np.float64)).max()
+    error = np.abs(results.astype(np.float64) - expected.astype(np.float64)).max()
     return float(error / max(np.abs(expected).max(), np.finfo(np.float32).tiny))

@@ -56,13 +56,13 @@ class Core:
 def core_of(total: Operation) -> Core | Refusal | None:
     """The attention that ends with a product; None where none does."""
     softmax = next((s for _, v in operands(total) if (s := producer(v, "softmax")) is not None), None)
-    found = recognise(softmax) if softmax is not None else None
-    if softmax is None or found is None or found.product is None or total not in found.sums:
+    attention = recognise(softmax) if softmax is not None else None
+    if softmax is None or attention is None or attention.product is None or total not in attention.sums:
         return None
-    between, scores = list[tuple[Operation, str]](), found.product.outputs[0]
+    between, scores = list[tuple[Operation, str]](), attention.product.outputs[0]
     if static_shape(scores) is None:
         return Refusal(f"%{scores.name} has the shape {tuple(map(str, scores.shape))}", total)
-    for op in (*found.between, softmax):
+    for op in (*attention.between, softmax):
         if is_output(scores) or len(consumers(scores)) != 1:
             return Refusal(f"%{scores.name} is read elsewhere", total)
         name = next((k for k, v in op.inputs.items() if v is scores), None)
@@ -75,9 +75,9 @@ def core_of(total: Operation) -> Core | Refusal | None:
     weights = softmax.outputs[0]
     if is_output(weights) or len(consumers(weights)) != 1:
         return Refusal(f"%{weights.name} is read elsewhere", total)
-    if axis_of(softmax) != softmax.x.rank - 1 and found.product.op_type == "matmul":
+    if axis_of(softmax) != softmax.x.rank - 1 and attention.product.op_type == "matmul":
         return Refusal(f"the softmax is over axis {axis_of(softmax)}", total)
-    return Core(found.product, tuple(between), softmax, total)
+    return Core(attention.product, tuple(between), softmax, total)
 
 
 SCORES, SUM = "bkhc,bchq->bkhq", "bchk,bkhq->bchq"
@@ -122,10 +122,10 @@ class Operand:
 
     def build(self, mb: Maker) -> Var:
         """(batch, channels, 1, tokens) of the layout: all heads side by side."""
-        found = list(upstream(self.var, self.layout))
-        views = [p for p in found if p[1].is_view]
-        turned = [p for p in found if straight(p[1], _flat(p[1]))]
-        var, layout = [*views[:1], *turned[-1:], *found][0]  # as far upstream as one transposition goes
+        places = list(upstream(self.var, self.layout))
+        views = [p for p in places if p[1].is_view]
+        turned = [p for p in places if straight(p[1], _flat(p[1]))]
+        var, layout = [*views[:1], *turned[-1:], *places][0]  # as far upstream as one transposition goes
         return twin(mb, var, layout, _flat(layout))
 
 
@@ -162,15 +162,15 @@ def operands_of(core: Core) -> Operands | Refusal:
         (product.y, "bt" + key.translate(str.maketrans("tc", "ct"))),
         (total.x if turned else total.y, "bc" + value),
     ]
-    found = list[Operand]()
+    three = list[Operand]()
     for var, roles in wanted:
         operand = _operand(var, roles, out[1])
         if isinstance(operand, Refusal):
             return Refusal(operand.reason, total)
-        found.append(operand)
-    if found[0].heads != tuple(range(out[1])):
+        three.append(operand)
+    if three[0].heads != tuple(range(out[1])):
         return Refusal("several heads share their queries", total)
-    return Operands(*found)
+    return Operands(*three)
 
 
 def _operand(var: Var, roles: str, heads: int) -> Operand | Refusal:
@@ -183,9 +183,9 @@ def _operand(var: Var, roles: str, heads: int) -> Operand | Refusal:
         return Operand(var, layout, (0,) * heads)
     *_, (source, seen) = upstream(var, layout)
     if (tile := producer(source, "tile")) is not None and static_shape(tile.x) is not None:
-        found = _before_tile(tile, seen, roles[1], heads)
-        if found is not None:
-            return found
+        untiled = _before_tile(tile, seen, roles[1], heads)
+        if untiled is not None:
+            return untiled
     return Operand(var, layout, tuple(range(heads)))
 
 
@@ -223,10 +223,10 @@ def result(core: Core) -> tuple[Var, Layout]:
         (reader,) = readers
         after = reader.outputs[0]
         moved = reader.op_type == "transpose"
-        made = layout.transposed(permutation(reader)) if moved else layout.reshaped(fixed_shape(after))
-        if made is None:
+        new = layout.transposed(permutation(reader)) if moved else layout.reshaped(fixed_shape(after))
+        if new is None:
             break
-        var, layout = after, made
+        var, layout = after, new
     return var, layout
 
 

@@ -52,8 +52,8 @@ class Inliner:
         """What is known of a value; None where it depends on an input."""
         if isinstance(var, Rows):
             return None
-        found = constant(var)
-        return self.known.get(var) if found is None else found
+        stored = constant(var)
+        return self.known.get(var) if stored is None else stored
 
     def control(self, op: Operation) -> list[Var | Rows]:
         """A `cond` or `while_loop` as straight code: the values that stand for its outputs.
@@ -68,38 +68,38 @@ class Inliner:
         self.find_varying(body, condition)
         for round_ in range(self.most_rounds + 1):
             (go_on,) = self.block(condition, values)
-            if (known := self.value(go_on)) is None:
+            if (going := self.value(go_on)) is None:
                 raise Refused(f"whether round {round_ + 1} runs depends on %{self.whole(go_on).name}")
-            if not np.all(known):
+            if not np.all(going):
                 return values
             values = self.block(body, values)
         raise Refused(f"the loop runs more than {self.most_rounds} rounds")
 
     def branches(self, op: Operation) -> list[Var | Rows]:
         """The branch that runs; where that is dynamic, both, and the outputs of one are selected."""
-        known = self.value(op.pred)
-        if known is not None:
-            return self.block(op.blocks[0 if np.all(known) else 1], [])
+        condition = self.value(op.pred)
+        if condition is not None:
+            return self.block(op.blocks[0 if np.all(condition) else 1], [])
         yes, no = ([self.whole(v) for v in self.block(block, [])] for block in op.blocks)
         for v in (v for pair in zip(yes, no, strict=True) for v in pair):
             if not types.is_tensor(v.sym_type) and not types.is_scalar(v.sym_type):
                 raise Refused(f"%{v.name} is a list, which cannot be selected by the dynamic %{op.pred.name}")
             if static_shape(v) is None:
                 raise Refused(f"%{v.name} of a branch has the symbolic shape {tuple(v.shape)}")
-        found = list[Var | Rows]()
+        results = list[Var | Rows]()
         for old, a, b in zip(op.outputs, yes, no, strict=True):
             if self.maker is None:
-                found.append(old)
+                results.append(old)
             else:
                 cond = self.read(op.pred)
-                found.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
-        return found
+                results.append(self.maker.select(cond=cond, a=self.read(a), b=self.read(b)))
+        return results
 
-    def block(self, block: Block, given: Sequence[Var | Rows]) -> list[Var | Rows]:
+    def block(self, block: Block, arguments: Sequence[Var | Rows]) -> list[Var | Rows]:
         """The outputs of a block, given its inputs."""
-        known = [self.value(v) for v in given]
-        made = [v if isinstance(v, Rows) else self.rows.get(v) or self.made.get(v, v) for v in given]
-        for var, value, new in zip(block.inputs, known, made, strict=True):
+        numbers = [self.value(v) for v in arguments]
+        values = [v if isinstance(v, Rows) else self.rows.get(v) or self.made.get(v, v) for v in arguments]
+        for var, value, new in zip(block.inputs, numbers, values, strict=True):
             self.stands_for(var, new)
             if value is not None:
                 self.known[var] = value
@@ -158,8 +158,8 @@ class Inliner:
             news = op.outputs
         else:
             inputs = {k: self.argument(v) for k, v in op_inputs(op).items()}
-            found = getattr(self.maker, op.op_type)(name=op.name, **inputs)
-            news = found if isinstance(found, (list, tuple)) else [found]
+            built = getattr(self.maker, op.op_type)(name=op.name, **inputs)
+            news = built if isinstance(built, (list, tuple)) else [built]
         for old, new in zip(op.outputs, news, strict=True):
             self.stands_for(old, new)
             if (value := self.value(new)) is not None:
@@ -176,12 +176,12 @@ class Inliner:
         if rows is None or at is None:
             return False
         (out,) = op.outputs
-        if (found := self.row_maker.row(rows, at, out.rank)) is not None:
-            self.stands_for(out, found)
+        if (row := self.row_maker.row(rows, at, out.rank)) is not None:
+            self.stands_for(out, row)
         elif isinstance(rows.base, np.ndarray):
             self.stands_for(out, None)
             self.known[out] = rows.base[at].reshape(static_shape(out) or ())
-        return found is not None or isinstance(rows.base, np.ndarray)
+        return row is not None or isinstance(rows.base, np.ndarray)
 
     def write_row(self, op: Operation) -> bool:
         """A scatter to one row."""
@@ -189,10 +189,10 @@ class Inliner:
         at = place_of(self.value(op.indices), int(out.shape[0]))
         if at is None or op.updates.rank < out.rank - 1:
             return False
-        rows, known = self.rows.get(op.data), self.value(op.data)
+        rows, numbers = self.rows.get(op.data), self.value(op.data)
         if rows is None:
             base = op.data if self.maker is None else self.read(op.data)
-            rows = Rows(out, base if known is None else np.asarray(known), {})
+            rows = Rows(out, base if numbers is None else np.asarray(numbers), {})
         updates = op.updates if self.maker is None else self.read(op.updates)
         if not isinstance(updates, Var) or not replaces(op, rows, at):
             return False
@@ -230,16 +230,16 @@ class Inliner:
 
         bound = {v: torch.as_tensor(np.array(self.known[v])) for v in needed if v in self.known}
         try:
-            found = evaluate([op], bound, op.outputs, precision="fp16")
+            tensors = evaluate([op], bound, op.outputs, precision="fp16")
         except InterpretError as error:
             raise Refused(f"{op.name} was not computed: {str(error).splitlines()[0]}") from error
-        return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(found, op.outputs, strict=True)]
+        return [np.asarray(t.numpy()).astype(np_dtype(v)) for t, v in zip(tensors, op.outputs, strict=True)]
 
-    def argument(self, given: Any) -> Any:
+    def argument(self, operand: Any) -> Any:
         """An operand of a new op."""
-        if isinstance(given, (list, tuple)):
-            return tuple(self.read(v) for v in given)
-        return self.read(given)
+        if isinstance(operand, (list, tuple)):
+            return tuple(self.read(v) for v in operand)
+        return self.read(operand)
 
     def read(self, var: Var | Rows) -> Any:
         """What stands for a value in the new ops; constants of a block move out of it."""

@@ -44,16 +44,16 @@ class Fold:
             for k in range(width):
                 tap, place = divmod(self.stride * phase + self.dilation * k, self.frame)
                 new[:, phase, :, place, ..., tap] = flat[..., k]
-        made = new.reshape(outputs * self.phases, inputs * self.frame, *others, self.taps)
-        return np.moveaxis(made, -1, self.axis)
+        folded = new.reshape(outputs * self.phases, inputs * self.frame, *others, self.taps)
+        return np.moveaxis(folded, -1, self.axis)
 
     def edit(self, shape: Sequence[int]) -> Edit:
         """Which axes the new weight has: for the taps, which are mixed, any of the old ones."""
         outputs, inputs = (
             np.repeat(np.arange(int(shape[a])), n) for a, n in ((0, self.phases), (1, self.frame))
         )
-        made = Edit.of(shape).taken(0, outputs).taken(1, inputs)
-        return made.taken(self.axis, np.zeros(self.taps, np.intp))
+        folded = Edit.of(shape).taken(0, outputs).taken(1, inputs)
+        return folded.taken(self.axis, np.zeros(self.taps, np.intp))
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Pieces:
 
     def edit(self, shape: Sequence[int]) -> Edit:
         """Which axes the new weight has: for the taps, which are mixed, any of the old ones."""
-        made = Edit.of(shape).taken(1, np.tile(np.arange(int(shape[1])), self.count))
-        return made.taken(self.axis, np.zeros(self.taps, np.intp))
+        tiled = Edit.of(shape).taken(1, np.tile(np.arange(int(shape[1])), self.count))
+        return tiled.taken(self.axis, np.zeros(self.taps, np.intp))
 
     def shifted(self, mb: Maker, x: Var, pads: Sequence[int], results: int, groups: int) -> Var:
         """The input of each piece, from one end of the padded axis to the other, side by side in each group."""

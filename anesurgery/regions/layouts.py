@@ -109,8 +109,8 @@ class Layout:
         """With another length of an axis that is one atom."""
         (atom,) = self.axes[axis]
         sizes = (*self.sizes[:atom], size, *self.sizes[atom + 1 :])
-        made = Layout(sizes, self.roles, self.axes)
-        return made.normal() if size > 1 else made.cut({atom: ()}).normal()
+        layout = Layout(sizes, self.roles, self.axes)
+        return layout.normal() if size > 1 else layout.cut({atom: ()}).normal()
 
     def transposed(self, perm: Sequence[int]) -> Layout:
         """With the axes of the value in another order."""

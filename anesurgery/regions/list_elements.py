@@ -31,12 +31,12 @@ def elements(op: Operation) -> list[Element] | Refusal:
     at = constant(op.inputs["index" if op.op_type == "list_read" else "indices"])
     if at is None:
         return Refusal(f"the places read of %{op.ls.name} are dynamic")
-    found: list[Element] = []
+    read: list[Element] = []
     for i in np.ravel(at):
         if isinstance(one := _element(op.ls, int(i)), Refusal):
             return one
-        found.append(one)
-    return found
+        read.append(one)
+    return read
 
 
 def _element(ls: Var, at: int) -> Element | Refusal:

@@ -64,12 +64,12 @@ def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) 
     low = mb.cast(x=mb.mod(x=ids, y=np.int32(base)), dtype=name)
     high, low = (mb.expand_dims(x=digit, axes=[-2, -1]) for digit in (high, low))
     low_hot = _equals(mb, low, range(base), -1, dtype)
-    made = []
+    pieces = []
     for digits in _runs(one_hot_width(rows) // base, most // base):
         both = mb.mul(x=_equals(mb, high, digits, -2, dtype), y=low_hot)
         row = mb.reshape(x=both, shape=[*ids.shape, len(digits) * base])
-        made.append((digits.start * base, row))
-    return made
+        pieces.append((digits.start * base, row))
+    return pieces
 
 
 def _runs(count: int, most: int) -> list[range]:

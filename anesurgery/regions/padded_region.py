@@ -52,8 +52,8 @@ class Region:
     @property
     def ops(self) -> list[Operation]:
         """The ops that are built anew, each after those whose results it reads."""
-        made = [v.op for v in self.lanes if v.op is not None and v is not self.entry]
-        return in_order([*made, *self.taken_up])
+        makers = [v.op for v in self.lanes if v.op is not None and v is not self.entry]
+        return in_order([*makers, *self.taken_up])
 
     @property
     def edges(self) -> list[Var]:
@@ -121,17 +121,17 @@ class _Finder:
 
     def _near(self, value: Var) -> list[Var]:
         """The values that are padded together with this one."""
-        found: list[Var] = []
+        near: list[Var] = []
         if value is not self._region.entry and value.op is not None:
-            found += self._needed(value.op) or []
+            near += self._needed(value.op) or []
         for reader in consumers(value):
             if reader.enclosing_block is not self._block:
                 continue
             if contracts_both(reader):
-                found += [v for v in (reader.x, reader.y) if self._can_be_padded(v)]
+                near += [v for v in (reader.x, reader.y) if self._can_be_padded(v)]
             elif value in (self._needed(reader) or []):
-                found += reader.outputs
-        return found
+                near += reader.outputs
+        return near
 
     def _needed(self, op: Operation) -> list[Var] | None:
         """What must be padded for the op's result to be; None when that is not possible."""
@@ -191,8 +191,8 @@ class _Maker:
         at, out = self._mb.before(op), op.outputs[0]
         wanted = self._wanted(op)
         inputs = {k: self._twins[v] if k in wanted else self._plain(v) for k, v in op_inputs(op).items()}
-        made: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
-        (self._twins if out in self._region.lanes else self.replaced)[out] = made
+        twin: Var = getattr(at, op.op_type)(**inputs | self._constants(at, op))
+        (self._twins if out in self._region.lanes else self.replaced)[out] = twin
 
     def _wanted(self, op: Operation) -> set[str]:
         """The inputs of which an op reads the padded twin."""
@@ -209,26 +209,26 @@ class _Maker:
         region, size, weighs = self._region, self._region.size, product_axis(op)
         if weighs is None:
             return self._operands(at, op) if op.op_type in BINARY else {}
-        weight, made = weighs[0], {}
+        weight, padded = weighs[0], {}
         if op.outputs[0] in region.lanes:
             weight = padded_constant(at, weight, weighs[1], size)
             if (bias := op.inputs.get("bias")) is not None:
-                made["bias"] = padded_constant(at, bias, 0, size)
+                padded["bias"] = padded_constant(at, bias, 0, size)
         if op in region.taken_up:
-            found = contracted_axis(op, op.x)
-            assert found is not None
-            weight = padded_constant(at, weight, found[1], size)
-        return made | {"weight" if op.op_type == "linear" else "y": weight}
+            contracted = contracted_axis(op, op.x)
+            assert contracted is not None
+            weight = padded_constant(at, weight, contracted[1], size)
+        return padded | {"weight" if op.op_type == "linear" else "y": weight}
 
     def _operands(self, at: Maker, op: Operation) -> dict[str, Var]:
         """Constants of the region's length in elementwise ops."""
-        made, region = {}, self._region
+        operands, region = {}, self._region
         for name in ("x", "y"):
             value: Var = op.inputs[name]
             if constant(value) is not None and value.rank and value.shape[-1] == region.length:
                 fill = FILL.get((op.op_type, name), 0.0)
-                made[name] = padded_constant(at, value, value.rank - 1, region.size, fill)
-        return made
+                operands[name] = padded_constant(at, value, value.rank - 1, region.size, fill)
+        return operands
 
     def _plain(self, value: Any) -> Any:
         """A value without padding, as a new op may read it."""

@@ -73,8 +73,8 @@ def product_axis(op: Operation) -> tuple[Var, int] | None:
 
 def contracted_axis(op: Operation, value: Var) -> tuple[Var, int] | None:
     """The stored weight of a product and the axis of it that meets the last axis of `value`."""
-    found = product_axis(op)
-    if found is None or op.x is not value:
+    product = product_axis(op)
+    if product is None or op.x is not value:
         return None
     if op.op_type == "linear":
         return op.weight, 1
@@ -180,10 +180,10 @@ def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
     """The op's meaning, on one lane."""
     if op.op_type in ZERO_PRESERVING and numbers["x"] == 0:
         return 0.0
-    found = results_at(op, {k: [n] for k, n in numbers.items() if n is not None})
-    if found is None:
+    results = results_at(op, {k: [n] for k, n in numbers.items() if n is not None})
+    if results is None:
         return None
-    (lane,) = found
+    (lane,) = results
     if not abs(lane) <= LARGEST:
         return math.nan
     return lane if lane == 0 or abs(lane) >= NORMAL else None

@@ -264,11 +264,11 @@ def _packed_palette(op: Operation, numbers: Array, edit: Edit) -> Form:
     """IOS 16: one table for all, the indices packed."""
     table = np.asarray(op.lut.val)
     bits = int(table.size).bit_length() - 1
-    made, (found,) = clustered([numbers.reshape(-1, 1)], int(table.size))
-    lut = made.reshape(-1).astype(table.dtype)
+    tables, (places,) = clustered([numbers.reshape(-1, 1)], int(table.size))
+    lut = tables.reshape(-1).astype(table.dtype)
     shape = np.array(edit.result, np.uint32)
     return Form(
-        op.op_type, {"indices": sub_byte.pack(found.astype(np.uint8), bits), "lut": lut, "shape": shape}
+        op.op_type, {"indices": sub_byte.pack(places.astype(np.uint8), bits), "lut": lut, "shape": shape}
     )
 
 
@@ -291,16 +291,16 @@ def _looked_up(
     tables, _ = clustered(rows, entries)
     lut = encoded(op.lut, tables.reshape(*blocks, entries, width))
     held = np.asarray(numbers_of(lut), np.float64).reshape(-1, entries, width)
-    _, found = clustered(rows, entries, held)
+    _, places = clustered(rows, entries, held)
     cells = np.zeros(masks.shape, np.uint8)
-    for at, some in enumerate(found):
+    for at, some in enumerate(places):
         cells[at][masks[at]] = some
-    made = _joined(cells, blocks, shape).view(np.asarray(indices.val).dtype)
-    return made, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
+    packed = _joined(cells, blocks, shape).view(np.asarray(indices.val).dtype)
+    return packed, lut, {} if vector_axis is None else {"vector_axis": np.int32(axis)}
 
 
-def _at(given: Var | None, edit: Edit) -> int:
-    return 0 if given is None else int(given.val) % len(edit.shape)
+def _at(axis: Var | None, edit: Edit) -> int:
+    return 0 if axis is None else int(axis.val) % len(edit.shape)
 
 
 def _lanes(values: Array, axis: int, width: int) -> list[Array]:
@@ -314,8 +314,8 @@ def _sparse(op: Operation, numbers: Array, edit: Edit) -> Form:
     if is_compressed(inner):
         if not is_compressed(op.mask) or inner.op.op_type not in MASKED:
             raise Refused(f"the numbers of %{op.outputs[0].name} are compressed apart from their mask")
-        made = MASKED[inner.op.op_type](inner.op, numbers, edit)
-        return Form(op.op_type, {"nonzero_data": Result(made, 1), "mask": Result(made, 0)})
+        encoded = MASKED[inner.op.op_type](inner.op, numbers, edit)
+        return Form(op.op_type, {"nonzero_data": Result(encoded, 1), "mask": Result(encoded, 0)})
     data = numbers.astype(np.asarray(inner.val).dtype)
     mask, data = data != 0, data[data != 0]
     if op.inputs.get("shape") is None:

@@ -49,8 +49,8 @@ def root_norm(op: Operation) -> RootNorm | None:
         axes = tuple(sorted(axes_of(mean)))
         centre = _centred(numerator, axes)
         if source is numerator or (centre is not None and _centred(source, axes) is centre):
-            found = (op, *ops, mean, square, *_centring(numerator, source, axes))
-            return RootNorm(numerator if centre is None else centre, centre is not None, axes, epsilon, found)
+            parts = (op, *ops, mean, square, *_centring(numerator, source, axes))
+            return RootNorm(numerator if centre is None else centre, centre is not None, axes, epsilon, parts)
     return None
 
 

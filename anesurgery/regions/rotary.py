@@ -54,8 +54,8 @@ class OfPositions:
         rows = list[Array]()
         for start in range(0, count, length):
             places = np.arange(start, start + length, dtype=np.int32).reshape(shape)
-            (found,) = evaluate(ops, {self.positions: torch.from_numpy(places)}, [self.value])
-            rows.append(np.moveaxis(found.numpy(), self.axis, 0).reshape(length, -1))
+            (tensor,) = evaluate(ops, {self.positions: torch.from_numpy(places)}, [self.value])
+            rows.append(np.moveaxis(tensor.numpy(), self.axis, 0).reshape(length, -1))
         return np.concatenate(rows)[:count]
 
     def shaped(self, rows: Array) -> Array:
@@ -76,8 +76,8 @@ class OfPositions:
     def serve_only(self, root: Operation) -> bool:
         """Do the positions serve this op alone?"""
         ops = set(slice_back([self.value], {self.positions}))
-        made = [v for op in ops - {root} if op.op_type != "const" for v in op.outputs]
-        return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *made))
+        results = [v for op in ops - {root} if op.op_type != "const" for v in op.outputs]
+        return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *results))
 
 
 def of_positions(value: Var) -> OfPositions | Refusal | None:
@@ -94,24 +94,24 @@ def of_positions(value: Var) -> OfPositions | Refusal | None:
         return Refusal(f"%{source.name} of shape {places} has more than one axis of positions")
     why = Refusal(f"the rows of %{value.name} are not made from one position each")
     for axis in (a for a, size in enumerate(shape) if size == length):
-        found = _followed(value, axis, source)
-        if found is not None and places[found] == length:
+        followed = _followed(value, axis, source)
+        if followed is not None and places[followed] == length:
             return OfPositions(value, axis, source)
     return why
 
 
 def _integers(value: Var) -> Var | None:
     """The only dynamic value that floats are computed from, if it holds integers."""
-    found, stack, seen = set[Var](), [value], {value}
+    ends, stack, seen = set[Var](), [value], {value}
     while stack:
         var = stack.pop()
         if var.op is None or (np_dtype(var).kind in "iu" and var.op.op_type not in VIEWS):
-            found.add(var)
+            ends.add(var)
             continue
         fresh = [v for v in _dynamic(var.op) if v not in seen]
         seen.update(fresh)
         stack += fresh
-    source = found.pop() if len(found) == 1 else None
+    source = ends.pop() if len(ends) == 1 else None
     return source if source is not None and np_dtype(source).kind in "iu" else None
 
 

@@ -86,10 +86,10 @@ class RowMaker:
         if self.maker is None or dtype_name(value) == dtype:
             return value
         if (value, dtype) not in self.casts:
-            made: Var = self.maker.cast(x=value, dtype=dtype, **({"name": name} if name else {}))
-            self.casts[value, dtype] = made
+            result: Var = self.maker.cast(x=value, dtype=dtype, **({"name": name} if name else {}))
+            self.casts[value, dtype] = result
             if (dtype_name(value), dtype) in WIDER:
-                self.sources[made] = value
+                self.sources[result] = value
         return self.casts[value, dtype]
 
     def cast_rows(self, rows: Rows, like: Var) -> Rows:
@@ -100,35 +100,35 @@ class RowMaker:
 
     def row(self, rows: Rows, at: int, rank: int) -> Var | None:
         """One row, with a first axis of length 1 or without it; None where it is one of the base."""
-        found = rows.written.get(at)
-        if found is None or self.maker is None or found.rank == rank:
-            return found
-        change = self.maker.expand_dims if found.rank < rank else self.maker.squeeze
-        return change(x=found, axes=[0])
+        held = rows.written.get(at)
+        if held is None or self.maker is None or held.rank == rank:
+            return held
+        change = self.maker.expand_dims if held.rank < rank else self.maker.squeeze
+        return change(x=held, axes=[0])
 
     def join(self, rows: Rows) -> Var:
         """The tensor; where casts made its rows that lost nothing, it is joined before one cast."""
         if self.maker is None:
             return rows.like
         if rows not in self.joined:
-            made = self.concat(self.before_cast(rows) or rows)
-            self.joined[rows] = self.cast(made, dtype_name(rows.like))
+            whole = self.concat(self.before_cast(rows) or rows)
+            self.joined[rows] = self.cast(whole, dtype_name(rows.like))
         return self.joined[rows]
 
     def before_cast(self, rows: Rows) -> Rows | None:
         """The rows that casts were made of; None where one was not made so, or the base would be rounded."""
         sources = {at: self.sources.get(v) for at, v in rows.written.items()}
-        known = {at: v for at, v in sources.items() if v is not None}
-        like = next(iter(known.values()), None)
-        if like is None or len(known) < len(sources) or len({v.dtype for v in known.values()}) > 1:
+        cast_from = {at: v for at, v in sources.items() if v is not None}
+        like = next(iter(cast_from.values()), None)
+        if like is None or len(cast_from) < len(sources) or len({v.dtype for v in cast_from.values()}) > 1:
             return None
         base = rows.base
         if isinstance(base, np.ndarray):
             narrow = base.astype(np_dtype(like))
-            return Rows(rows.like, narrow, known) if np.array_equal(narrow, base) else None
+            return Rows(rows.like, narrow, cast_from) if np.array_equal(narrow, base) else None
         source = self.sources.get(base)
         same = source is not None and source.dtype == like.dtype
-        return Rows(rows.like, source, known) if same and source is not None else None
+        return Rows(rows.like, source, cast_from) if same and source is not None else None
 
     def concat(self, rows: Rows) -> Var:
         """The rows of the base and those that were written, in order."""
@@ -145,10 +145,10 @@ class RowMaker:
     def piece(self, base: Var | Array, first: int, count: int) -> Var:
         """Some rows of the base; of an array, computed now."""
         assert self.maker is not None
-        made: Var
+        part: Var
         if isinstance(base, np.ndarray):
-            made = self.maker.const(val=base[first : first + count])
+            part = self.maker.const(val=base[first : first + count])
         else:
             rest = base.rank - 1
-            made = self.maker.slice_by_size(x=base, begin=[first] + [0] * rest, size=[count] + [-1] * rest)
-        return made
+            part = self.maker.slice_by_size(x=base, begin=[first] + [0] * rest, size=[count] + [-1] * rest)
+        return part

@@ -107,8 +107,8 @@ def frame(op: Operation) -> Frame | Refusal | None:
 
 def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
     """The same op with some inputs changed."""
-    made = getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
-    return list(made) if isinstance(made, (tuple, list)) else [made]
+    results = getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
+    return list(results) if isinstance(results, (tuple, list)) else [results]
 
 
 def _grouped(shape: Sequence[int], groups: Groups) -> list[int]:
@@ -128,9 +128,9 @@ def _seen(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
 def _spread(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[Any]:
     """For each axis, which operands are repeated along it; an axis of length 1 goes with its neighbour."""
     keys: list[Any] = [tuple(s[i] == 1 for s in shapes) if n != 1 else None for i, n in enumerate(sizes)]
-    known = next((key for key in keys if key is not None), ())
+    named = next((key for key in keys if key is not None), ())
     for i, key in enumerate(keys):
-        known = keys[i] = known if key is None else key
+        named = keys[i] = named if key is None else key
     return keys
 
 

@@ -110,8 +110,8 @@ class Edit:
             size = self._length(part)
             both = index[:, None] * size + part.index
             index = np.where((index[:, None] == PAD) | (part.index == PAD), PAD, both).ravel()
-        made = Axis(tuple(s for part in parts for s in part.sources), index)
-        return replace(self, axes=(*self.axes[:first], made, *self.axes[last + 1 :]))
+        joint = Axis(tuple(s for part in parts for s in part.sources), index)
+        return replace(self, axes=(*self.axes[:first], joint, *self.axes[last + 1 :]))
 
     def squeezed(self, axis: int) -> Edit:
         """And then without an axis of length 1.
@@ -136,21 +136,21 @@ class Edit:
     def apply(self, array: Array, fill: float = 0) -> Array:
         """An array of the old shape after the edit."""
         order = [s for axis in self.axes for s in axis.sources]
-        made = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
+        edited = array.transpose(order).reshape([self._length(axis) for axis in self.axes])
         kept = [np.flatnonzero(axis.index != PAD) for axis in self.axes]
         for at, (axis, places) in enumerate(zip(self.axes, kept, strict=True)):
-            made = _along(made, at, axis.index[places])
+            edited = _along(edited, at, axis.index[places])
         if self.pads:  # written once: a table of embeddings is the largest weight of many models
-            inner, made = made, np.full(self.result, fill, made.dtype)
-            made[np.ix_(*kept) if any(map(_scattered, kept)) else tuple(map(_run, kept))] = inner
-        return np.asarray(made, order="C").view(array.dtype)  # numpy drops what says: less than a byte
+            inner, edited = edited, np.full(self.result, fill, edited.dtype)
+            edited[np.ix_(*kept) if any(map(_scattered, kept)) else tuple(map(_run, kept))] = inner
+        return np.asarray(edited, order="C").view(array.dtype)  # numpy drops what says: less than a byte
 
     def padding(self) -> Array:
         """Which elements of the result are padding."""
-        made = np.zeros(self.result, bool)
+        padded = np.zeros(self.result, bool)
         for at, axis in enumerate(self.axes):
-            made[(slice(None),) * at + (axis.index == PAD,)] = True
-        return made
+            padded[(slice(None),) * at + (axis.index == PAD,)] = True
+        return padded
 
     def of_blocks(self, blocks: Sequence[int], *, apart: bool = False) -> Edit:
         """The edit of numbers that stand for blocks of elements; the new blocks are as large as can be.
@@ -189,8 +189,8 @@ class Edit:
             return None
         lengths = tuple(n // width if i == axis else n for i, n in enumerate(self.shape))
         index = np.where(rows[:, 0] == PAD, PAD, rows[:, 0] // width)
-        made = replace(self, shape=lengths)._with(at, Axis(new.sources, index))
-        return made, at
+        edited = replace(self, shape=lengths)._with(at, Axis(new.sources, index))
+        return edited, at
 
     def followed_by(self, lengths: Sequence[int]) -> Edit:
         """The same edit of an array with more axes after those, which it does not change."""

@@ -12,10 +12,10 @@ from anesurgery.mil import Array, Maker, Operation, Var, constant, np_dtype, op_
 from anesurgery.ops import JOINING, LOGICAL
 
 
-def _literal(given: Any) -> Any:
+def _literal(parameter: Any) -> Any:
     """A parameter as it can be given before the constant that holds it."""
-    value = constant(given) if isinstance(given, Var) else None
-    return given if value is None else value
+    value = constant(parameter) if isinstance(parameter, Var) else None
+    return parameter if value is None else value
 
 
 def _is_view(op: Operation) -> bool:
@@ -48,11 +48,11 @@ class Floats:
         if op is None or (op.op_type == "cast" and np_dtype(op.x).kind == "f"):
             reads, build = [var], lambda maker: self.cast(maker, var, op)
         else:
-            found = [(name, self.of(v)) for name, v in operands_of(op)]
-            others = [v for name, v in operands(op) if name not in dict(found)]
-            given = [*others, *(v for _, v in found)]
-            reads = [v for v in given if isinstance(v, Var) and constant(v) is None]
-            build = lambda maker: self.build(maker, op, found)  # noqa: E731
+            sides = [(name, self.of(v)) for name, v in operands_of(op)]
+            others = [v for name, v in operands(op) if name not in dict(sides)]
+            operands_read = [*others, *(v for _, v in sides)]
+            reads = [v for v in operands_read if isinstance(v, Var) and constant(v) is None]
+            build = lambda maker: self.build(maker, op, sides)  # noqa: E731
         return self.maker.shared_value((var, "as", self.name), reads or [var], build)
 
     def cast(self, maker: Maker, var: Var, op: Operation | None) -> Var:
@@ -64,28 +64,28 @@ class Floats:
         whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
         return whole if np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
 
-    def build(self, maker: Maker, op: Operation, found: Sequence[tuple[str, Any]]) -> Var:
+    def build(self, maker: Maker, op: Operation, sides: Sequence[tuple[str, Any]]) -> Var:
         """The op that stands for one of integers or conditions."""
-        given = [v for _, v in found]
+        values = [v for _, v in sides]
         one = self.dtype.type(1)
-        made: Var
+        result: Var
         if op.op_type == "cast":
-            made = maker.cast(x=maker.not_equal(x=given[0], y=self.dtype.type(0)), dtype=self.name)
+            result = maker.cast(x=maker.not_equal(x=values[0], y=self.dtype.type(0)), dtype=self.name)
         elif op.op_type == "mod":
-            whole = maker.floor_div(x=given[0], y=given[1])
-            made = maker.sub(x=given[0], y=maker.mul(x=whole, y=given[1]))
+            whole = maker.floor_div(x=values[0], y=values[1])
+            result = maker.sub(x=values[0], y=maker.mul(x=whole, y=values[1]))
         elif op.op_type == "logical_not":
-            made = maker.sub(x=one, y=given[0])
+            result = maker.sub(x=one, y=values[0])
         elif op.op_type == "logical_xor":
-            made = maker.abs(x=maker.sub(x=given[0], y=given[1]))
+            result = maker.abs(x=maker.sub(x=values[0], y=values[1]))
         elif op.op_type in LOGICAL:
-            made = getattr(maker, {"logical_and": "minimum", "logical_or": "maximum"}[op.op_type])(
-                x=given[0], y=given[1]
+            result = getattr(maker, {"logical_and": "minimum", "logical_or": "maximum"}[op.op_type])(
+                x=values[0], y=values[1]
             )
         else:
             inputs = {k: _literal(v) for k, v in op_inputs(op).items()}
-            inputs |= dict(found)
+            inputs |= dict(sides)
             if op.op_type in JOINING:
-                inputs["values"] = tuple(given)
-            made = getattr(maker, op.op_type)(**inputs)
-        return made
+                inputs["values"] = tuple(values)
+            result = getattr(maker, op.op_type)(**inputs)
+        return result

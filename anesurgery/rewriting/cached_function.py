@@ -86,20 +86,20 @@ def cached_functions(
     (name,) = program.functions
     aim = None if session.target is None else Target.parse(session.target)
     most = 1 if how.windows is None and aim is not None and two_states_may_fail(aim) else MOST_STATES
-    made: dict[str, Function] = {}
+    functions: dict[str, Function] = {}
     for in_rings in (True, False) if how.windows != "mask" else (False,):
         stores = 0
         longest = max(call.length for call in calls.values())
         for word, call in calls.items():
-            made[word] = copy_program(program).functions[name]
-            plan = CachedFunction(session, made[word], how, call.length, call.context, longest, in_rings)
+            functions[word] = copy_program(program).functions[name]
+            plan = CachedFunction(session, functions[word], how, call.length, call.context, longest, in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal
             stores = max(Counter(chunk for chunk, *_ in plan.stores).values(), default=0)
         if not how.as_state or stores <= most or how.windows == "ring":
             break
         session.notes += [MASKS] if in_rings else []
-    return made
+    return functions
 
 
 @dataclass
@@ -141,14 +141,14 @@ class CachedFunction:
             if (refusal := next((r for r in chosen if r is not None), None)) is not None:
                 return refusal
             inputs = {self.function.inputs[name]: axis for name, axis in self.how.tokens.items()}
-            found = follow(self.function, inputs)
-            if isinstance(found, Refusal):
-                return found
-            self.tokens: Tokens = found
-            ops = [op for op in self.function.operations if any(v in found.axes for _, v in operands(op))]
-            if not self.how.fixed_rope and (refusal := _of_one_length(ops, found)) is not None:
+            tokens = follow(self.function, inputs)
+            if isinstance(tokens, Refusal):
+                return tokens
+            self.tokens: Tokens = tokens
+            ops = [op for op in self.function.operations if any(v in tokens.axes for _, v in operands(op))]
+            if not self.how.fixed_rope and (refusal := _of_one_length(ops, tokens)) is not None:
                 return refusal
-            self.kept = {key: caches.kept_for(v, found) for key, v in found.looked_at.items()}
+            self.kept = {key: caches.kept_for(v, tokens) for key, v in tokens.looked_at.items()}
             self.rings = self.made_rings()
             if (refusal := self.kept_twice()) is not None:
                 return refusal
@@ -203,8 +203,8 @@ class CachedFunction:
                 raise UnknownName("input", name, self.function.inputs)
             old = self.function.inputs[name]
             value = fixed_value(old, number)
-            made = self.before(self.function.operations[0]).const(val=value, name=f"{name}_fixed")
-            self.substitute(old, made)
+            stored = self.before(self.function.operations[0]).const(val=value, name=f"{name}_fixed")
+            self.substitute(old, stored)
             mil.remove_input(self.function, name)
 
     def substitute(self, old: Var, new: Var) -> None:
@@ -245,11 +245,11 @@ class CachedFunction:
         """The outputs that hold what is kept, where that is no state."""
         if self.how.as_state:
             return []
-        made = []
+        outputs = []
         for i, var in enumerate(self.stores.values()):
             var.name = self.session.fresh_name(self.function, f"cache_{i}_out")
-            made.append(var)
-        return made
+            outputs.append(var)
+        return outputs
 
     def edit_op(self, op: Operation) -> Refusal | None:
         """Give an op its shorter operands, the rows of its tables, and the keys and values that are kept."""
@@ -305,13 +305,13 @@ class CachedFunction:
 
     def swapped(self, op: Operation, new: Mapping[Var, Var]) -> dict[str, Any]:
         """The inputs of an op that read a value with another in its place."""
-        found: dict[str, Any] = {}
+        operands: dict[str, Any] = {}
         for name, value in op.inputs.items():
             if isinstance(value, (list, tuple)) and any(v in new for v in value):
-                found[name] = tuple(new.get(v, v) for v in value)
+                operands[name] = tuple(new.get(v, v) for v in value)
             elif isinstance(value, Var) and value in new:
-                found[name] = new[value]
-        return found
+                operands[name] = new[value]
+        return operands
 
     def look_back(self, product: Operation, kept: Kept, seen: int) -> Var:
         """Keep what is new at the position, and give all that is kept to a product."""
@@ -353,8 +353,8 @@ class CachedFunction:
             first = mb.select(cond=self.tables.ran_over(ring), a=over, b=first, name=f"{name}_around")
             ends = {"begin": [at, 0, 0, 0], "end": [at + 1, kept.heads, self.length, kept.width]}
             value = self.stored(mb, shape, f"{name}_around", x=value, update=first, **ends)
-        found = part(0, self.context if ring is None else ring.size, "kept")
-        return mb.cast(x=found, dtype="fp32", name=f"{name}_fp32") if narrowed else found
+        all_rows = part(0, self.context if ring is None else ring.size, "kept")
+        return mb.cast(x=all_rows, dtype="fp32", name=f"{name}_fp32") if narrowed else all_rows
 
     def blend(self, mb: Builder, kept: Kept, rows: Var, ring: Ring | None) -> Var:
         """The rows of all tokens: those of this call at their slots, the others as they are held.
@@ -372,9 +372,9 @@ class CachedFunction:
         stays, places = self.tables.blend(ring, dtype_name(rows))
         placed = mb.mul if self.length == 1 else mb.matmul
         new = placed(x=places, y=rows, name=f"{name}_placed")
-        made: Var = mb.add(x=mb.mul(x=old, y=stays, name=f"{name}_stays"), y=new, name=f"{name}_kept")
-        self.blends.setdefault(shape, {})[at] = made
-        return made
+        blended: Var = mb.add(x=mb.mul(x=old, y=stays, name=f"{name}_stays"), y=new, name=f"{name}_kept")
+        self.blends.setdefault(shape, {})[at] = blended
+        return blended
 
     def store_blends(self) -> None:
         """Write each store once, at the end; a state by an update of all of it, which stays on the ANE."""

@@ -62,11 +62,11 @@ def _unfit(tokens: Var) -> Refusal | None:
 def _axes(var: Var, length: int) -> Sequence[int]:
     """The axes that may hold a row for each position; the last but one, the usual one, comes first."""
     shape = static_shape(var) or ()
-    found = [a for a, d in enumerate(shape) if d == length and np_dtype(var).kind == "f"]
-    return sorted(found, key=lambda a: a != len(shape) - 2)
+    axes = [a for a, d in enumerate(shape) if d == length and np_dtype(var).kind == "f"]
+    return sorted(axes, key=lambda a: a != len(shape) - 2)
 
 
-def fixed_value(var: Var, given: Any) -> Array:
+def fixed_value(var: Var, stated: Any) -> Array:
     """What an input holds that becomes a constant: one number everywhere, or an array that fits.
 
     Raises:
@@ -74,14 +74,14 @@ def fixed_value(var: Var, given: Any) -> Array:
     """
     shape, dtype = static_shape(var) or (), np_dtype(var)
     try:
-        found = np.broadcast_to(np.asarray(given), shape)
+        value = np.broadcast_to(np.asarray(stated), shape)
     except ValueError:
         raise PassError(
-            f"add_cache: fixed gives %{var.name} the shape {np.shape(given)}, and it has the shape {shape}"
+            f"add_cache: fixed gives %{var.name} the shape {np.shape(stated)}, and it has the shape {shape}"
         ) from None
-    if found.dtype.kind not in "fiub" or (dtype.kind != "f" and not np.array_equal(found.astype(dtype), found)):
-        raise PassError(f"add_cache: fixed gives %{var.name} {given!r:.60}, and it holds {dtype}")
-    return found.astype(dtype)
+    if value.dtype.kind not in "fiub" or (dtype.kind != "f" and not np.array_equal(value.astype(dtype), value)):
+        raise PassError(f"add_cache: fixed gives %{var.name} {stated!r:.60}, and it holds {dtype}")
+    return value.astype(dtype)
 
 
 def rows_in_words(chosen: Mapping[str, int]) -> str:

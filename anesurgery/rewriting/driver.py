@@ -94,7 +94,7 @@ def operate(place: Place) -> bool:
             place.session.refusals.append((place.step.name, built))
         if not isinstance(built, Built):
             return False
-        found = proof_of(place.step, place.session, built, place.sample, str(place))
+        shown = proof_of(place.step, place.session, built, place.sample, str(place))
     except SurgeryError as error:
         _undo(place, error)
         raise
@@ -103,7 +103,7 @@ def operate(place: Place) -> bool:
         wrapped = PassError(f"pass {place.step.name} at {place} ({place.kind}) {words}")
         _undo(place, wrapped)
         raise wrapped from error
-    place.session.changes.append(replace(place.replace(built), **found))
+    place.session.changes.append(replace(place.replace(built), **shown))
     return True
 
 
@@ -153,9 +153,9 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
     ]
     if not pairs:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
-    known = session.checks.setdefault(str(step), {})
+    earlier = session.checks.setdefault(str(step), {})
     try:
-        proof = check_site(pairs, built.made, sample, session.seed, built.matched, known, step.promise)
+        proof = check_site(pairs, built.made, sample, session.seed, built.matched, earlier, step.promise)
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise

@@ -34,25 +34,25 @@ class Shapes:
         Raises:
             PassError: a shape that is given does not fit.
         """
-        found: dict[Any, int] = {}
+        lengths: dict[Any, int] = {}
         for name, var in function.inputs.items():
-            given = self.given.get(name)
-            if given is None:
+            stated = self.given.get(name)
+            if stated is None:
                 continue
-            if len(given) != len(var.shape):
-                raise PassError(f"{PASS}: {name} has {len(var.shape)} axes, the shape given {len(given)}")
-            for size, wanted in zip(var.shape, given, strict=True):
-                known = found.setdefault(size, int(wanted)) if is_symbolic(size) else int(size)
-                if known != wanted or wanted < 1:
-                    words = f"{shape_in_words(var.shape)}, not {shape_in_words(given)}"
+            if len(stated) != len(var.shape):
+                raise PassError(f"{PASS}: {name} has {len(var.shape)} axes, the shape given {len(stated)}")
+            for size, wanted in zip(var.shape, stated, strict=True):
+                length = lengths.setdefault(size, int(wanted)) if is_symbolic(size) else int(size)
+                if length != wanted or wanted < 1:
+                    words = f"{shape_in_words(var.shape)}, not {shape_in_words(stated)}"
                     raise PassError(f"{PASS}: the shape of {name} is {words}")
-        given_sizes = [(a, int(n)) for given in self.given.values() for a, n in enumerate(given)]
+        given_sizes = [(a, int(n)) for stated in self.given.values() for a, n in enumerate(stated)]
         likely = {0: 1, **dict(reversed(given_sizes))}
         for var in function.inputs.values():
             for axis, size in enumerate(var.shape or ()):
                 if is_symbolic(size):
-                    found.setdefault(size, likely.get(axis, self.length))
-        return found
+                    lengths.setdefault(size, likely.get(axis, self.length))
+        return lengths
 
     def fix(self, function: Function) -> None:
         """Give the inputs of a function their shapes; where one does not fit, the function stays as it was.

@@ -267,11 +267,11 @@ class Gate:
     @staticmethod
     def _ways(end: Way | None) -> list[Way]:
         """The ways from the start to an end."""
-        found = []
+        way = []
         while end is not None:
-            found.append(end)
+            way.append(end)
             end = end.before
-        return found[::-1]
+        return way[::-1]
 
     def further(self, old: Way, step: Pass) -> Way | None:
         """One step more; None where it changes nothing, or fails, which is noted."""
@@ -284,8 +284,8 @@ class Gate:
     def held_against(self, step: Pass, old: Way, new: Way) -> str:
         """Why a step is left out; "" where it stays, which is said where the estimate speaks against it."""
         loss = "" if step.essential else self.loss(old, new)
-        if loss and not new.end.leaves(old.end) and (known := self.measured(step, old)):
-            self.said.notes.append(f"{step.name}: {overruled(known, loss)}")
+        if loss and not new.end.leaves(old.end) and (gain := self.measured(step, old)):
+            self.said.notes.append(f"{step.name}: {overruled(gain, loss)}")
             return ""
         if loss and step.name in self.asked:
             self.said.warnings.append(f"{step.name} was asked for, and is kept although {loss}")

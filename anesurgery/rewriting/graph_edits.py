@@ -145,11 +145,11 @@ class GraphEdits:
 
     def rests_on(self, new: Var, old: Var) -> bool:
         """Is a value made of another, by ops that came since the last record?"""
-        made, left = set(self.made), [new]
+        new_ops, left = set(self.made), [new]
         while left:
             if (var := left.pop()) is old:
                 return True
-            if var.op in made:
+            if var.op in new_ops:
                 left += mil.reads(var.op)
         return False
 
@@ -198,13 +198,13 @@ class GraphEdits:
         Raises:
             PassError: they are others, or one comes before what it reads.
         """
-        left, known = set(self.function.operations), set(self.function.inputs.values())
+        left, readable = set(self.function.operations), set(self.function.inputs.values())
         for op in ops:
-            late = [v.name for v in mil.reads(op) if v not in known]
+            late = [v.name for v in mil.reads(op) if v not in readable]
             if op not in left or late:
                 raise PassError(f"{op.name} is out of order: {', '.join(late) or 'it stands there twice'}")
             left.discard(op)
-            known.update(op.outputs)
+            readable.update(op.outputs)
         if left:
             raise PassError(f"{len(left)} ops are left out of the order")
         self.function.operations = type(self.function.operations)(list(ops))  # type: ignore[call-arg]
@@ -224,9 +224,9 @@ class GraphEdits:
         Raises:
             ProofError: they differ by more than the pass promises.
         """
-        made = [op for op in self.made if op.enclosing_block is not None]
+        new_ops = [op for op in self.made if op.enclosing_block is not None]
         rounded = Refusal(ROUNDED) if self.first().rounded() else None
-        built = Built(pairs, made, uncompared=rounded)
+        built = Built(pairs, new_ops, uncompared=rounded)
         self.shown = proof_of(self.step, self.session, built, self.sample, where)
 
     def record(
@@ -240,8 +240,8 @@ class GraphEdits:
             unchecked: why numbers cannot be compared.
             after: what came, in words; by default the ops that were made, without constants.
         """
-        made = [op for op in self.made if op.enclosing_block is not None]
-        came = op_words(made) if after is None else tuple(after)
+        new_ops = [op for op in self.made if op.enclosing_block is not None]
+        came = op_words(new_ops) if after is None else tuple(after)
         change = Change(self.step.name, where, op_words(self.removed), came, words, None, unchecked)
         self.session.changes.append(replace(change, **self.shown))
         self.made.clear()

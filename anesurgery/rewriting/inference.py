@@ -75,8 +75,8 @@ def infer_readers(function: Function, values: Iterable[Var]) -> None:
             changed |= {v for v, shape in before.items() if v.shape != shape}
 
 
-def keep_sizes(var: Var, shape: Sequence[Any], known: Collection[Any]) -> None:
+def keep_sizes(var: Var, shape: Sequence[Any], alive: Collection[Any]) -> None:
     """A size that inference makes up anew keeps the symbol it had: of two dynamic sizes that are added, say."""
     if len(shape) == len(var.shape):
-        kept = [o if is_symbolic(n) and n not in known else n for o, n in zip(shape, var.shape, strict=True)]
+        kept = [o if is_symbolic(n) and n not in alive else n for o, n in zip(shape, var.shape, strict=True)]
         set_type(var, types.tensor(var.dtype, kept))

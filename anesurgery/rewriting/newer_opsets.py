@@ -101,11 +101,11 @@ def raised(program: Program, version: int, what: str = "the program") -> Program
     for name, message in spec.functions.items():
         _recode(message, kept.functions[name], version, held)
         _rename(message, version)
-    made = from_proto(spec, version, held.read, what)
+    newer = from_proto(spec, version, held.read, what)
     for name, before in program.functions.items():
-        new = made.functions[name]
+        new = newer.functions[name]
         new.input_types, new.output_types = before.input_types, before.output_types
-    return made
+    return newer
 
 
 def why_not(program: Program, version: int) -> Refusal | None:

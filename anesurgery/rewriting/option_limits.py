@@ -59,6 +59,7 @@ def option(
     most: float = math.inf,
     above: float = -math.inf,
     among: Collection[Any] = (),
+    of_target: str = "",
 ) -> T:
     """A field of a pass that has limits; its default is always allowed.
 
@@ -68,9 +69,10 @@ def option(
         most: the largest one.
         above: what it must be larger than.
         among: all that it may be, in place of these; all that its elements may be, if it is a tuple.
+        of_target: the limit of the target that `auto` gives it, as "axis" or "kernel_w".
     """
     limits = Limits(least, most, above, tuple(among))
-    return dataclasses.field(default=default, metadata={"limits": limits})
+    return dataclasses.field(default=default, metadata={"limits": limits, "of_target": of_target})
 
 
 def keep_to_limits(step: Any) -> None:

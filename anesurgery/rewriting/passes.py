@@ -56,6 +56,8 @@ class Pass:
     """Does it round values everywhere, so that only whole models show whether that is fine?"""
     essential: ClassVar[bool] = False
     """Is it what a recipe is for, so that its gate does not undo it?"""
+    asked_for: ClassVar[bool] = False
+    """Does it change so much that only callers may ask for it, and `auto` does not try it?"""
     caveat: ClassVar[str] = ""
     """What the caller should know where it changed something; a surgery notes it."""
 
@@ -122,7 +124,7 @@ class Pass:
 
     @classmethod
     def variants(cls, target: Target) -> tuple[Pass, ...]:
-        """What `auto` tries for a target: the pass with its defaults, unless a pass says otherwise.
+        """What `auto` tries for a target: the pass with its defaults and the limits of the target.
 
         Args:
             target: chips and OS.
@@ -130,7 +132,9 @@ class Pass:
         Returns:
             The pass with each choice of options that may suit the target; none where it suits none.
         """
-        return (cls(),)
+        limits = {f.name: f.metadata.get("of_target", "") for f in dataclasses.fields(cls)}
+        chosen: dict[str, Any] = {name: int(target.least(kind)[0]) for name, kind in limits.items() if kind}
+        return () if cls.asked_for else (cls(**chosen),)
 
     def known_gain(self, graph: Graph, target: Target) -> str:
         """What was measured to be gained by it on a target, which no estimate has to show.
@@ -181,8 +185,8 @@ def check_name(step: type[Pass]) -> None:
         raise PassError(f"the name of the pass {step.__name__} would be one of its options; {line}")
     name = getattr(step, "name", None)
     if not isinstance(name, str) or not name:
-        given = "no name" if name is None else f"the name {name!r}"
-        raise PassError(f"the pass {step.__name__} has {given}, by which reports and recipes know it; {line}")
+        stated = "no name" if name is None else f"the name {name!r}"
+        raise PassError(f"the pass {step.__name__} has {stated}, by which reports and recipes know it; {line}")
 
 
 Observer = Callable[[Pass, Graph], None]
@@ -234,7 +238,7 @@ def subject_of(steps: Iterable[Pass]) -> type[Subject]:
     for part in (part for step in steps for part in step.parts()):
         by_subject.setdefault(part.subject, []).append(part)
     if len(by_subject) > 1:
-        words = ", ".join(f"{_names(found)} for {subject.words}" for subject, found in by_subject.items())
+        words = ", ".join(f"{_names(named)} for {subject.words}" for subject, named in by_subject.items())
         raise SurgeryError(
             f"one call takes passes of one format, not {words}; apply the first, then the others to the result"
         )

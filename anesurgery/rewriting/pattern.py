@@ -180,8 +180,8 @@ def _check_inputs(wanted: Iterable[str], inputs: Mapping[str, Pattern]) -> None:
     """Each input is a pattern, for a parameter that every one of the op types has."""
     for op_type in wanted:
         for name, value in inputs.items():
-            if name not in (known := op_parameters(op_type)):
-                raise PatternError(f"{op_type} has no parameter {name!r}; {near_matches(name, known)}")
+            if name not in (parameters := op_parameters(op_type)):
+                raise PatternError(f"{op_type} has no parameter {name!r}; {near_matches(name, parameters)}")
             if not isinstance(value, (AnyVar, OpPattern, AnyOf)):
                 raise PatternError(
                     f"{op_type}({name}=...) needs a pattern, got {value!r}; check constants in `check`"
@@ -208,25 +208,25 @@ _State: TypeAlias = "tuple[Bindings, tuple[Operation, ...]]"
 
 def _match_op(
     pattern: OpPattern,
-    found: Operation,
+    op: Operation,
     bindings: Bindings,
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
 ) -> Iterator[_State]:
     """Every way in which `found` and what stands before it fit; near misses go to `trail`, deepest wins."""
-    ops = (*ops, found)
+    ops = (*ops, op)
     if pattern.as_ is not None:
-        bindings = {**bindings, pattern.as_: found}
+        bindings = {**bindings, pattern.as_: op}
     orders = [dict(pattern.inputs)]
     if pattern.commutes:
         orders.append({"x": pattern.inputs["y"], "y": pattern.inputs["x"]})
     for order in orders:
-        yield from _match_inputs(list(order.items()), found, bindings, ops, trail)
+        yield from _match_inputs(list(order.items()), op, bindings, ops, trail)
 
 
 def _match_inputs(
     wanted: list[tuple[str, Pattern]],
-    found: Operation,
+    op: Operation,
     bindings: Bindings,
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
@@ -235,12 +235,12 @@ def _match_inputs(
         yield bindings, ops
         return
     (name, pattern), rest = wanted[0], wanted[1:]
-    value = found.inputs.get(name)
+    value = op.inputs.get(name)
     if not isinstance(value, Var):
-        trail.append((len(ops), f"{found.op_type} has no single {name}"))
+        trail.append((len(ops), f"{op.op_type} has no single {name}"))
         return
     for inner_bindings, inner_ops in _match_value(pattern, value, bindings, ops, trail):
-        yield from _match_inputs(rest, found, inner_bindings, inner_ops, trail)
+        yield from _match_inputs(rest, op, inner_bindings, inner_ops, trail)
 
 
 def _match_value(

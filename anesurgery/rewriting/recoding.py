@@ -37,8 +37,8 @@ class Recoded:
         """Measure what was lost."""
         wide = computed.astype(np.float64)
         rms = math.sqrt(float(np.mean((wide - stored.astype(np.float64)) ** 2))) if wide.size else 0.0
-        found = psnr(float(np.abs(wide).max(initial=0.0)), rms)
-        return cls(old.name, stored_bytes(old), stored_bytes(new), found)
+        noise = psnr(float(np.abs(wide).max(initial=0.0)), rms)
+        return cls(old.name, stored_bytes(old), stored_bytes(new), noise)
 
 
 def check_choice(compressed: str) -> None:
@@ -63,12 +63,12 @@ def is_lossy(recoded: Mapping[Var, Recoded]) -> bool:
 
 def recoding_notes(recoded: Mapping[Var, Recoded], how: str) -> list[str]:
     """What to tell the caller of the weights that were stored anew."""
-    found = sorted(_in_use(recoded), key=lambda r: r.psnr)
-    if not found:
+    rows = sorted(_in_use(recoded), key=lambda r: r.psnr)
+    if not rows:
         return []
-    many = f"{len(found)} compressed weight{'s' if len(found) > 1 else ''}"
+    many = f"{len(rows)} compressed weight{'s' if len(rows) > 1 else ''}"
     done = "stored as plain numbers" if how == DECODE else "decoded, and encoded again in the form each had"
-    size = f"{in_words(sum(r.before for r in found))} become {in_words(sum(r.after for r in found))}"
-    worst = found[0]
+    size = f"{in_words(sum(r.before for r in rows))} become {in_words(sum(r.after for r in rows))}"
+    worst = rows[0]
     error = "without error" if worst.psnr == math.inf else f"at worst {worst.psnr:.1f} dB (%{worst.name})"
     return [f"{many} that passes compute with: {done}, {error}; {size}"]

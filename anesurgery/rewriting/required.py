@@ -34,9 +34,9 @@ def check_grades(changes: Sequence[Change], require: str | None) -> None:
     lower = [c for c in changes if c.proof is None or c.proof.grade < REQUIRED[require]]
     if lower:
         first = lower[0]
-        found = f"not checked: {first.unchecked}" if first.proof is None else first.proof.grade.words
+        grade = f"not checked: {first.unchecked}" if first.proof is None else first.proof.grade.words
         words = f"{len(lower)} of {len(changes)} edits have a lower grade than {require!r}"
-        raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({found})")
+        raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({grade})")
 
 
 def check_interface(before: Interface, after: Interface, session: Session) -> None:
@@ -58,9 +58,9 @@ def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]
         SurgeryError: a range that ends before it begins.
     """
     functions = [f for graph in graphs for f in getattr(graph, "functions", {}).values()]
-    known = {name for function in functions for name in function.inputs}
+    inputs = {name for function in functions for name in function.inputs}
     for name, (low, high) in assume.items():
-        if name not in known:
-            raise UnknownName("input", name, known)
+        if name not in inputs:
+            raise UnknownName("input", name, inputs)
         if low > high:
             raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")

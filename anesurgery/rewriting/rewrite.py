@@ -300,10 +300,10 @@ class _OpPlace(Place):
                 raise self.error(f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}")
         return pairs
 
-    def refuse_loops(self, pairs: Pairs, made: Sequence[Operation]) -> None:
+    def refuse_loops(self, pairs: Pairs, new_ops: Sequence[Operation]) -> None:
         """All readers of an old value will read the new one: a new op must not be among them."""
         olds = {old for old, _ in pairs}
-        for op in made:
+        for op in new_ops:
             for v in (v for _, v in operands(op) if v in olds):
                 raise self.error(f"the new {op.op_type} reads %{v.name}, which it replaces")
 

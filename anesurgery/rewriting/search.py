@@ -63,8 +63,8 @@ class State:
     @cached_property
     def standing(self) -> Standing:
         """What is legal and where it runs: all that most trials are judged by."""
-        known = self.__dict__.get("inspections")
-        return Standing.of(known or placed(self.model, self.target))
+        inspections = self.__dict__.get("inspections")
+        return Standing.of(inspections or placed(self.model, self.target))
 
     @cached_property
     def advised(self) -> Standing:
@@ -173,14 +173,14 @@ class Search:
 
     def single(self, state: State) -> State | None:
         """Each remedy by itself; all that help, one after another."""
-        found, self.dearer = state, []
+        best, self.dearer = state, []
         for step in self.remedies(state.findings):
-            trial = self.attempt(found, step) if step not in self.barred else None
-            if trial is not None and self.accept(found, trial):
-                found = trial
+            trial = self.attempt(best, step) if step not in self.barred else None
+            if trial is not None and self.accept(best, trial):
+                best = trial
             elif trial is not None:
                 self.dearer.append(trial)
-        return found if found is not state else None
+        return best if best is not state else None
 
     def pair(self, state: State) -> State | None:
         """A remedy that does not pay by itself, and then one that is named after it; small programs first."""
@@ -198,9 +198,11 @@ class Search:
         """The states after remedies of what else speaks against ops off the ANE, of which findings name one."""
         legality, illegal = Legality(self.target), {name for _, name in state.standing.illegal}
         ops = (op for function in state.program.functions.values() for op in walk_ops(function))
-        found = [f for op in ops if op.outputs and op.outputs[0].name in illegal for f in legality.speaking(op)]
+        findings = [
+            f for op in ops if op.outputs and op.outputs[0].name in illegal for f in legality.speaking(op)
+        ]
         tried = self.remedies(state.findings)
-        for step in self.remedies(found) if found else ():
+        for step in self.remedies(findings) if findings else ():
             trial = None if step in (*tried, *self.barred) else self.attempt(state, step)
             if trial is not None:
                 yield trial
@@ -250,16 +252,16 @@ class Search:
     def accept(self, old: State, new: State) -> bool:
         """Is it better, and do the proofs of its sites hold?"""
         steps = new.steps[len(old.steps) :]
-        known = next(filter(None, (step.known_gain(old.program, self.target) for step in steps)), "")
+        measured = next(filter(None, (step.known_gain(old.program, self.target) for step in steps)), "")
         loss, gain = new.standing.loss(old.standing), new.standing.gain(old.standing)
         if not loss and self.given is not None:
             loss = new.standing.dearer(self.given)
-        if known:
-            known = overruled(known, loss) if loss else known
+        if measured:
+            measured = overruled(measured, loss) if loss else measured
             loss = new.standing.leaves(old.standing)
         if not (loss or gain) and new.advised.tidier(old.advised):
             gain = f"findings {old.advised.findings} -> {new.advised.findings}"
-        gain = known or gain
+        gain = measured or gain
         if gain:
             loss = loss or _for_nothing(old, new, steps)
         if loss or not gain:
@@ -313,9 +315,9 @@ def _for_nothing(old: State, new: State, steps: Sequence[Pass]) -> str:
     return f"{what}, no more would run on the ANE, and {times if timed else 'no run time is known'}"
 
 
-def overruled(known: str, loss: str) -> str:
+def overruled(measured: str, loss: str) -> str:
     """A gain that was measured, and what the estimate says against it."""
-    return f"{known}; measured, which counts more than that {loss}"
+    return f"{measured}; measured, which counts more than that {loss}"
 
 
 def _too_far(before: Loaded, after: Program, session: Session) -> Refusal | None:
@@ -327,11 +329,11 @@ def _too_far(before: Loaded, after: Program, session: Session) -> Refusal | None
         session: in which they ran.
     """
     for function in before.program.functions:
-        found = compare(
+        comparison = compare(
             before, after, precision="fp16", contract=session.contract, gate=GATE, function=function
         )
-        if not found.ok:
-            keeps = f"it keeps {found.psnr:.1f} dB of {GATE:g}"
-            undefined = next((o.failure for o in found.outputs if o.failure), "")
+        if not comparison.ok:
+            keeps = f"it keeps {comparison.psnr:.1f} dB of {GATE:g}"
+            undefined = next((o.failure for o in comparison.outputs if o.failure), "")
             return Refusal(f"{undefined or keeps} on a sampled input")
     return None

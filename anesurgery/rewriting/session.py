@@ -188,7 +188,7 @@ def grouped_refusals(refusals: Sequence[tuple[str, Refusal]]) -> list[tuple[str,
 
 def refused_ops(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
     """The text of the first op of each of these rows; "" where it is a layer, or a whole program."""
-    return [op_text(found[0].where) for found in _by_reason(refusals).values()]
+    return [op_text(group[0].where) for group in _by_reason(refusals).values()]
 
 
 OP_TEXT = 160

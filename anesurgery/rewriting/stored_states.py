@@ -87,18 +87,18 @@ class StoredStates:
         """Make an op of a state in its new form, if it is one."""
         if op.op_type == "read_state" and op.input in self.forms:
             form = self.forms[op.input]
-            made = form.read(mb, op)
+            result = form.read(mb, op)
         elif op.op_type == "slice_update" and op.x in self._stored and not self.elsewhere(op):
             stored, form = self._stored[op.x]
             self.read_plain(mb, op, but="x")
-            made = form.update(mb, op, stored)
+            result = form.update(mb, op, stored)
         elif op.op_type == "coreml_update_state" and op.state in self.forms:
             form = self.forms[op.state]
             stored = self._stored[op.value][0] if op.value in self._stored else form.stored(mb, op.value)
-            made = form.write(mb, op, stored)
+            result = form.write(mb, op, stored)
         else:
             return False
-        self._stored[op.outputs[0]] = (made, form)
+        self._stored[op.outputs[0]] = (result, form)
         return True
 
     @staticmethod

@@ -226,7 +226,7 @@ def counted(kinds: Iterable[str]) -> dict[str, int]:
 
 def kept_off(before: Sequence[Inspection], after: Sequence[Inspection]) -> Iterator[str]:
     """How many layers the rules of the format forbid, where they were inspected."""
-    rows = [[row for part in found for row in part.ops] for found in (before, after)]
+    rows = [[row for part in inspections for row in part.ops] for inspections in (before, after)]
     if any(rows):
         words = [f"{sum(row.legal is False for row in some)} of {len(some)}" for some in rows]
         yield f"layers that the rules of the format keep off the ANE: {' -> '.join(words)}"

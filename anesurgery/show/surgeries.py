@@ -17,7 +17,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import summary
 from anesurgery.checking.metrics import OutputComparison
 from anesurgery.checking.ranges import Ranges
-from anesurgery.display import draws
+from anesurgery.display import draws, written
 from anesurgery.mil import Array
 from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
 from anesurgery.show.console import as_text, plain, shows
@@ -264,7 +264,9 @@ def report_json(report: Report) -> dict[str, Any]:
 @draws("Surgery", "json")
 def surgery_json(surgery: Surgery) -> dict[str, Any]:
     """A surgery as plain data."""
-    steps = [{"name": s.name, "options": {k: _plain(v) for k, v in s.options().items()}} for s in surgery.steps]
+    steps = [
+        {"name": s.name, "options": {k: written(v) for k, v in s.options().items()}} for s in surgery.steps
+    ]
     return (
         {"summary": headline(surgery)}
         | report_json(surgery)
@@ -286,7 +288,3 @@ def _change_json(change: Change) -> dict[str, Any]:
         "proof": None if change.proof is None else change.proof.to_json(),
         "unchecked": change.unchecked,
     }
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, (str, int, float, bool, type(None))) else repr(value)

@@ -81,8 +81,8 @@ class FoldBatchnorm(LayerRewrite):
 def _weights(site: Site, before: an.Node | None) -> an.affine.Affine | Refusal:
     """Those of the layer before, if they may change."""
     if before is None or before.kind not in an.affine.KINDS:
-        found = "an input" if before is None else f"a layer {before.kind}"
-        return Refusal(f"it comes after {found}, no convolution or inner product")
+        source = "an input" if before is None else f"a layer {before.kind}"
+        return Refusal(f"it comes after {source}, no convolution or inner product")
     if an.chains.sole_maker(site.network, site.node) is None:
         return Refusal(f"what the {before.kind} makes is read elsewhere too")
     if before.kind == "innerProduct" and len(site.shape(site.inputs[0])) <= CHANNELS:

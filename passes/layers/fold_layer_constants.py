@@ -78,8 +78,8 @@ def _stored(params: Any, shape: Any) -> an.Array:
 
 
 def _edges(amounts: Any) -> an.Array:
-    found = [n for e in amounts.borderAmounts for n in (e.startEdgeSize, e.endEdgeSize)]
-    return np.array(found or [0], np.float64)
+    sizes = [n for e in amounts.borderAmounts for n in (e.startEdgeSize, e.endEdgeSize)]
+    return np.array(sizes or [0], np.float64)
 
 
 def _activation(p: Any) -> Numbers:
@@ -138,8 +138,8 @@ class FoldLayerConstants(LayerRewrite):
 
     def _fold(self, site: Site, value: an.Array) -> Refusal | None:
         out = site.outputs[0]
-        known = [c.size for blob in site.inputs if (c := site.constant(blob)) is not None]
-        if value.size > max(self.limit, *known, 0):
+        read = [c.size for blob in site.inputs if (c := site.constant(blob)) is not None]
+        if value.size > max(self.limit, *read, 0):
             return Refusal(
                 f"its value has {value.size} numbers, more than {self.limit} and than what it is made of"
             )
@@ -202,9 +202,9 @@ def _neutral(numbers: Numbers) -> Literal[True] | Refusal | None:
 
 
 def _forward(site: Site, blob: str) -> Refusal | None:
-    found, wanted = site.shape(blob), site.shape(site.outputs[0])
-    if found != wanted:
-        return Refusal(f"it makes the shape {wanted} of {found}")
+    shape, wanted = site.shape(blob), site.shape(site.outputs[0])
+    if shape != wanted:
+        return Refusal(f"it makes the shape {wanted} of {shape}")
     site.forward(blob)
     return None
 

@@ -94,8 +94,8 @@ LINKS: dict[str, Callable[[Any], _Bounds | None]] = {
 
 
 def _bounds(node: an.Node) -> _Bounds | None:
-    found = LINKS[node.kind](node.params) if node.kind in LINKS else None
-    return found if found is not None and found.low <= found.high else None  # false of NaN
+    bounds = LINKS[node.kind](node.params) if node.kind in LINKS else None
+    return bounds if bounds is not None and bounds.low <= bounds.high else None  # false of NaN
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,10 @@ class FuseClip(LayerRewrite):
         if _goes_on(site):
             return None
         links = an.chains.chain_to(site.network, site.node, _bounds)
-        made = _Bounds()
+        joint = _Bounds()
         for _, bounds in links:
-            made = made.then(bounds)
-        new = _form(made, site.network.takes_newer)
+            joint = joint.then(bounds)
+        new = _form(joint, site.network.takes_newer)
         if len(links) > max(len(new), 1):
             _emit(site, links[0][0].inputs[0], new)
         return None
@@ -140,22 +140,22 @@ def _goes_on(site: Site) -> bool:
     return any(node is site.node for node, _ in links)
 
 
-def _form(made: _Bounds, newer: bool) -> list[_Layer]:
+def _form(bounds: _Bounds, newer: bool) -> list[_Layer]:
     """The fewest layers, first one first, that compute the bounds.
 
     Args:
-        made: the bounds.
+        bounds: the bounds.
         newer: may `clip` be among them?
     """
-    if made == _Bounds():
+    if bounds == _Bounds():
         return []
-    if made.high == INF:
-        return [_from_below(made.sign, made.low)]
-    low = max(made.low, LEAST)
-    if newer and made.sign > 0 and low < made.high:  # equal ones the op `clip` refuses
+    if bounds.high == INF:
+        return [_from_below(bounds.sign, bounds.low)]
+    low = max(bounds.low, LEAST)
+    if newer and bounds.sign > 0 and low < bounds.high:  # equal ones the op `clip` refuses
         # What is added makes 0 of -0.
-        return [("clip", {"minVal": low + 0.0, "maxVal": made.high + 0.0})]
-    return [_from_below(-made.sign, -made.high), _from_below(-1, made.low)]
+        return [("clip", {"minVal": low + 0.0, "maxVal": bounds.high + 0.0})]
+    return [_from_below(-bounds.sign, -bounds.high), _from_below(-1, bounds.low)]
 
 
 def _from_below(sign: float, low: float) -> _Layer:

@@ -110,14 +110,14 @@ class FuseLinear(LayerRewrite):
 
 
 def _join(site: Site, x: str, first: _Line, last: _Line) -> Refusal | None:
-    made = _Line(first.alpha * last.alpha, first.beta * last.alpha + last.beta)
+    line = _Line(first.alpha * last.alpha, first.beta * last.alpha + last.beta)
     scales = first.beta == 0 and (_is_power(first.alpha) or _is_power(last.alpha))
-    if not (scales or last.only_scales) or not all(map(_is_fp32, made)):
+    if not (scales or last.only_scales) or not all(map(_is_fp32, line)):
         return Refusal(f"{first}, then {last}: one layer would round otherwise")
-    if made == (1, 0):
+    if line == (1, 0):
         site.forward(x)
     else:
-        site.linear(x, *made, site.outputs)
+        site.linear(x, *line, site.outputs)
     return None
 
 

@@ -98,8 +98,8 @@ def _by_number(site: Site, x: str, number: float) -> Refusal | None:
     if not MOST_NEGATIVE < number < math.inf:
         return Refusal(f"the number {number:g} bounds no finite numbers")
     inner = network.maker(x, *LegacyClip.plain)
-    if inner is not None and (found := _pair(network, inner, node)):
-        blob, least, most = found
+    if inner is not None and (pair := _pair(network, inner, node)):
+        blob, least, most = pair
         site.emit("clip", [blob], site.outputs, minVal=least, maxVal=most)
     elif any(_pair(network, node, reader) for reader in network.readers(site.outputs[0])):
         pass  # the reader becomes the clip of both
@@ -116,12 +116,12 @@ def _pair(network: an.Network, inner: an.Node, outer: an.Node) -> tuple[str, flo
     """The blob that two layers clip, and the bounds."""
     if {inner.kind, outer.kind} != LegacyClip.kinds or not network.only_reader(inner.outputs[0], outer):
         return None
-    found = {n.kind: an.two_sides.two_sides(Site(network, n)) for n in (inner, outer)}
-    bounds = {k: s.number for k, s in found.items() if isinstance(s, an.two_sides.Constant)}
+    both = {n.kind: an.two_sides.two_sides(Site(network, n)) for n in (inner, outer)}
+    bounds = {k: s.number for k, s in both.items() if isinstance(s, an.two_sides.Constant)}
     least, most = bounds.get("maxBroadcastable"), bounds.get("minBroadcastable")
     if least is None or most is None or not MOST_NEGATIVE < least < most < math.inf:
         return None
-    sides = found[inner.kind]
+    sides = both[inner.kind]
     return (sides.x, least, most) if isinstance(sides, an.two_sides.Constant) else None
 
 

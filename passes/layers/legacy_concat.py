@@ -97,12 +97,12 @@ class LegacyConcat(LayerRewrite):
                 f"it joins along the {an.spatial_axes.NAMES[axis]}, which `spatial` is switched off for"
             )
         lengths = [site.sizes(x)[axis] for x in site.inputs]
-        made = []
+        padded = []
         for i, x in enumerate(site.inputs):
             margins = (sum(lengths[:i]), sum(lengths[i + 1 :]))
             sides = (margins, (0, 0)) if axis == an.spatial_axes.HEIGHT else ((0, 0), margins)
-            made.append(an.spatial_axes.border(site, x, *sides, value=0.0))
-        site.emit("add", made, site.outputs)
+            padded.append(an.spatial_axes.border(site, x, *sides, value=0.0))
+        site.emit("add", padded, site.outputs)
         return None
 
 
@@ -138,8 +138,8 @@ def _interleaved(site: Site, axis: int, rank: int) -> Refusal | None:
 
 
 def _words(axis: int, rank: int) -> str:
-    known = an.spatial_axes.NAMES.get(axis)
-    return f"axis {axis} of {rank}" + (f", the {known}" if known else "")
+    word = an.spatial_axes.NAMES.get(axis)
+    return f"axis {axis} of {rank}" + (f", the {word}" if word else "")
 
 
 def example() -> Any:

@@ -93,12 +93,12 @@ def _table(site: Site) -> an.Node | None:
 def _steps(site: Site, table: an.Node, after: Sequence[an.Node]) -> list[an.moving_forms.Step] | Refusal:
     """The layers in the place of a table and of some layers after it."""
     size = int(table.params.embeddingSize)
-    made = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
-    alone = an.movement.Movement(made, an.movement.places(site.sizes(table.outputs[0])))
-    move = an.movement.movement(site, after, made) if after else alone
+    looked_up = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
+    alone = an.movement.Movement(looked_up, an.movement.places(site.sizes(table.outputs[0])))
+    move = an.movement.movement(site, after, looked_up) if after else alone
     limits = an.moving_forms.Limits(int(site.network.spec.specificationVersion))
-    found = an.moving_forms.first_layers(move, limits)
-    return [("embedding", _fields(table.params)), *found] if isinstance(found, list) else found
+    layers = an.moving_forms.first_layers(move, limits)
+    return [("embedding", _fields(table.params)), *layers] if isinstance(layers, list) else layers
 
 
 def _fields(params: Any) -> dict[str, Any]:

@@ -129,16 +129,16 @@ def _picks(site: Site, blob: str, size: int) -> list[int] | Refusal:
 
 def _runs(picks: Sequence[int]) -> list[range]:
     """Indices as runs of even distance upwards, each as long as it can be."""
-    found: list[range] = []
+    runs: list[range] = []
     for pick in picks:
-        last = found[-1] if found else None
+        last = runs[-1] if runs else None
         if last is not None and len(last) == 1 and pick > last[0]:
-            found[-1] = range(last[0], pick + 1, pick - last[0])
+            runs[-1] = range(last[0], pick + 1, pick - last[0])
         elif last is not None and len(last) > 1 and pick == last[-1] + last.step:
-            found[-1] = range(last.start, pick + 1, last.step)
+            runs[-1] = range(last.start, pick + 1, last.step)
         else:
-            found.append(range(pick, pick + 1))
-    return found
+            runs.append(range(pick, pick + 1))
+    return runs
 
 
 def example() -> Any:

@@ -135,8 +135,8 @@ def _apart(along: an.windows.Windows, kernel: int, stride: int) -> tuple[_Step, 
     read = rest.end  # beyond an axis of no elements: that many maxima are read
     count = min(read, (along.size - 1 + begin) // stride + 1)
     end = max((count - 1) * stride + kernel - along.size - begin, 0)
-    made = (along.size + begin + end - kernel) // stride + 1
-    left = an.windows.Windows(made, rest.count, rest.kernel, rest.stride, rest.begin)
+    windows = (along.size + begin + end - kernel) // stride + 1
+    left = an.windows.Windows(windows, rest.count, rest.kernel, rest.stride, rest.begin)
     return _Step(kernel, stride, begin, end), left
 
 

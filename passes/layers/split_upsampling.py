@@ -156,10 +156,10 @@ class _Grid(NamedTuple):
     @property
     def neighbours(self) -> an.Array:
         """The weights of the dense samples around one, each a repeated pixel, that interpolate there."""
-        found = np.full(self.up + int(self.shift % 1 > 0), 1 / self.up)
+        shares = np.full(self.up + int(self.shift % 1 > 0), 1 / self.up)
         if self.shift % 1:
-            found[[0, -1]] /= 2
-        return found
+            shares[[0, -1]] /= 2
+        return shares
 
     @property
     def around(self) -> an.spatial_axes.Margins:

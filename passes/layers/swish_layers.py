@@ -63,8 +63,8 @@ class SwishLayers(LayerRewrite):
         if params.className not in self.class_names:
             return None
         if (len(site.inputs), len(site.outputs)) != (1, 1):
-            found = f"{len(site.inputs)} blobs and makes {len(site.outputs)}"
-            return Refusal(f"it reads {found}; Swish reads one and makes one")
+            blobs = f"{len(site.inputs)} blobs and makes {len(site.outputs)}"
+            return Refusal(f"it reads {blobs}; Swish reads one and makes one")
         if len(params.weights):
             return Refusal(f"it has {len(params.weights)} weights, of which the file does not say what they do")
         beta = _beta(params.parameters)

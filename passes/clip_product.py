@@ -65,7 +65,7 @@ class ClipProduct(Rewrite):
         return m.bind(ends=tuple((code - zero) * scale for code in (codes.min, codes.max)))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same codes of a product that is clipped."""
+        """Clip the product, and make its codes."""
         inputs = an.op_inputs(m.root, "input")
         product = mb.mul(x=m.x, y=m.y)
         return mb.quantize(input=mb.clip(x=product, alpha=m.ends[0], beta=m.ends[1]), **inputs)

@@ -96,7 +96,7 @@ class ExplicitBroadcast(Rewrite):
         return out if full else (1,) * (len(out) - len(shape)) + shape
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same op on operands of the right shapes."""
+        """Build the op on operands of the right shapes."""
         changed = {k: _in_shape(mb, m.root.inputs[k], shape) for k, shape in m.changes.items()}
         return an.again(mb, m.root, **changed)
 

@@ -57,7 +57,7 @@ class MeanQuotient(Rewrite):
         return op.real_div(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """By a sum, of which one may overflow."""
+        """A quotient of sums of which one may overflow."""
         quotient = an.quotients_of_sums.quotient_of_sums(m.root)
         if quotient is None:
             return None

@@ -56,7 +56,7 @@ class ScaleRoots(an.ScaledSquares):
         return op.any("sqrt", "rsqrt", "pow", "log")(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
-        """Of a sum of squares that may overflow."""
+        """A root of a sum of squares that may overflow."""
         read = an.sums_of_squares.read_by_root(m.root)
         if read is None or not self.applies(m.inner, read[0].values):
             return None

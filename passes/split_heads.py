@@ -127,7 +127,7 @@ def _at(mb: Builder, op: an.Operation) -> Any:
 
 
 def _split(mb: Any, operand: an.heads.Operand, axis: int) -> list[Var]:
-    """For each head its part of an operand."""
+    """Give each head its part of an operand."""
     var, count = operand.build(mb), max(operand.heads) + 1
     parts = an.parted(mb, var, axis, [int(var.shape[axis]) // count] * count)
     return [parts[i] for i in operand.heads]

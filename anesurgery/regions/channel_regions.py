@@ -50,7 +50,7 @@ class Region:
 
     @property
     def ops(self) -> list[Operation]:
-        """In the order in which they run."""
+        """List them in the order in which they run."""
         return list(self.steps)
 
     def read(self, op: Operation) -> list[Var]:

@@ -317,7 +317,7 @@ class _Palette:
 
     @property
     def groups(self) -> Array:
-        """For each index, the number of its table."""
+        """Give the number of its table for each index."""
         blocks = self.tables.shape[:-2]
         return self.edit.spread(np.arange(int(np.prod(blocks))).reshape(blocks))
 

@@ -113,7 +113,7 @@ class Layout:
         return layout.normal() if size > 1 else layout.cut({atom: ()}).normal()
 
     def transposed(self, perm: Sequence[int]) -> Layout:
-        """With the axes of the value in another order."""
+        """Put the axes of the value in another order."""
         return Layout(self.sizes, self.roles, tuple(self.axes[p] for p in perm)).normal()
 
     def reshaped(self, shape: Sequence[int]) -> Layout | None:

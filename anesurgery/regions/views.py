@@ -106,7 +106,7 @@ def frame(op: Operation) -> Frame | Refusal | None:
 
 
 def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:
-    """The same op with some inputs changed."""
+    """Build an op again with some inputs changed."""
     results = getattr(mb, op.op_type)(**{**op_inputs(op), **changed})
     return list(results) if isinstance(results, (tuple, list)) else [results]
 

@@ -93,13 +93,13 @@ class Edit:
         return self._with(axis, Axis(old.sources, old.index[np.asarray(index, np.intp)]))
 
     def padded(self, axis: int, size: int) -> Edit:
-        """And then an axis padded at its end."""
+        """Pad an axis at its end."""
         old = self.axes[axis]
         more = np.full(size - len(old.index), PAD)
         return self._with(axis, Axis(old.sources, np.concatenate([old.index, more])))
 
     def expanded(self, at: int) -> Edit:
-        """And then a new axis of length 1."""
+        """Put in a new axis of length 1."""
         return replace(self, axes=(*self.axes[:at], Axis((), np.zeros(1, np.intp)), *self.axes[at:]))
 
     def merged(self, first: int, last: int) -> Edit:
@@ -114,7 +114,7 @@ class Edit:
         return replace(self, axes=(*self.axes[:first], joint, *self.axes[last + 1 :]))
 
     def squeezed(self, axis: int) -> Edit:
-        """And then without an axis of length 1.
+        """Leave out an axis of length 1.
 
         Raises:
             ValueError: it is longer, or the only axis.

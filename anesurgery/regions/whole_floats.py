@@ -33,7 +33,7 @@ class Floats:
         self.made: dict[Var, Any] = {}
 
     def of(self, var: Var) -> Any:
-        """The same numbers as floats."""
+        """Give the numbers of a value as floats."""
         if var not in self.made:
             self.made[var] = self._of(var)
         return self.made[var]

@@ -47,7 +47,7 @@ class LegacySplit(LayerRewrite):
     kinds = frozenset({"splitND"})
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By the axis and the sizes of the parts."""
+        """Choose by the axis and the sizes of the parts."""
         (x,), shape = site.inputs, site.shape(site.inputs[0])
         if len(site.outputs) == 1:
             site.forward(x)

@@ -71,7 +71,7 @@ class SplitUpsampling(LayerRewrite):
     tolerance = an.REASSOCIATED
 
     def rewrite(self, site: Site) -> Refusal | None:
-        """By the nearest pixel or bilinear, as it is."""
+        """Take the nearest pixel or interpolate, as the layer does."""
         p = site.params
         factors = [float(f) for f in p.scalingFactor or p.fractionalScalingFactor]
         if not factors or max(factors) <= an.layer_rules.UPSAMPLE:

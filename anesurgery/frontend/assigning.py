@@ -13,8 +13,8 @@ from typing import Any
 
 VIEWS = ("select", "slice")
 COPIES = ("copy_", "fill_")
-FRESH = ("empty", "to")
-"""What coremltools itself lets a copy fill."""
+FRESH = ("empty", *VIEWS)
+"""What coremltools itself lets a copy fill, also behind a cast."""
 
 GraphPass = Callable[[Any], None]
 
@@ -49,9 +49,7 @@ def scatter_views(graph: Any) -> None:
             continue
         views = _views(node.inputs[0], producers)
         if node.kind in COPIES:
-            maker = producers.get(node.inputs[0])
-            buffer = not views and (maker is None or maker.kind not in FRESH)
-            misplaced = buffer or not _in_order(views, producers)
+            misplaced = not (views or _is_fresh(node.inputs[0], producers)) or not _in_order(views, producers)
         else:
             misplaced = bool(views) and node.outputs[0] not in copied
         if not misplaced:
@@ -67,6 +65,13 @@ def scatter_views(graph: Any) -> None:
 def _writes(node: Any) -> bool:
     """Does it write into its first operand, as torch's names with a final underscore say?"""
     return bool(node.inputs) and node.kind.endswith("_") and not node.kind.endswith("__")
+
+
+def _is_fresh(name: str, producers: dict[str, Any]) -> bool:
+    """Was a tensor made to be filled? A cast that changes nothing is what it was made of."""
+    while name in producers and producers[name].kind == "to":
+        name = producers[name].inputs[0]
+    return name in producers and producers[name].kind in FRESH
 
 
 def _views(name: str, producers: dict[str, Any]) -> list[Any]:

@@ -229,7 +229,7 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         (1, shape[axis]) if embedded else shape,
         np.int64 if embedded else np_dtype(tokens),
         back,
-        POSITION in inputs or maker is not None,
+        POSITION in inputs or maker is not None or bool(back) or len(inputs) < len(entries),
         best.name,
         vocabulary or sys.maxsize,
         (vocabulary or sys.maxsize) if picked else 0,

@@ -101,7 +101,7 @@ def check_position(position: Any, room: tuple[int, int], states: States) -> None
             tokens came before, and nothing was written yet.
     """
     rows, count = room
-    if position.min() < 0 or position.max() > rows - count:
+    if int(position.min()) < 0 or int(position.max()) > rows - count:
         raise InterpretError(
             f"position is {int(position.min())}, the number of tokens before; with the {count} of this call it "
             f"is from 0 to {rows - count}, as the context holds {rows}"

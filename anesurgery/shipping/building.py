@@ -44,6 +44,7 @@ from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.shipping.mapped_weights import mapped_constants
+from anesurgery.shipping.recurrent import convert_step, finished_step, is_step, step_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, apply
@@ -273,8 +274,10 @@ class _Builder:
                 module = self.checkpoint.module(work)
                 ids = self.tried(int(module.config.get_text_config().vocab_size))
                 arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
+                step = step_of(module, self.options.context)
                 with mapped_constants(work):
-                    loaded = _read_stage(convert(module, self.options.context))
+                    model = convert(module, self.options.context) if step is None else convert_step(step)
+                    loaded = _read_stage(model)
                 loaded.spec.description.metadata.userDefined.pop(DATED, None)
                 save(loaded, place)
 
@@ -303,13 +306,17 @@ class _Builder:
 
     def cached(self, model: Path) -> Path:
         """The package with functions that keep keys and values; or a folder of its chunks."""
-        own, parts = self.options, self.parts(model)
+        own, parts, stepped = self.options, self.parts(model), self.stepped(model)
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
         steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
         key = _hash([self.key, own.bits, own.target, steps])
 
         def make(place: Path) -> None:
+            if stepped:
+                step = _read_stage(model)
+                finished_step(step, target=own.target, cache=own.cache, joined=parts == 1).save(place)
+                return
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
             if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
@@ -322,6 +329,22 @@ class _Builder:
 
         whole = self.stage("cached", key, make)
         return whole if parts == 1 else self.stage(CHUNKS, key, cut, "")
+
+    def stepped(self, model: Path) -> bool:
+        """Does the model have a recurrent state, so that it reads a token at a time?
+
+        Raises:
+            SurgeryError: it does, and an option needs functions that it has not.
+        """
+        if not is_step(_read_stage(model).program):
+            return False
+        if self.options.contexts or self.options.shorter or self.options.width > 1:
+            raise SurgeryError(
+                "contexts, shorter and width need a decoder that keeps only keys and values; this one has a "
+                "recurrent state, and reads its prompt token by token: leave them out"
+            )
+        self.notes.append("it has a recurrent state, and reads prompts token by token: there is no prefill")
+        return True
 
     def parts(self, model: Path) -> int:
         """How many chunks there will be."""
@@ -344,7 +367,7 @@ class _Builder:
                 names.append(arrays.write_text(self.out / file, text).name)
         found = self.compared(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
-        runner = runner_of(self.out, name, self.checkpoint, hashes(self.out, names))
+        runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes(self.out, names))
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)
         return found

@@ -32,10 +32,7 @@ def convert(module: Any, context: int, *, half: bool = True) -> Any:
     """
     import torch
 
-    frontend.register()
-    if getattr(module, "set_experts_implementation", None) is not None:
-        frontend.register_experts()
-        module.set_experts_implementation("dense")
+    prepare(module)
     example = torch.zeros(1, context, dtype=torch.int64)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
@@ -54,6 +51,14 @@ def convert(module: Any, context: int, *, half: bool = True) -> Any:
     except Exception as error:  # torch and coremltools raise what they like
         raise LoadError(f"{type(module).__name__} was not converted: {str(error).strip()}") from error
     return model
+
+
+def prepare(module: Any) -> None:
+    """Let a module be traced: the experts of a mixture all compute every token."""
+    frontend.register()
+    if getattr(module, "set_experts_implementation", None) is not None:
+        frontend.register_experts()
+        module.set_experts_implementation("dense")
 
 
 def _logits(module: Any) -> Any:

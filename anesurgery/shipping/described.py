@@ -15,13 +15,14 @@ from anesurgery.mil import Var, dtype_name, static_shape, types
 from anesurgery.shipping.checkpoint import Checkpoint
 
 
-def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str, str]) -> Runner:
+def runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
     """The `runner.json` of a folder.
 
     Args:
         folder: with the model.
         model: the package or the folder of chunks in it.
         checkpoint: that it was built from.
+        most: tokens of a text; a recurrent state has no end of its own.
         hashes: of the files of the folder.
     """
     decoder = Decoder(folder / model)
@@ -31,10 +32,10 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str
     return Runner(
         model,
         tuple(f"{model}/{name}" for name in names) or (model,),
-        functions(folder / model, decoder),
+        functions(folder / model, decoder, most),
         call.tokens,
         call.output,
-        decoder.context,
+        min(decoder.context, most),
         {},
         "tokenizer.json" if "tokenizer.json" in hashes else "",
         "chat_template.jinja" if "chat_template.jinja" in hashes else "",
@@ -45,9 +46,9 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, hashes: dict[str
     )
 
 
-def functions(model: Path, decoder: Decoder) -> dict[str, Any]:
+def functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
     """What each function of a model reads and gives."""
-    contexts = {call.name: min(call.context, decoder.context) for call in decoder.calls}
+    contexts = {call.name: min(call.context, most) for call in decoder.calls}
     pickers = {call.name: call.picker for call in decoder.calls}
     whole = Predictor(model)
     names = list(whole.parts[0].program.functions)
@@ -62,7 +63,7 @@ def functions(model: Path, decoder: Decoder) -> dict[str, Any]:
             "outputs": _ports(made),
             "states": {n: _state(v) for n, v in states.items()},
             "inputs_from": maker,
-            "context": contexts.get(name.removesuffix(INPUTS), decoder.context),
+            "context": contexts.get(name.removesuffix(INPUTS), most),
             "picks": pickers.get(name, ""),
             "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
         }

@@ -14,7 +14,6 @@ REFUSED = {
     "doge": "meets values of other tokens",
     "jetmoe": "was not converted",
     "minimax": "sums over scores that no causal softmax has masked",
-    "mamba": "the model has no attention",
 }
 
 FAR = 10 * ROUNDING

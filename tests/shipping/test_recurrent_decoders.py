@@ -1,0 +1,153 @@
+"""Decoders with a recurrent state write what transformers writes, from a checkpoint and by their steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import anesurgery as ane
+from anesurgery.errors import SurgeryError
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.mil import Array
+from anesurgery.shipping.recurrent import Held, Step, convert_step, step_of
+
+WORDS, CONTEXT, PROMPT = 307, 24, [5, 7, 9, 11, 3]
+SIZES: dict[str, Any] = {
+    "vocab_size": WORDS,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "initializer_range": 0.12,
+    "eos_token_id": 2,
+}
+HYBRID: dict[str, Any] = SIZES | {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 12,
+    "intermediate_size": 64,
+    "max_position_embeddings": 64,
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_chunk_size": 8,
+}
+
+
+def _random(module: Any) -> Any:
+    """With norms that are not all ones."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.ndim < 2:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return module.eval()
+
+
+def mamba() -> Any:
+    torch.manual_seed(0)
+    config = transformers.MambaConfig(**SIZES, state_size=8, time_step_min=0.2, time_step_max=1.0)  # it counts
+    return _random(transformers.MambaForCausalLM(config))
+
+
+def falcon() -> Any:
+    torch.manual_seed(0)
+    return _random(transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**HYBRID)))
+
+
+def logits_of(module: Any, ids: list[int]) -> Array:
+    with torch.no_grad():
+        rows: Array = module(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+    return rows
+
+
+def greedy(module: Any, steps: int) -> list[int]:
+    with torch.no_grad():
+        ids = module.generate(
+            torch.tensor([PROMPT]), max_new_tokens=steps, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return list(map(int, ids[0, len(PROMPT) :]))
+
+
+def error(rows: Array, expected: Array) -> float:
+    return float(np.abs(rows - expected).max() / np.ptp(expected))
+
+
+def step(module: Any) -> Step:
+    found = step_of(module, CONTEXT)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("build", [mamba, falcon])
+def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> None:
+    module, ids = build(), [*PROMPT, *range(20, 36)]
+    rows = Decoder(convert_step(step(module), half=False)).feed(ids)
+    assert error(rows, logits_of(module, ids)) < 1e-5
+
+
+class Forgets(Step):
+    """A wrong version: the sums come back as they were."""
+
+    def taken(self, cache: Any) -> list[Any]:
+        pairs = zip(self.held, super().taken(cache), strict=True)
+        return [t * 0 if held.kind == "recurrent_states" else t for held, t in pairs]
+
+
+def test_a_state_that_is_lost_is_found() -> None:
+    module, ids = mamba(), [*PROMPT, *range(20, 36)]
+    own = step(module)
+    wrong = Forgets(own.module, own.argument, own.cache, own.held, own.context)
+    rows = Decoder(convert_step(wrong, half=False)).feed(ids)
+    assert error(rows, logits_of(module, ids)) > 1e-2
+
+
+def test_what_a_hybrid_holds_and_what_needs_no_step() -> None:
+    found = step(falcon())
+    assert found.held[:3] == (
+        Held(0, "conv_states", 0, (1, 128, 4)),
+        Held(0, "recurrent_states", 0, (1, 6, 16, 8)),
+        Held(0, "keys", 0, (1, 2, CONTEXT, 12)),
+    )
+    assert found.counts
+    assert not replace(found, held=found.held[:2]).counts
+    config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
+    assert step_of(transformers.LlamaForCausalLM(config).eval(), CONTEXT) is None
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("mamba")
+    mamba().save_pretrained(folder)
+    checkpoints.tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    made = ane.build(checkpoint, tmp_path / "out", context=CONTEXT, quiet=True)
+    assert made.psnr > 60
+    assert made.notes == ("it has a recurrent state, and reads prompts token by token: there is no prefill",)
+    assert list(ane.generate(tmp_path / "out", PROMPT, 15, quiet=True).written) == greedy(mamba(), 15)
+    assert "".join(ane.chat(tmp_path / "out", "hello", steps=3))
+    runner = json.loads((tmp_path / "out" / "runner.json").read_text())
+    assert runner["context"] == CONTEXT
+    assert list(runner["functions"]) == ["decode"]
+    assert {n: s["shape"] for n, s in runner["functions"]["decode"]["states"].items()} == {
+        "cache_of_0": [2, 96, 4],
+        "cache_of_1": [2, 96, 8],
+    }
+
+
+def test_what_a_step_has_no_functions_for_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SurgeryError, match="recurrent state, and reads its prompt token by token: leave them"):
+        ane.build(checkpoint, tmp_path / "out", context=CONTEXT, width=4, quiet=True)

@@ -44,7 +44,7 @@ from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.shipping.mapped_weights import mapped_constants
-from anesurgery.shipping.recurrent import convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.recurrent_states import convert_step, finished_step, is_step, step_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, apply

@@ -18,7 +18,7 @@ import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
-from anesurgery.shipping.recurrent import Held, Step, convert_step, step_of
+from anesurgery.shipping.recurrent_states import Held, Step, convert_step, step_of
 
 WORDS, CONTEXT, PROMPT = 307, 24, [5, 7, 9, 11, 3]
 SIZES: dict[str, Any] = {

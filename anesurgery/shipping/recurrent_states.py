@@ -166,6 +166,37 @@ def convert_step(step: Step, *, half: bool = True) -> Any:
     """
     import torch
 
+    names = [f"{CACHE}{i}" for i in range(len(step.held))]
+    examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
+    examples += [torch.zeros(h.shape) for h in step.held]
+    kind = np.float16 if half else np.float32
+    inputs = [ct.TensorType(TOKENS, (1, 1), dtype=np.int32)]
+    inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
+    inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.held, strict=True)]
+    outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
+    prepare(step.module)
+    try:
+        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+            trace: Any = torch.jit.trace
+            model = ct.convert(
+                trace(_stepping(step), tuple(examples), check_trace=False),
+                inputs=inputs,
+                outputs=outputs,
+                minimum_deployment_target=ct.target.iOS18,
+                compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
+                skip_model_load=True,
+            )
+    except SurgeryError:
+        raise
+    except Exception as error:  # torch and coremltools raise what they like
+        raise LoadError(f"{type(step.module).__name__} was not converted: {str(error).strip()}") from error
+    return model
+
+
+def _stepping(step: Step) -> Any:
+    """A module with what is kept among its inputs and outputs."""
+    import torch
+
     class Stepping(torch.nn.Module):
         """A token, its position and what was kept to logits, and what is kept then."""
 
@@ -180,31 +211,7 @@ def convert_step(step: Step, *, half: bool = True) -> Any:
             logits = self.model(input_ids=ids, **kept).logits
             return (logits, *step.taken(cache))
 
-    names = [f"{CACHE}{i}" for i in range(len(step.held))]
-    examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
-    examples += [torch.zeros(h.shape) for h in step.held]
-    kind = np.float16 if half else np.float32
-    inputs = [ct.TensorType(TOKENS, (1, 1), dtype=np.int32)]
-    inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
-    inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.held, strict=True)]
-    outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
-    prepare(step.module)
-    try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
-            trace: Any = torch.jit.trace
-            model = ct.convert(
-                trace(Stepping().eval(), tuple(examples), check_trace=False),
-                inputs=inputs,
-                outputs=outputs,
-                minimum_deployment_target=ct.target.iOS18,
-                compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
-                skip_model_load=True,
-            )
-    except SurgeryError:
-        raise
-    except Exception as error:  # torch and coremltools raise what they like
-        raise LoadError(f"{type(step.module).__name__} was not converted: {str(error).strip()}") from error
-    return model
+    return Stepping().eval()
 
 
 def is_step(program: Program) -> bool:

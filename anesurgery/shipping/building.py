@@ -62,6 +62,8 @@ STRIDE = 7
 TRIED = 24
 """Tokens that the model and the checkpoint are compared on."""
 BITS = (4, 8)
+TWICE = 0.01
+"""Of all weights: what chunks may hold more than once without a word."""
 AGREE = 30.0
 """PSNR in dB below which logits of a model that was not compressed are no rounding: fp16 leaves 50 and more."""
 
@@ -328,7 +330,15 @@ class _Builder:
             split(whole, parts, compare=False).save(place)
 
         whole = self.stage("cached", key, make)
-        return whole if parts == 1 else self.stage(CHUNKS, key, cut, "")
+        if parts == 1:
+            return whole
+        chunks = self.stage(CHUNKS, key, cut, "")
+        if (more := _weights(chunks) / _weights(whole) - 1) > TWICE:
+            self.notes.append(
+                f"the chunks hold {more:.1%} more weights than the whole: what several of them read, as a tied "
+                "table of embeddings, is stored in each"
+            )
+        return chunks
 
     def stepped(self, model: Path) -> bool:
         """Does the model have a recurrent state, so that it reads a token at a time?
@@ -436,6 +446,11 @@ def _logits(module: Any, ids: Array) -> Array:
             module(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0].numpy()
         )
     return found
+
+
+def _weights(place: Path) -> int:
+    """Bytes of all weights in a folder."""
+    return sum(file.stat().st_size for file in place.rglob("weight.bin"))
 
 
 def _linked(source: str, target: str) -> None:

@@ -198,6 +198,17 @@ def test_chunks_write_the_same(checkpoint: Path, built: Path, tmp_path: Path) ->
     np.testing.assert_allclose(rows[0], rows[1], rtol=1e-3, atol=1e-3 * float(np.abs(rows[0]).max()))
     sizes = [sum(f.stat().st_size for f in folder.rglob("weight.bin")) for folder in (built, tmp_path / "out")]
     assert sizes[1] < 1.2 * sizes[0]
+    said = [note for note in found.notes if "more weights than the whole" in note]
+    assert bool(said) is (sizes[1] / sizes[0] - 1 > building.TWICE)
+
+
+def test_a_tied_table_that_two_chunks_store_is_said(tmp_path: Path) -> None:
+    tied = save_checkpoint(tmp_path / "checkpoint", tie_word_embeddings=True)
+    found = ane.build(tied, tmp_path / "out", context=16, prefill=8, limit="30 KB", quiet=True)
+    (note,) = (note for note in found.notes if "more weights than the whole" in note)
+    table = 2 * 32 * 301 / sum(f.stat().st_size for f in (tmp_path / "out").rglob("weight.bin"))
+    more = float(note.split("hold ")[1].split("%")[0]) / 100
+    assert abs(more / (1 + more) - table) < 0.1
 
 
 def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, tmp_path: Path) -> None:

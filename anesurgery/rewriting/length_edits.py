@@ -315,6 +315,8 @@ def _reshape(op: Operation, lengths: Lengths) -> Edits:
         words = f"takes apart axis {lost[0]}, of {old[lost[0]][0]}; which part is the length is not known"
         raise Refused(Refusal(f"{op.op_type} {words}", op))
     longer = [j for j, c in enumerate(dims) if varies(c)]
+    if not longer:
+        return {}
     products = [j for j in longer if dims[j] in lengths.merged]
     free = (products or longer)[0]
     values = tuple(-1 if j == free else c if varies(c) else c[0] for j, c in enumerate(dims))
@@ -444,7 +446,7 @@ def _stride(op: Operation, axis: int) -> int | None:
 
 
 def _same_rest(op: Operation, column: Column, stride: int) -> None:
-    """Padding that differs at both ends is made for a length, of which the rest by the stride counts."""
+    """Padding that is made for a length, of which the rest by the stride counts."""
     if any((n - column[0]) % stride for n in column):
         raise Refused(
             Refusal(
@@ -486,6 +488,23 @@ def _transposed(op: Operation, lengths: Lengths) -> Edits:
                 Refusal(f"it says that it makes {says[-spatial + i]} places, and {follows} follow", op)
             )
     return {("output_shape", 0): Absent()}
+
+
+def _blocks(op: Operation, lengths: Lengths) -> Edits:
+    """Places that go to the batch by blocks, and back; what is added or cropped may be made for a length.
+
+    Raises:
+        Refused: lengths leave another rest by the block; or it crops.
+    """
+    block, axes = ints(op, "block_shape"), lengths.varying(op.x)
+    edges = ints(op, "paddings" if op.op_type == "space_to_batch" else "crops")
+    for i, size in enumerate(block):
+        column = axes.get(op.x.rank - len(block) + i)
+        if column is not None and any(edges[2 * i : 2 * i + 2]):
+            if op.op_type == "batch_to_space":
+                raise Refused(Refusal("it crops, which may be made for a length", op))
+            _same_rest(op, column, size)
+    return {}
 
 
 WIDEST = 4
@@ -717,6 +736,7 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(names("mul real_div"), _product),
     **dict.fromkeys(names("conv conv_transpose"), _windows),
     **dict.fromkeys(names("avg_pool max_pool l2_pool"), _pool),
+    **dict.fromkeys(names("space_to_batch batch_to_space"), _blocks),
     **dict.fromkeys(names("upsample_nearest_neighbor upsample_bilinear"), _upsample),
     **dict.fromkeys(names("resize_bilinear resize_nearest_neighbor"), _resize),
     "reshape": _reshape,

@@ -22,6 +22,7 @@ from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.interpret.features import allows
 from anesurgery.loading import load
 from anesurgery.mil import any_symbolic, exclusive, function_of
+from anesurgery.ops import CONTROL, LISTS
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -202,7 +203,7 @@ def sizes(
             _share(models)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
-        loaded = load(model)
+        loaded = _straight(load(model))
         loaded, assumed = _dynamic(loaded, wanted)
         if mask is not None:
             loaded, wanted = _masked(loaded, wanted, mask)
@@ -210,6 +211,16 @@ def sizes(
         models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
         padding = padding_between(loaded, wanted)
     return SizedModel(models, dict(zip(names, wanted, strict=True)), padding, assumed)
+
+
+def _straight(loaded: Loaded) -> Loaded:
+    """The model without loops and lists, whose shapes cannot be followed, where their rounds are known."""
+    chosen = function_of(loaded.program, default_function(loaded))
+    if not any(op.op_type in CONTROL | LISTS for op in chosen.operations):
+        return loaded
+    subject = MLProgram(loaded).clone()
+    run_pass(make_pass("unroll_loop"), subject.program, Session())
+    return subject.loaded
 
 
 def _dynamic(loaded: Loaded, wanted: Sequence[Shapes]) -> tuple[Loaded, tuple[str, ...]]:

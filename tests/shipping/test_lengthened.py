@@ -163,6 +163,21 @@ def recurrent(x: Var, n: int) -> Var:
     return mb.lstm(x=steps, initial_h=zero, initial_c=zero, output_sequence=True, **weights)[0]
 
 
+def squeezed(x: Var, n: int) -> Var:
+    """A gate by the mean of all places, whose shape is written out."""
+    gate = mb.reshape(x=mb.reduce_mean(x=x, axes=[1]), shape=[1, 1, WIDTH])
+    return mb.mul(x=x, y=mb.sigmoid(x=gate))
+
+
+def blocks(x: Var, n: int) -> Var:
+    """A dilated convolution: every second place goes to a batch of its own, and comes back."""
+    picture = mb.expand_dims(x=mb.transpose(x=x, perm=[0, 2, 1]), axes=[3])
+    wide = mb.concat(values=[picture] * 4, axis=3)
+    batch = mb.space_to_batch(x=wide, block_shape=[2, 2], paddings=[[2, 2], [2, 2]])
+    weight = np.tile(WEIGHT[..., None, None], (1, 1, 3, 3)) / np.float16(8)
+    return mb.batch_to_space(x=mb.conv(x=batch, weight=weight), block_shape=[2, 2], crops=[[0, 0], [0, 0]])
+
+
 RIGHT: dict[str, tuple[Build, int, tuple[int, ...]]] = {
     "attention with as many places as channels": (of(heads), 16, (5, 8, 16, 24)),
     "attention with as many places as heads are wide": (of(heads), 8, (3, 8, 12)),
@@ -182,6 +197,8 @@ RIGHT: dict[str, tuple[Build, int, tuple[int, ...]]] = {
     "steps": (of(recurrent), 16, (1, 5, 24)),
     "windows that are cut, and curved": (of(curved), 16, (5, 24)),
     "a deviation": (of(deviation), 16, (5, 24)),
+    "a gate": (of(squeezed), 16, (5, 24)),
+    "blocks": (of(blocks), 16, (6, 24)),
     "more places": (of(widened), 16, (5, 24)),
     "slopes": (
         of(lambda x, n: mb.add(x=mb.expand_dims(x=by_channels(x, n), axes=[1]), y=slopes(n))),
@@ -303,6 +320,7 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
         "may be made",
     ),
     "places along an axis": (of(picked), (8,), "place 15 of 16"),
+    "blocks that do not fit": (of(blocks), (5,), "multiples of 2"),
     "an order of all": (of(lambda x, n: mb.topk(x=x, k=n, axis=1)[0]), (8,), "the first 16 of 16"),
     "the best ones": (of(lambda x, n: mb.topk(x=x, k=9, axis=1)[0]), (8,), "the first 9 of 16"),
 }

@@ -278,3 +278,18 @@ def test_the_command(ranged: Any, tmp_path: Path) -> None:
     assert (tmp_path / "sized" / "sizes.json").is_file()
     out = CliRunner().invoke(app, [*words, "--size", "x=1x4x8", "--size", "y=1x4x16"])
     assert "the same inputs" in str(out.exception)
+
+
+@pytest.mark.parametrize("part", [1, 2])
+def test_loops_of_real_models_are_unrolled(part: int, corpus: Path) -> None:
+    """Bit for bit what the model with its loop gives, at either size of its batch."""
+    source = corpus / f"dtln_aec_128_part{part}_fp16.mlpackage"
+    inputs = ane.load(source).described_inputs
+    shapes = {f.name: tuple(f.type.multiArrayType.shape) for f in inputs}
+    sized = ane.sizes(source, {name: [shape, (2, *shape[1:])] for name, shape in shapes.items()})
+    for count, model in enumerate(sized.models.values(), 1):
+        rng = np.random.default_rng(count)
+        values = {n: rng.uniform(0.1, 1, (count, *s[1:])).astype(np.float16) for n, s in shapes.items()}
+        expected, got = (ane.run(m, values, precision="fp16") for m in (source, model))
+        for name, value in expected.items():
+            np.testing.assert_array_equal(got[name], value)

@@ -31,7 +31,7 @@ from anesurgery.facts.padded_ends import (
     stays_finite,
     unknown,
 )
-from anesurgery.facts.padded_windows import is_edge, unpadded, windows_kept
+from anesurgery.facts.padded_windows import is_edge, stride_along, unpadded, windows_kept
 from anesurgery.mil import (
     Array,
     Function,
@@ -49,7 +49,7 @@ from anesurgery.mil import (
 from anesurgery.ops import names
 from anesurgery.semantics.meaning import CONTRACTED, Axes
 from anesurgery.semantics.moving_rows import reshaped
-from anesurgery.semantics.reading import ints
+from anesurgery.semantics.reading import each_axis, ints
 from anesurgery.semantics.rows import places_of
 
 COUNTING = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
@@ -87,33 +87,40 @@ class Kept:
     """What was shown.
 
     Attributes:
-        crops: output -> its axis to crop, of those that are as long as the inputs.
+        crops: output -> its axis to crop, of those that are as long as the inputs, or a part of that.
+        shares: output -> how many places of the inputs one of its own stands for.
         hiding: input that hides what is filled up -> must its first place count, or is any enough?
         spread: how far apart attention scores of a row may be, for what is hidden to weigh nothing; None: any.
     """
 
     crops: Mapping[str, int]
+    shares: Mapping[str, int]
     hiding: Mapping[str, bool]
     spread: float | None
     claims: frozenset[str] = frozenset()
     """Values that depend on the length alone, of which the first places must be the same at every length."""
 
 
-def free_length(function: Function, shapes: Iterable[int]) -> int:
-    """The least prime from 11 on that divides none of the lengths in a function, nor is a number in it."""
+def free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
+    """The least prime from a number on (11 or more) that divides no length of a function, and is not in it."""
     lengths = {n for n in shapes if n}
     for value in (v for op in walk_ops(function) for v in op.outputs):
         lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
         if np_dtype(value).kind == "i" and (held := constant(value)) is not None and np.size(held) <= FEW:
             lengths.update(int(n) for n in np.ravel(held) if n)
-    length = 11
+    length = max(least, 11)
     while any(length % d == 0 for d in range(2, length)) or any(n % length == 0 for n in lengths):
         length += 1
     return length
 
 
 def rows_kept(
-    function: Function, largest: Function, axes: Mapping[str, int], length: int, fill: Mapping[str, float]
+    function: Function,
+    largest: Function,
+    axes: Mapping[str, int],
+    length: int,
+    fill: Mapping[str, float],
+    multiple: int = 1,
 ) -> Kept | Refusal:
     """Whether inputs may be filled up.
 
@@ -121,10 +128,12 @@ def rows_kept(
         function: of static shapes, whose arithmetic of shapes is not folded.
         largest: the same at the largest size.
         axes: input -> its axis that is filled up.
-        length: of these axes, which divides no other length of the function (`free_length`).
+        length: which divides no other length of the function than those of these axes (`free_length`),
+            which are `multiple` times that.
         fill: what each input is filled up with.
+        multiple: of which all lengths are multiples, so that convolutions that move by more than 1 make parts.
     """
-    walk = _Walk(function, largest, length)
+    walk = _Walk(function, largest, length, multiple)
     for name, var in function.inputs.items():
         if name not in axes and walk.long(var):
             return Refusal(f"the input {name} follows the length of the others, and is not among the sizes")
@@ -140,8 +149,8 @@ def rows_kept(
 class _Walk:
     """One walk through a function."""
 
-    def __init__(self, function: Function, largest: Function, length: int) -> None:
-        self.function, self.length = function, length
+    def __init__(self, function: Function, largest: Function, length: int, multiple: int) -> None:
+        self.function, self.length, self.multiple = function, length, multiple
         self.largest = {v.name: v for op in walk_ops(largest) for v in op.outputs}
         self.held: dict[Var, Rows] = {}
         self.counts: set[Var] = set()
@@ -155,9 +164,15 @@ class _Walk:
         """The axes whose length is a multiple of the one that is followed."""
         return frozenset(a for a, n in enumerate(var.shape or ()) if n % self.length == 0)
 
+    def share(self, var: Var, axes: Iterable[int]) -> int | None:
+        """How many places of the inputs one stands for along some axes; None where that differs, or is none."""
+        shares = {self.length * self.multiple / var.shape[a] for a in axes}
+        share = shares.pop() if len(shares) == 1 else 0.0
+        return int(share) if share >= 1 and share.is_integer() else None
+
     def result(self) -> Kept | Refusal:
         """What was shown, once every op was followed."""
-        crops = dict[str, int]()
+        crops, shares = dict[str, int](), dict[str, int]()
         for var in self.function.outputs:
             if var in self.counts or var in self.of_length:
                 return Refusal(f"the output {var.name} is computed from the length of the input")
@@ -166,8 +181,9 @@ class _Walk:
                 return Refusal(f"the output {var.name} is as long as the input along several axes")
             if axes:
                 crops[var.name] = next(iter(axes))
+                shares[var.name] = self.share(var, axes) or 1
         spread = None if np.isinf(self.highest) else -self.highest - VANISHING
-        return Kept(crops, self.hiding, spread, frozenset(self.claims))
+        return Kept(crops, shares, self.hiding, spread, frozenset(self.claims))
 
     def step(self, op: Operation) -> Refusal | None:
         """Follow one op; a reason where it reads across, or computes with the length."""
@@ -209,7 +225,7 @@ class _Walk:
             return False
         for var in op.outputs:
             axes = self.long(var)
-            if axes and all(var.shape[a] == self.length for a in axes):
+            if axes and self.share(var, axes) is not None:
                 self.held[var] = self._with_table(var, Rows(axes, varies=False))
                 self.claims.add(var.name)
             else:
@@ -264,11 +280,31 @@ class _Walk:
                 self.counts.add(var)
 
     def _keep(self, op: Operation, rows: Rows) -> Refusal | None:
+        read = {self.share(v, self.held[v].axes) for v in self._read(op) if self.held[v].axes}
+        step = self._step(op)
         for var in op.outputs[:1] if op.op_type in RECURRENT else op.outputs:
-            if self.long(var) != rows.axes or any(var.shape[a] != self.length for a in rows.axes):
+            share = self.share(var, rows.axes) if rows.axes else 1
+            one = not rows.axes or not read or read == {share and share / step}
+            if self.long(var) != rows.axes or share is None or not one:
                 return Refusal(f"{op.op_type} gives the axis another length", op)
             self.held[var] = self._with_table(var, rows)
         return None
+
+    def _read(self, op: Operation) -> list[Var]:
+        """What an op reads that is as long as the inputs."""
+        vars_ = [*(var for _, var in operands(op)), *([unpadded(op)] if op.op_type == "conv" else [])]
+        return [v for v in vars_ if v in self.held]
+
+    def _step(self, op: Operation) -> int:
+        """By how much windows or slices move along the length."""
+        source = unpadded(op) if op.op_type == "conv" else op.inputs.get("x")
+        rows = self.held.get(source) if isinstance(source, Var) else None
+        if rows is None or len(rows.axes) != 1 or op.op_type not in ("conv", "slice_by_index"):
+            return 1
+        (axis,) = rows.axes
+        if op.op_type == "conv":
+            return stride_along(op, axis) if axis > 1 else 1
+        return abs(each_axis(op, "stride", 1)[axis])
 
     def _with_table(self, var: Var, rows: Rows) -> Rows:
         """The ends of a table are read from its elements at the largest size."""
@@ -350,6 +386,7 @@ class _Walk:
             "gather_nd": self._looked_up,
             "tile": self._tiled,
             "conv": self._windows,
+            "slice_by_index": self._every,
         }
         special = kinds.get(op.op_type)
         if special is not None and (rows := special(op)) is not None:
@@ -462,6 +499,14 @@ class _Walk:
         refusal = windows_kept(op, axis, self._of(source, axis))
         return Rows(rows.axes, finite=rows.finite) if refusal is None else refusal
 
+    def _every(self, op: Operation) -> Rows | None:
+        """Every second place, or third, from the first on; None where it takes others."""
+        rows, step = self.held.get(op.x), self._step(op)
+        if rows is None or step == 1 or op.outputs[0].rank != op.x.rank or not _from_first(op, rows.axes):
+            return None
+        whole = [a in rows.axes or op.outputs[0].shape[a] == n for a, n in enumerate(op.x.shape)]
+        return replace(rows, table=None) if all(whole) else None
+
     def _recurrent(self, op: Operation, read: Mapping[Var, Rows]) -> Rows | Refusal:
         """The steps of a recurrent layer that runs forward; its last states are those of the padding."""
         alone = set(read) == {op.x} and read[op.x].axes == {0}
@@ -490,6 +535,15 @@ def _axis(op: Operation) -> int:
 def _says(op: Operation, name: str, default: Any = False) -> Any:
     """A parameter that is no tensor; the default where it is absent."""
     return default if op.inputs.get(name) is None else constant(op.inputs[name])
+
+
+def _from_first(op: Operation, axes: Iterable[int]) -> bool:
+    """Does a slice take places from the first to the end of some axes?"""
+    begins = constant(op.begin)
+    masks = {name: each_axis(op, name, False) for name in ("begin_mask", "end_mask")}
+    starts = all(masks["begin_mask"][a] or (begins is not None and begins[a] == 0) for a in axes)
+    forward = all(each_axis(op, "stride", 1)[a] > 0 for a in axes)
+    return starts and forward and all(masks["end_mask"][a] for a in axes)
 
 
 def _takes_first(op: Operation, axis: int) -> bool:

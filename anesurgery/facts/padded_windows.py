@@ -33,32 +33,36 @@ def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:
     """Why windows along an axis would read what was filled up; None where they do not, or read zeros.
 
     Args:
-        op: a convolution of static shape whose result is as long as `unpadded` along the axis.
+        op: a convolution of static shape whose result is as long as `unpadded` along the axis, or, where
+            it moves by more than 1, as long as that part of it. Lengths are multiples of that.
         axis: of what it reads.
         end: what lies beyond the length there.
     """
     at = axis - 2
     if at < 0:
         return Refusal(f"{op.op_type} reads across the padded axis", op)
-    stride = (ints(op, "strides") or [1] * (op.x.rank - 2))[at]
-    if stride != 1:
-        return Refusal(f"{op.op_type} moves by {stride} along the padded axis", op)
-    edge = _edge(op, axis)
-    if edge and constant(op.x.op.inputs.get("constant_val")) not in (None, 0):
+    before, behind = _edge(op, axis)
+    if behind and constant(op.x.op.inputs.get("constant_val")) not in (None, 0):
         return Refusal(
             f"{op.op_type} reads across the padded axis: its edge is filled with another number than 0", op
         )
-    after = window_pads(op)[2 * at + 1] + edge
-    if after and not end.is_zero:
+    window = (ints(op, "dilations") or [1] * (op.x.rank - 2))[at] * (int(op.weight.shape[axis]) - 1) + 1
+    after = window - stride_along(op, axis) - window_pads(op)[2 * at] - before  # of the last window
+    if after > 0 and not end.is_zero:
         reads = f"{op.op_type} reads across the padded axis: {after} places beyond its end, which are not zeros"
         return Refusal(reads, op)
     return None
 
 
-def _edge(op: Operation, axis: int) -> int:
-    """How much a `pad` before it adds at the end of an axis."""
+def stride_along(op: Operation, axis: int) -> int:
+    """By how much the windows of a convolution move along an axis of what it reads."""
+    return int((ints(op, "strides") or [1] * (op.x.rank - 2))[axis - 2])
+
+
+def _edge(op: Operation, axis: int) -> tuple[int, int]:
+    """How much a `pad` before it adds at the beginning and the end of an axis."""
     if unpadded(op) is op.x:
-        return 0
+        return 0, 0
     pads = ints(op.x.op, "pad")
     first = op.x.rank - len(pads) // 2
-    return pads[2 * (axis - first) + 1] if axis >= first else 0
+    return (pads[2 * (axis - first)], pads[2 * (axis - first) + 1]) if axis >= first else (0, 0)

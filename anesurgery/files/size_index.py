@@ -3,12 +3,12 @@
 A folder of sizes holds packages and this file::
 
     {
-      "format": "anesurgery sizes", "version": 2,
+      "format": "anesurgery sizes", "version": 3,
       "sizes": [
         {"name": "size_64", "function": "size_64", "package": "model.mlpackage", "inputs": {"ids": [1, 64]}}
       ],
       "padding": {"inputs": {"ids": 1}, "outputs": {"scores": 1}, "why_not": "",
-                  "fill": {"ids": 0}, "hiding": {}, "spread": null}
+                  "fill": {"ids": 0}, "hiding": {}, "spread": null, "shares": {"scores": 1}, "multiple": 1}
     }
 
 The sizes are in rising order of the elements of their inputs. `function` is null where a package holds one
@@ -17,7 +17,9 @@ function.
 number in `fill`, and that of each output which is then cropped to the length given; `why_not` says why that
 may not be done. `hiding` names the inputs that hide what is filled up: in each row of one, the first place must
 not hold its fill (true), or some place must not (false). `spread` is how far apart the attention scores of a
-row may be, at which what is hidden weighs nothing; null where that does not matter.
+row may be, at which what is hidden weighs nothing; null where that does not matter. Where convolutions move by
+more than 1 place, an output is cropped to the length by its number in `shares`, and only lengths are filled up
+that are multiples of `multiple`, to sizes that are.
 """
 
 from __future__ import annotations
@@ -34,9 +36,9 @@ from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.files.source import read_text
 
 INDEX = "sizes.json"
-FORMAT, VERSION = "anesurgery sizes", 2
-READ = (1, VERSION)
-"""Versions that are read; in the first, all is filled up with zeros."""
+FORMAT, VERSION = "anesurgery sizes", 3
+READ = {1: 3, 2: 6, VERSION: None}
+"""Versions that are read -> how many fields of `Padding` they have; the first fills up with zeros."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ class Padding:
         fill: input -> the number that it is filled up with; 0 where it is left out.
         hiding: input that hides what is filled up -> must the first place of each row count (or any)?
         spread: how far apart the attention scores of a row may be, for what is hidden to weigh nothing.
+        shares: output -> how many places of the inputs one of its own stands for; 1 where it is left out.
+        multiple: of what lengths must be multiples.
     """
 
     inputs: Mapping[str, int]
@@ -80,6 +84,8 @@ class Padding:
     fill: Mapping[str, float] = field(default_factory=dict)
     hiding: Mapping[str, bool] = field(default_factory=dict)
     spread: float | None = None
+    shares: Mapping[str, int] = field(default_factory=dict)
+    multiple: int = 1
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, a part of `sizes.json`."""
@@ -90,14 +96,18 @@ class Padding:
             "fill": {name: self.fill.get(name, 0) for name in self.inputs},
             "hiding": dict(self.hiding),
             "spread": self.spread,
+            "shares": {name: self.shares.get(name, 1) for name in self.outputs},
+            "multiple": self.multiple,
         }
 
     def __str__(self) -> str:
         if self.why_not:
             return f"not padded: {self.why_not}"
+        words = "padded at the end"
+        words += f", lengths that are multiples of {self.multiple}" if self.multiple > 1 else ""
         if self.spread is None:
-            return "padded at the end, proved"
-        return f"padded at the end, proved for attention scores of a row within {self.spread:g} of each other"
+            return f"{words}, proved"
+        return f"{words}, proved for attention scores of a row within {self.spread:g} of each other"
 
 
 @dataclass(frozen=True)
@@ -118,7 +128,8 @@ class Call:
         """An output without what was filled up."""
         if self.length is None or name not in padding.outputs:
             return value
-        return value[(slice(None),) * padding.outputs[name] + (slice(self.length),)]
+        kept = self.length // padding.shares.get(name, 1)
+        return value[(slice(None),) * padding.outputs[name] + (slice(kept),)]
 
 
 PADDING = tuple(one.name for one in fields(Padding))
@@ -150,7 +161,7 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
                 f"{place} is of {whole['format']} {whole['version']}; this reads {FORMAT} {VERSION}"
             )
         rows = tuple(_row(row) for row in whole["sizes"])
-        keys = PADDING[: 3 if whole["version"] == 1 else None]
+        keys = PADDING[: READ[whole["version"]]]
         padding = Padding(**{key: whole["padding"][key] for key in keys})
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
@@ -192,6 +203,8 @@ def chosen(
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
     shapes_in_words = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
     why = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
+    if padding.multiple > 1:
+        why = f", and only lengths that are multiples of {padding.multiple} are padded, to sizes that are"
     raise InterpretError(
         f"no size takes the inputs given ({shapes_in_words}): {offered}{why}; make that size too"
     )
@@ -207,6 +220,8 @@ def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Paddi
         axis = padding.inputs.get(key)
         wanted = shape if axis is None else (*shape[:axis], length, *shape[axis + 1 :])
         if shapes.get(key) != wanted or (axis is not None and not 0 < length <= shape[axis]):
+            return None
+        if axis is not None and (length % padding.multiple or shape[axis] % padding.multiple):
             return None
     return length
 

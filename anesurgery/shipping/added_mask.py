@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from anesurgery.errors import SurgeryError
+from anesurgery.facts.length_padding import free_length
 from anesurgery.facts.padded_windows import unpadded
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
@@ -23,27 +26,31 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.shipping.filling import InputShapes, steps_along, unfolded
 
 HIDING = 1e4
 """What is taken from scores that are hidden: two such masks are still numbers of fp16."""
 
 
-def with_mask(loaded: Loaded, mask: str, source: str, axis: int) -> Loaded:
+def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: InputShapes) -> Loaded:
     """A copy of a model with one more input, 1 where a place counts and 0 where it is hidden.
 
     Its shape is (1, length), its type fp32. Each softmax over a last axis of dynamic length has 10,000 taken
     from the scores of places that are hidden; what a convolution with a window along the length reads is
-    multiplied by the mask.
+    multiplied by the mask. Behind convolutions that move by more than 1, every second place of it counts, say.
 
     Args:
         loaded: a model of dynamic shapes.
         mask: the name of the new input.
-        source: an input whose length the mask has.
-        axis: of that input.
+        axes: input -> its axis that is as long as the mask.
+        largest: the shapes of the inputs at the largest size.
 
     Raises:
-        SurgeryError: the name is taken, there is nothing to hide, or a softmax is fused or over another axis.
+        PassError: an op cannot have other lengths.
+        SurgeryError: the name is taken, there is nothing to hide, a softmax is fused or over another axis, or
+            goes over what is no part of the length.
     """
+    source, axis = next(iter(axes.items()))
     copied = MLProgram(loaded).clone().loaded
     function = function_of(copied.program, default_function(copied))
     if mask in function.inputs:
@@ -57,17 +64,79 @@ def with_mask(loaded: Loaded, mask: str, source: str, axis: int) -> Loaded:
             "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
             "that a mask hides nothing"
         )
-    given = add_input(function, mask, (1, length), types.fp32)
+    shares = _shares(loaded, function, axes, largest)
+    masks = _Masks(function, add_input(function, mask, (1, length), types.fp32))
     with function:
-        first = next(op for op in function.operations if op.op_type != "const")
-        if softmaxes:
-            less = mb.sub(x=given, y=np.float32(1), before_op=first, name=f"{mask}_hidden")
-            bias = mb.mul(x=less, y=np.float32(HIDING), before_op=first, name=f"{mask}_bias")
         for op in softmaxes:
-            _hide(function, op, bias)
+            _hide(function, op, masks.bias(shares(op.x, op.x.rank - 1)))
         for op in windows:
-            _zero(function, op, given)
+            x = unpadded(op)
+            _zero(function, op, masks.of(shares(x, _dynamic(x)[0])))
     return copied
+
+
+def _shares(
+    loaded: Loaded, function: Function, axes: Mapping[str, int], largest: InputShapes
+) -> Callable[[Var, int], int]:
+    """How many places of the inputs one of a value along an axis stands for, as convolutions move by steps.
+
+    Raises:
+        PassError: an op cannot have the lengths at which this is seen.
+    """
+    multiple = steps_along(function)
+    length = multiple * free_length(function, [n for shape in largest.values() for n in shape])
+    shapes = {
+        key: tuple(length if axes.get(key) == a else n for a, n in enumerate(shape))
+        for key, shape in largest.items()
+    }
+    there = unfolded(loaded, default_function(loaded), shapes)
+    sizes = {
+        v.name: v.shape for v in (*there.inputs.values(), *(o for op in walk_ops(there) for o in op.outputs))
+    }
+
+    def share(var: Var, axis: int) -> int:
+        places = int(sizes[var.name][axis])
+        if length % places or multiple % (length // places):
+            words = f"{places} long where the inputs have {length} places, so that a mask has none for each"
+            raise SurgeryError(f"sizes: axis {axis} of %{var.name} is {words}")
+        return length // places
+
+    return share
+
+
+class _Masks:
+    """The mask, and every second place of it, or third, each made once, at the beginning."""
+
+    def __init__(self, function: Function, given: Var) -> None:
+        self.first = next(op for op in function.operations if op.op_type != "const")
+        self.given, self.ready = given, dict[tuple[str, int], Var]()
+
+    def of(self, share: int) -> Var:
+        """1 where a place counts, and 0 where it is hidden."""
+        if share == 1:
+            return self.given
+        if ("mask", share) not in self.ready:
+            self.ready["mask", share] = mb.slice_by_index(
+                x=self.given,
+                begin=[0, 0],
+                end=[0, 0],
+                stride=[1, share],
+                begin_mask=[True, True],
+                end_mask=[True, True],
+                before_op=self.first,
+                name=f"{self.given.name}_each_{share}",
+            )
+        return self.ready["mask", share]
+
+    def bias(self, share: int) -> Var:
+        """0 where a place counts, and a large negative number where it is hidden."""
+        if ("bias", share) not in self.ready:
+            mask = self.of(share)
+            less = mb.sub(x=mask, y=np.float32(1), before_op=self.first, name=f"{mask.name}_hidden")
+            self.ready["bias", share] = mb.mul(
+                x=less, y=np.float32(HIDING), before_op=self.first, name=f"{mask.name}_bias"
+            )
+        return self.ready["bias", share]
 
 
 def _softmaxes(function: Function) -> list[Operation]:

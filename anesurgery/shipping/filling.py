@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import islice, product
 
@@ -10,11 +11,12 @@ import torch
 from anesurgery.errors import PassError, Refusal
 from anesurgery.facts.length_padding import free_length, rows_kept
 from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.padded_windows import stride_along
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding
 from anesurgery.interpret.core import Evaluator
-from anesurgery.mil import Function, Var, function_of, np_dtype, static_shape
+from anesurgery.mil import Function, Var, function_of, is_symbolic, np_dtype, static_shape
 from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.inference import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
@@ -42,28 +44,55 @@ def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:
         return Padding({}, {}, axes)
     name, largest = default_function(loaded), wanted[-1]
     function = function_of(loaded.program, name)
-    length = free_length(function, [n for shape in largest.values() for n in shape])
-    probe = {
-        key: tuple(length if axes.get(key) == a else n for a, n in enumerate(shape))
-        for key, shape in largest.items()
-    }
-    try:
-        followed, whole = (_unfolded(loaded, name, shapes) for shapes in (probe, largest))
-    except PassError as error:
-        return Padding({}, {}, str(error))
+    least, most = (size[next(iter(axes))][next(iter(axes.values()))] for size in (wanted[0], largest))
+    length = free_length(function, [n for shape in largest.values() for n in shape], least)
+    padding = Padding({}, {})
+    for multiple in [n for n in sorted({1, steps_along(function)}) if n <= most]:
+        probe = {
+            key: tuple(length * multiple if axes.get(key) == a else n for a, n in enumerate(shape))
+            for key, shape in largest.items()
+        }
+        try:
+            followed, whole = (unfolded(loaded, name, shapes) for shapes in (probe, largest))
+        except PassError as error:
+            padding = Padding({}, {}, str(error))
+            continue
+        padding = _proved(function, followed, whole, largest, axes, length, multiple)
+        if not padding.why_not:
+            break
+    return padding
+
+
+def steps_along(function: Function) -> int:
+    """The product of what convolutions move by along axes of dynamic length."""
+    convs = [op for op in function.operations if op.op_type == "conv"]
+    steps = [stride_along(op, a) for op in convs for a in range(2, op.x.rank) if is_symbolic(op.x.shape[a])]
+    return math.prod(steps)
+
+
+def _proved(
+    function: Function,
+    followed: Function,
+    whole: Function,
+    largest: InputShapes,
+    axes: Mapping[str, int],
+    length: int,
+    multiple: int,
+) -> Padding:
+    """How inputs whose lengths are multiples of a number are filled up; else why not."""
     reasons = list[Refusal]()
     for fill in _fillings(function, axes):
-        kept = rows_kept(followed, whole, axes, length, fill)
+        kept = rows_kept(followed, whole, axes, length, fill, multiple)
         if not isinstance(kept, Refusal):
-            other = _other_at_a_length(function, largest, axes, kept.claims)
-            proved = Padding(axes, kept.crops, "", fill, kept.hiding, kept.spread)
+            other = _other_at_a_length(function, largest, axes, kept.claims, multiple)
+            proved = Padding(axes, kept.crops, "", fill, kept.hiding, kept.spread, kept.shares, multiple)
             return Padding({}, {}, other) if other else proved
         reasons.append(kept)
     return Padding({}, {}, str(reasons[0]))
 
 
 def _other_at_a_length(
-    function: Function, largest: InputShapes, axes: Mapping[str, int], claims: Collection[str]
+    function: Function, largest: InputShapes, axes: Mapping[str, int], claims: Collection[str], multiple: int
 ) -> str:
     """Which of some values is at some length not the first places of that at the largest; "" where none is.
 
@@ -92,7 +121,7 @@ def _other_at_a_length(
         return (
             f"{wanted[0].name} is computed from the length, and is too large to be looked at for every length"
         )
-    for length in range(1, most):
+    for length in range(multiple, most, multiple):
         for var, value, last in zip(wanted, at(length), whole, strict=True):
             if not torch.equal(value, last[tuple(slice(n) for n in value.shape)]):
                 return f"{var.name} is computed from the length, and is another at {length} than at {most}"
@@ -114,7 +143,7 @@ def varying(wanted: Sequence[InputShapes]) -> dict[str, int] | str:
     return axes
 
 
-def _unfolded(loaded: Loaded, name: str | None, shapes: InputShapes) -> Function:
+def unfolded(loaded: Loaded, name: str | None, shapes: InputShapes) -> Function:
     """The function at some shapes, whose arithmetic of shapes is still there.
 
     Raises:

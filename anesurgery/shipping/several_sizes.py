@@ -257,7 +257,8 @@ def _masked(
     if isinstance(axes, str):
         raise SurgeryError(f"sizes: mask={mask!r} has no one length: {axes}")
     source, axis = next(iter(axes.items()))
-    return with_mask(loaded, mask, source, axis), [{**size, mask: (1, size[source][axis])} for size in wanted]
+    masked = with_mask(loaded, mask, axes, wanted[-1])
+    return masked, [{**size, mask: (1, size[source][axis])} for size in wanted]
 
 
 def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 import anesurgery as ane
 from anesurgery import frontend
+from anesurgery.files.size_index import read as sized_file
 from anesurgery.mil import ct, quiet_host
 from anesurgery.shipping.shared_tables import LEAST
 
@@ -104,7 +105,8 @@ def stored(folder: Path) -> int:
 def between(model: Sized, ranged: Any, folder: Path) -> str:
     """The worst of every length, against the model of a range, or against it at that one length."""
     worst = np.inf
-    for length in range(1, LENGTHS[-1] + 1):
+    multiple = sized_file(folder)[1].multiple
+    for length in range(multiple, LENGTHS[-1] + 1, multiple):
         values = model.values(length)
         found = ane.run(folder, model.with_mask(values, length))
         near = nearness(found, ane.run(ranged, values))
@@ -367,10 +369,12 @@ def module_row(name: str, module: nn.Module, shapes: Sequence[tuple[int, ...]], 
 
 STEPS: dict[str, Input] = {"x": ((1, None, 32), "float32")}
 IDS: dict[str, Input] = {"ids": ((1, None), "int32")}
+MELS: dict[str, Input] = {"mel": ((1, 20, None), "float32")}
 CHANNELS: dict[str, Input] = {"x": ((1, 8, None), "float32")}
 MODELS: dict[str, Sized] = {
     "BERT": text("Bert"),
-    "Whisper encoder": Sized(seeded(WhisperEncoder), {"mel": ((1, 20, None), "float32")}),
+    "Whisper encoder": Sized(seeded(WhisperEncoder), MELS),
+    "Whisper encoder, `mask=` added": Sized(seeded(WhisperEncoder), MELS, "mask"),
     "conformer": Sized(seeded(Conformer), STEPS),
     "conformer, `mask=` added": Sized(seeded(Conformer), STEPS, "mask"),
     "fully convolutional": Sized(seeded(convolutional), CHANNELS),

@@ -223,3 +223,107 @@ def test_sizes_that_differ_in_two_lengths_are_not_padded() -> None:
     program = dynamic(lambda x: mb.relu(x=x, name="y"), (1, None, None))
     sized = ane.sizes(program, {"x": [(1, 5, 4), (1, 9, 8)]})
     assert sized.padding.why_not == "x differs in several axes"
+
+
+def moving(x: Var, window: int, pads: tuple[int, int], step: int = 2) -> Var:
+    """Windows of channels first that move by some places."""
+    kernel = np.random.default_rng(window).standard_normal((4, 4, window)).astype(np.float32)
+    return mb.conv(x=x, weight=kernel, strides=[step], pad_type="custom", pad=pads)
+
+
+def halved(x: Var) -> Var:
+    """The last window ends at the last place, whatever stands behind it."""
+    return mb.tanh(x=moving(mb.exp(x=x), 3, (1, 1)), name="y")
+
+
+def halved_twice(x: Var) -> Var:
+    """Windows of two lengths, then each place by itself, and its number."""
+    y = moving(mb.exp(x=moving(mb.exp(x=x), 3, (1, 1))), 2, (0, 0))
+    count = mb.gather(x=mb.shape(x=y), indices=np.int32(2), axis=0)
+    numbers = mb.cast(x=mb.range_1d(start=np.int32(0), end=count, step=np.int32(1)), dtype="fp32")
+    return mb.add(x=y, y=numbers, name="y")
+
+
+def over_zeros(x: Var) -> Var:
+    """Windows that reach beyond the end, where zeros are."""
+    return mb.identity(x=moving(x, 5, (2, 2)), name="y")
+
+
+def every_second(x: Var) -> Var:
+    """Places that are taken, beside windows that move as far."""
+    taken = mb.slice_by_index(
+        x=x, begin=[0, 0, 0], end=[1, 4, 0], stride=[1, 1, 2], end_mask=[True, True, True]
+    )
+    return mb.mul(x=taken, y=moving(x, 3, (1, 1)), name="y")
+
+
+@pytest.mark.parametrize(
+    ("build", "share"), [(halved, 2), (halved_twice, 4), (over_zeros, 2), (every_second, 2)]
+)
+def test_windows_that_move_further_pad_multiples(
+    build: Callable[[Var], Any], share: int, tmp_path: Path
+) -> None:
+    program = dynamic(build, (1, 4, None))
+    sized = ane.sizes(program, {"x": [(1, 4, 3), (1, 4, 8), (1, 4, 16)]})
+    assert (sized.padding.shares, sized.padding.multiple) == ({"y": share}, share)
+    assert f"lengths that are multiples of {share}, proved" in str(sized)
+    folder = sized.save(tmp_path / "sized")
+    for length in range(share, 17, share):
+        values = {"x": RNG.standard_normal((1, 4, length)).astype(np.float32)}
+        expected, found = ane.run(program, values)["y"], ane.run(folder, values)["y"]
+        assert found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ane.SurgeryError, match=f"only lengths that are multiples of {share} are padded"):
+        ane.run(folder, {"x": np.zeros((1, 4, 5), np.float32)})
+    assert ane.run(folder, {"x": np.zeros((1, 4, 3), np.float32)})
+
+
+def crossing(x: Var) -> Var:
+    """Each place beside each of half as many: axes of two lengths."""
+    return mb.matmul(x=x, y=moving(x, 3, (1, 1)), transpose_x=True, name="y")
+
+
+def odd_places(x: Var) -> Var:
+    taken = mb.slice_by_index(
+        x=x, begin=[0, 0, 1], end=[1, 4, 0], stride=[1, 1, 2], end_mask=[True, True, True]
+    )
+    return mb.mul(x=taken, y=moving(x, 3, (1, 1)), name="y")
+
+
+UNEVEN: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "windows that reach further": (lambda x: moving(mb.exp(x=x), 5, (2, 2)), "1 places beyond its end"),
+    "windows that leave a rest": (lambda x: moving(x, 3, (0, 0)), "another length"),
+    "windows beyond the length": (lambda x: moving(x, 3, (2, 2)), "another length"),
+    "axes of two lengths": (crossing, "another length"),
+    "places from the second on": (odd_places, "slice_by_index reads across"),
+    "a mean behind them": (
+        lambda x: mb.reduce_mean(x=halved(x), axes=[2], keep_dims=True, name="z"),
+        "reduce_mean reads across",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNEVEN)
+def test_windows_that_move_further_and_read_across_are_refused(case: str) -> None:
+    build, words = UNEVEN[case]
+    sized = ane.sizes(dynamic(build, (1, 4, None)), {"x": [(1, 4, 8), (1, 4, 16)]})
+    assert words in sized.padding.why_not
+
+
+def test_an_added_mask_has_a_place_for_each_step() -> None:
+    """Softmaxes behind windows that move by 2 are hidden by every second place of the mask."""
+
+    def build(x: Var) -> Var:
+        y = mb.transpose(x=moving(x, 5, (2, 2)), perm=(0, 2, 1))
+        scores = mb.softmax(x=mb.matmul(x=y, y=y, transpose_y=True), axis=-1)
+        return mb.matmul(x=scores, y=y, name="y")
+
+    program = dynamic(build, (1, 4, None))
+    sized = ane.sizes(program, {"x": [(1, 4, 8), (1, 4, 16)]}, mask="mask")
+    assert (sized.padding.why_not, sized.padding.multiple, sized.padding.shares) == ("", 2, {"y": 2})
+    largest = sized.models["size_16"]
+    values = RNG.standard_normal((1, 4, 10)).astype(np.float32)
+    filled = np.pad(values, ((0, 0), (0, 0), (0, 6)), constant_values=3)  # what is hidden does not count
+    mask = (np.arange(16) < 10).astype(np.float32)[None]
+    found = ane.run(largest, {"x": filled, "mask": mask})["y"][:, :5]
+    np.testing.assert_allclose(found, ane.run(program, {"x": values})["y"], rtol=1e-5, atol=1e-6)

@@ -83,7 +83,7 @@ def test_sizes_are_ordered_named_and_listed(tmp_path: Path) -> None:
     assert lines[2] == f"between sizes: not padded: {sized.padding.why_not}"
     folder = sized.save(tmp_path / "sized")
     whole = json.loads((folder / "sizes.json").read_text())
-    assert (whole["format"], whole["version"]) == ("anesurgery sizes", 2)
+    assert (whole["format"], whole["version"]) == ("anesurgery sizes", 3)
     row = {"name": "size_3", "function": "size_3", "package": "model.mlpackage", "inputs": {"x": [1, 3, 64]}}
     assert whole["sizes"][0] == row
     assert ane.run(folder, sample(8), function="size_8")["y"].shape == (1, 8, 64)
@@ -251,7 +251,7 @@ def test_running_says_which_sizes_there_are(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", "is damaged"),
-        ('{"format": "anesurgery sizes", "version": 3, "sizes": []}', "sizes 3; this reads"),
+        ('{"format": "anesurgery sizes", "version": 4, "sizes": []}', "sizes 4; this reads"),
         (
             '{"format": "anesurgery sizes", "version": 1, "sizes": [], '
             '"padding": {"inputs": {}, "outputs": {}, "why_not": ""}}',

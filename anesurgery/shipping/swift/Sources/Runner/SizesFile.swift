@@ -21,9 +21,13 @@ public struct SizesFile: Decodable {
         public let fill: [String: Double]
         /// Mask -> must the first place of each row count (or any)?
         public let hiding: [String: Bool]
+        /// Output -> how many places of the inputs one of its own stands for.
+        public let shares: [String: Int]
+        /// Only lengths that are multiples of it are filled up, to sizes that are.
+        public let multiple: Int
 
         enum CodingKeys: String, CodingKey {
-            case inputs, outputs, fill, hiding
+            case inputs, outputs, fill, hiding, shares, multiple
             case whyNot = "why_not"
         }
     }
@@ -38,13 +42,14 @@ public struct SizesFile: Decodable {
     public static func read(_ folder: URL) throws -> SizesFile {
         let data = try Data(contentsOf: folder.appendingPathComponent("sizes.json"))
         let file = try JSONDecoder().decode(SizesFile.self, from: data)
-        guard file.format == "anesurgery sizes", file.version == 2 else {
+        guard file.format == "anesurgery sizes", file.version == 3 else {
             throw SizesError.version(file.version)
         }
         return file
     }
 
-    /// The size for inputs of these shapes, and the length to which outputs are cropped; nil where they are whole.
+    /// The size for inputs of these shapes, and their length, to which outputs are cropped (by their number in
+    /// `shares`); nil where they are whole.
     public func choose(_ shapes: [String: [Int]]) throws -> (size: Size, length: Int?) {
         for size in sizes where size.inputs.filter({ shapes[$0.key] != $0.value }).isEmpty {
             return (size, nil)
@@ -103,6 +108,7 @@ public struct SizesFile: Decodable {
             if let axis = padding.inputs[name] {
                 if shape[axis] < 1 || shape[axis] > whole[axis] { return nil }
                 if let other = length, other != shape[axis] { return nil }
+                if shape[axis] % padding.multiple != 0 || whole[axis] % padding.multiple != 0 { return nil }
                 length = shape[axis]
                 shape[axis] = whole[axis]
             }

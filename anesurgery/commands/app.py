@@ -8,6 +8,7 @@ the status of the model: 0 every op prefers the ANE, 1 some do, 2 none does.
 from __future__ import annotations
 
 import difflib
+import importlib
 import json
 import re
 import sys
@@ -17,14 +18,6 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import __version__, registry
-from anesurgery.commands.calibrating import certify, ranges, sensitivity
-from anesurgery.commands.chips import chips
-from anesurgery.commands.compressing_models import compress
-from anesurgery.commands.decompiling import decompile, executorch
-from anesurgery.commands.doctor import doctor
-from anesurgery.commands.generating import generate
-from anesurgery.commands.inspecting import inspect
-from anesurgery.commands.listing import explain, list_
 from anesurgery.commands.options import (
     BAD_INPUT,
     DEFECT,
@@ -42,14 +35,6 @@ from anesurgery.commands.options import (
     one_place,
     show,
 )
-from anesurgery.commands.picturing import draw
-from anesurgery.commands.recording import calibrate, learn, measure
-from anesurgery.commands.reviewing import review
-from anesurgery.commands.serving_models import serve
-from anesurgery.commands.shipping_models import build, chat, swift
-from anesurgery.commands.sizing import choose_sizes, sizes
-from anesurgery.commands.splitting_models import extract, merge, split
-from anesurgery.commands.trying import example
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
@@ -105,33 +90,30 @@ def options(
     """Options of the whole command line."""
 
 
-app.command("list")(list_)
-app.command()(explain)
-app.command()(example)
-app.command()(inspect)
-app.command()(decompile)
-app.command()(executorch)
-app.command()(generate)
-app.command()(build)
-app.command()(chat)
-app.command()(swift)
-app.command()(split)
-app.command()(merge)
-app.command()(extract)
-app.command()(draw)
-app.command()(doctor)
-app.command()(chips)
-app.command()(measure)
-app.command()(learn)
-app.command()(calibrate)
-app.command()(ranges)
-app.command()(certify)
-app.command()(sensitivity)
-app.command("choose-sizes")(choose_sizes)
-app.command()(compress)
-app.command()(sizes)
-app.command()(review)
-app.command()(serve)
+COMMANDS = {
+    "listing": "list_ explain",
+    "trying": "example",
+    "inspecting": "inspect",
+    "decompiling": "decompile executorch",
+    "generating": "generate",
+    "shipping_models": "build chat swift",
+    "splitting_models": "split merge extract",
+    "picturing": "draw",
+    "doctor": "doctor",
+    "chips": "chips",
+    "recording": "measure learn calibrate",
+    "calibrating": "ranges certify sensitivity",
+    "sizing": "choose_sizes sizes",
+    "compressing_models": "compress",
+    "reviewing": "review",
+    "serving_models": "serve",
+}
+"""File of this room -> its commands, in the order in which the help lists them; the others follow below."""
+
+for _file, _names in COMMANDS.items():
+    _module = importlib.import_module(f"anesurgery.commands.{_file}")
+    for _name in _names.split():
+        app.command(_name.strip("_").replace("_", "-"))(getattr(_module, _name))
 
 
 @app.command()

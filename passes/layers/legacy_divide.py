@@ -99,13 +99,13 @@ class LegacyDivide(an.two_sides.TwoSided):
         value = value.astype(np.float32)
         with np.errstate(all="ignore"):
             factor: an.Array = 1 / value
-        normal = np.isfinite(factor) & (np.abs(factor) >= SMALLEST)
-        if not normal.all():
-            words = f"{value[~normal][0]:g}, whose reciprocal is no normal fp32 number"
+        broken = ~np.isfinite(factor) | (np.abs(factor) < SMALLEST)
+        if broken.any():
+            words = f"{value[broken][0]:g}, whose reciprocal is no normal fp32 number"
             return Refusal(f"the divisor holds {words}")
-        power = np.abs(np.frexp(value)[0]) == 0.5
-        if self.exact and not power.all():
-            return Refusal(f"the divisor holds {value[~power][0]:g}, which is no power of two")
+        rounded = np.abs(np.frexp(value)[0]) != 0.5
+        if self.exact and rounded.any():
+            return Refusal(f"the divisor holds {value[rounded][0]:g}, which is no power of two")
         return factor
 
     def by_constant(self, site: Site, sides: an.two_sides.Constant) -> Refusal | None:

@@ -1,4 +1,4 @@
-"""Matrix products."""
+"""Matrix products, and attention in one op."""
 
 from __future__ import annotations
 
@@ -85,3 +85,11 @@ def _picked(x: Tensor, y: Tensor) -> Tensor | None:
 def einsum(values: list[Tensor], equation: Any) -> Tensor:
     """Sum of products over named axes."""
     return torch.einsum(str(equation), *values)
+
+
+@impl("scaled_dot_product_attention")
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None
+) -> Tensor:
+    """softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask)

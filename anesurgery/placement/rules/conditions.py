@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from anesurgery.mil import Operation, Var, any_symbolic, constant, dtype_name, is_stored
-from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL
+from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, dtype_name, is_output, is_stored
+from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules import mask_fills
-from anesurgery.placement.rules.long_heads import long_head
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import is_tensor, kind_of, shape_of
@@ -252,3 +251,36 @@ def dynamic_window(op: Operation, target: Target) -> str:
 def stepped(op: Operation, target: Target) -> str:
     """Every second position, or fewer, is written."""
     return f"stride {steps}" if max(steps := ints(op, "stride"), default=1) > 1 else ""
+
+
+STATES = names("read_state coreml_update_state")
+"""Ops that give the value of a state."""
+
+
+def standalone(op: Operation, target: Target) -> str:
+    """What is updated is not a state, or the result goes elsewhere than into a state."""
+    maker = op.x.op
+    if maker is None or maker.op_type not in STATES:
+        return f"it updates %{op.x.name}, which is not read from a state"
+    result = op.outputs[0]
+    others = [r for r in consumers(result) if r.op_type != "coreml_update_state"]
+    if others:
+        return f"%{result.name} is also read by %{others[0].outputs[0].name} ({others[0].op_type})"
+    if is_output(result):
+        return f"%{result.name} is an output as well"
+    return "" if consumers(result) else f"%{result.name} is not written to a state"
+
+
+HEADS = {"M1": (49152, False), "M4": (151936, True)}
+"""Chip -> the longest output of a linear that was reported on its ANE, and was its weight palettized?"""
+
+
+def long_head(op: Operation, target: Target) -> str:
+    """A linear makes more than an axis may hold, and no more than was reported on every chip of the target."""
+    limit, outputs = target.least("axis")[0], shape_of(op.outputs[0])[-1:]
+    if op.op_type != "linear" or not outputs or outputs[0] <= limit or not set(target.chips) <= HEADS.keys():
+        return ""
+    seen = [HEADS[chip] for chip in target.chips]
+    if any(outputs[0] > most or (palettized and lut(op) is None) for most, palettized in seen):
+        return ""
+    return f"{outputs[0]} outputs; the limit is {limit} by some reports, and others saw up to {seen[0][0]}"

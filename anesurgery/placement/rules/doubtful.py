@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from anesurgery.mil import Operation, dtype_name, is_stored, producer
 from anesurgery.ops import PRODUCTS, names
@@ -33,29 +34,29 @@ def signed_indices(op: Operation, target: Target) -> str:
     return "" if _is_unsigned(op) else when.runtime_indices(op, target)
 
 
-EMBEDDING = Rule(
+_reported = partial(Rule, grade=Grade.REPORTED)
+
+EMBEDDING = _reported(
     "embedding-uint16",
     names("gather"),
     "a gather at uint16 indices of the run was reported on the engine, while one at int16 was refused",
     ANEMLL,
     test=lambda op, target: when.lookup(op, target) if _is_unsigned(op) else "",
-    grade=Grade.REPORTED,
     scope=UNSIGNED,
     advice="look the rows up on the host",
     remedy="embedding_matmul",
 )
-GATHER = Rule(
+GATHER = _reported(
     "gather-uint16",
     names("gather"),
     EMBEDDING.because,
     ANEMLL,
     test=lambda op, target: when.runtime_indices(op, target) if _is_unsigned(op) else "",
-    grade=Grade.REPORTED,
     scope=UNSIGNED,
     advice="make the indices constant, or gather on the host",
     remedy="one_hot_lookup",
 )
-FLOOR = Rule(
+FLOOR = _reported(
     "op-floor",
     names(
         "softmax layer_norm instance_norm reduce_mean reduce_sum reduce_max reduce_min reduce_l1_norm "
@@ -65,17 +66,15 @@ FLOOR = Rule(
     ),
     "the compiler's tables give this op to H13 (A14, M1) and later; no measurement through Core ML was found",
     TABLES,
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({12}), via="compiler"),
     advice=PLAN,
 )
-MIRROR = Rule(
+MIRROR = _reported(
     "pad-mirror",
     names("pad"),
     "this generation mirrors edges in software, if at all",
     TABLES,
     test=when.mirrored,
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({12, 13}), via="compiler"),
     advice="pad with a constant, or concat reversed slices",
     remedy="reflect_pad_slices",
@@ -93,13 +92,12 @@ def depthwise_step(op: Operation, target: Target) -> str:
     return f"{groups:.0f} groups, kernel {shape_in_words(shape_of(op.weight)[2:])}, one position"
 
 
-DEPTHWISE = Rule(
+DEPTHWISE = _reported(
     "conv-depthwise-step",
     names("conv"),
     "ten such convolutions of one decoder ran on the CPU, while smaller ones over images were placed on an M4",
     LLM.format("LFM2_CONVERSION_FINDINGS.md"),
     test=depthwise_step,
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on a Mac, not named, by a script that reads the compute plan of one model"),
     advice="multiply with the kernel and sum over the positions",
     remedy="depthwise_sum",
@@ -112,14 +110,13 @@ def dynamic_weights(op: Operation, target: Target) -> str:
     return "" if is_stored(op.weight) or batch < 2 else f"dynamic weights %{op.weight.name}, batch {batch}"
 
 
-DYNAMIC_WEIGHTS = Rule(
+DYNAMIC_WEIGHTS = _reported(
     "conv-dynamic-weight",
     names("conv"),
     "weights of the run and more than one image made the compiler crash on M1, and were ignored on M3 Max; "
     "through Core ML a single image was placed on an M4",
     TABLES,
     test=dynamic_weights,
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({13, 15}), via="compiler"),
     advice="one convolution for each image, or a matmul of the unfolded image",
     remedy="convolve_each_image",
@@ -133,13 +130,12 @@ def tables_of_blocks(op: Operation, target: Target) -> str:
     return f"{shape_in_words(counts)} look-up tables" if sum(n > 1 for n in counts) > 1 else ""
 
 
-BLOCK_TABLES = Rule(
+BLOCK_TABLES = _reported(
     "comp-lut-axis",
     PRODUCTS,
     "tables for each row and block did not compile for the engine (-14)",
     LLM.format("DECODE_STATE_LAYOUTS.md (section 8), TERNARY_BONSAI.md"),
     test=tables_of_blocks,
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on a Mac, not named, coremltools 9.0, for iOS 18"),
     advice="one table for the tensor, or one for each group of channels",
 )
@@ -153,7 +149,7 @@ def quantized_table(op: Operation, target: Target) -> str:
     return f"the look-up table %{table.lut.name} is quantized"
 
 
-JOINT = Rule(
+JOINT = _reported(
     "comp-joint",
     PRODUCTS,
     "tables of 8 bits add ops that dequantize them, and these alone had no place on the engine: 73 of 1101, "
@@ -161,7 +157,6 @@ JOINT = Rule(
     LLM.format("SESSION_2026_04_26_ROUND8_INT8_LUT_PROBE.md"),
     test=quantized_table,
     kind="speed",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on M3 Air, macOS 26.0.1"),
     advice="a palette of fp16 values",
 )
@@ -174,23 +169,21 @@ def quantized_run(op: Operation, target: Target) -> str:
     return f"%{op.input.name} is quantized at run time"
 
 
-ACTIVATIONS = Rule(
+ACTIVATIONS = _reported(
     "comp-w8a8",
     names("quantize dequantize"),
     "a language model with activations of 8 bits did not compile for the engine; classifiers did on A17 Pro "
     "and M4",
     LLM.format("EXPERIMENTS.md"),
     test=quantized_run,
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({17}), "seen on A19"),
     advice="keep activations fp16 and compress the weights alone",
 )
-SORT = Rule(
+SORT = _reported(
     "topk-disputed",
     names("topk"),
     "the tables of the compiler have it from M2 on, while the plan of RF-DETR named the CPU",
     f"{TABLES}; roboflow/rf-detr PR 1495",
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({15}), "seen on M3 Pro, macOS 27"),
     advice="choose on the host",
 )

@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules import block_scales, doubtful, ignored_masks, long_heads, state_updates
+from anesurgery.placement.rules import block_scales, doubtful, ignored_masks
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.target import SOURCES
 from anesurgery.regions.heads import SCORES, SUM
@@ -179,7 +179,16 @@ FORBIDDEN: tuple[Rule, ...] = (
     *_indices("argsort", STUDY),
     *_indices("reduce_argmin", GUIDE, "argmax_as_floats"),
     block_scales.RULE,
-    state_updates.RULE,
+    _row(
+        "slice-update-alone",
+        "slice_update",
+        'only read_state, slice_update, coreml_update_state stays: "Cannot support standalone slice_update"',
+        when.standalone,
+        source="4rg0naut/silicon-ledger-public: EXP-001; Anemll/anemll-profile: README",
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on M4, macOS 27.0, and macOS 15"),
+        advice="write the update to a state at once, and read the state; otherwise blend with a mask",
+    ),
     _row(
         "embedding",
         "gather",
@@ -272,7 +281,18 @@ FORBIDDEN: tuple[Rule, ...] = (
         advice="merge axes",
         remedy="rerank",
     ),
-    long_heads.RULE,
+    _row(
+        "head-size",
+        "linear",
+        "reports conflict: longer outputs were seen on the ANE, while what reads them left it",
+        when.long_head,
+        source="thisisthepy/torchnative: NPU2.md (M1); shipstuff/mlx-ane-sd (M4 Pro)",
+        grade=Grade.REPORTED,
+        legal=None,
+        scope=Scope(os="seen on M1, and on M4 Pro with a palette"),
+        advice="split it where the compute plan of the device says CPU",
+        remedy="split_head",
+    ),
     _row(
         "axis",
         "",

@@ -215,20 +215,6 @@ STATE_RANK = _port(
     scope=Scope(os="seen on M5"),
     advice="fold two axes into one",
 )
-MODEL_RULES = (
-    RANGE,
-    ENUMERATED,
-    ENUMERATED_NORM,
-    ENUMERATED_SCORES,
-    INTEGERS,
-    DOUBLES,
-    WIDTHS,
-    STATES,
-    TWO_STATES,
-    STATE_WIDTH,
-    STATE_RANK,
-)
-"""What `of_model` may say, besides `overview.RULES`."""
 
 
 def of_model(function: Function, target: Target, shapes: Flexible | None = None) -> tuple[Finding, ...]:

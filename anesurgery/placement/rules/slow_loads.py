@@ -19,7 +19,7 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.reading import in_words, shape_in_words
 
-_large = partial(general, kind="memory")
+_large = partial(general, kind="memory", grade=Grade.REPORTED)
 """A rule about memory."""
 
 MINUTES_FROM = 650_000_000
@@ -43,7 +43,6 @@ MINUTES = _large(
     "140 s, did not compile, and the first prediction was killed (a Mac, not named). It is compiled anew "
     "after an update of the app, and where the OS drops its cache",
     "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issue 2758",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
     advice="load it once while the user waits for nothing; a virtual Mac without an engine (GitHub's macos-15) "
     "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)",
@@ -53,7 +52,6 @@ OUT_OF_MEMORY = _large(
     "at some shapes the compiler runs out of memory, in no monotonic way: 128 queries over 1,024 keys did, 130 "
     "ran in 83 ms, and 64 in 46 ms; one query over 2,048 did, 64 ran",
     "pytorch/executorch issue 8439",
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({16}), "seen on A17 Pro, iOS 18, a Llama of 1 billion weights"),
     advice="take another number of tokens in one call (130 for 128), and load it on the device first",
 )
@@ -62,7 +60,6 @@ HISTORY = _large(
     "a prefill over a history of 32,768 did not compile for the engine, and took 380 s instead of 17; one of "
     "8,192 compiled",
     "Pummelchen/NVMAI issue 7",
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({17}), "seen on M5, macOS 26.5"),
     advice="keep a shorter history, or a window",
 )
@@ -81,7 +78,6 @@ NORM_VALUES = _large(
     "two instances of a transformer block at 64x64 failed to compile and one did, and it depended on the "
     'values of four vectors of LayerNorm ("failed create split by input channel"); through Core AI',
     "apple/coreai-models issue 138",
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({14, 17}), "seen on M5 Max, macOS 27.0, and M2 Pro"),
     advice="load the trained model on the device: one with random weights proves nothing",
 )
@@ -90,7 +86,6 @@ PALETTE_STATE = _large(
     "a decoder with a state and palettes of 4 bits crashed after 100 to 200 predictions; the same one, "
     "converted by coremltools 8.3 and not by 9.0, did not",
     "coremltools issue 2716",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on a device, not named, Whisper large-v3 turbo"),
     advice="predict some hundred times on the device before you ship it, or keep the cache as inputs and "
     "outputs",
@@ -100,7 +95,6 @@ PHONE = _large(
     "weights are expanded to fp16 where they are loaded (0.8 billion weights: 1.6 GB of memory as fp16 and as "
     "int8), and a package of 1.88 GB of int8 was killed at about 5 GB, while one of fp16 of 1.4 GB ran",
     "john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
-    grade=Grade.REPORTED,
     scope=Scope(frozenset({17}), "seen on A19 Pro, iOS 26"),
     advice="load it in chunks, each below the limit of a program, and measure phys_footprint",
 )

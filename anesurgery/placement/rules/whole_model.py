@@ -8,6 +8,7 @@ the ANE stays. `doubts` is the one way by which what is known of the whole reach
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from anesurgery.mil import Function, Operation, producer, walk_ops
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
@@ -18,7 +19,9 @@ from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.semantics.byte_sizes import elements, shape_of
 from anesurgery.semantics.reading import in_words, shape_in_words
 
-LARGE_TABLE = general(
+_reported = partial(general, grade=Grade.REPORTED)
+
+LARGE_TABLE = _reported(
     "embedding-rows",
     "with a table of 151669 rows inside, one model ran on the CPU as a whole (a Mac, not named), and without "
     "it on the ANE; on an M5 Pro a prefill with such a table had 1918 of 1919 ops there, on an M1 Max an "
@@ -26,55 +29,50 @@ LARGE_TABLE = general(
     "there with 248,000 rows",
     "joeblau/voice: convert_coreml.py; FluidInference/mobius pull request 77; ironblock/sidekick: "
     "docs/MODELS.md; john-rocky/CoreML-LLM: QWEN35_LESSONS.md, QWEN35_2B_CHUNKED_HANDOFF.md",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on a Mac, not named, and not on M1 Max, M5 Pro, A19"),
     advice='look the rows up on the host, and make the embeddings an input: embedding_matmul(mode="input")',
 )
 WITH_TABLE = frozenset({"M1", "M5"})
 """Chips on which models that read many rows of a large table were on the ANE."""
 
-DISPUTED_LIST = general(
+DISPUTED_LIST = _reported(
     "dyn-enumerated-disputed",
     "an encoder with enumerated shapes failed to compile for the ANE and ran on the CPU, 86 against 2.4 ms (M1 "
     "Max, macOS 26 and 27), one on an M4 Pro took 236 to 240 ms there and 13.6 ms with a fixed shape, one "
     "failed when it ran; others stayed on the ANE (M4 Max, macOS 26.6; macOS 15: 77 % at the default "
     "shape, and 2 % where each call had another one)",
     "ironblock/sidekick: docs/DECISIONS.md D15; coremltools issues 2730, 2370; eyalamirmusic/eacp",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on M1 Max, M4 Pro, M4 Max, macOS 15, 26 and 27", since=(("macOS", 15), ("iOS", 18))),
     advice="a function for each shape (`ane.sizes`), or look at the compute plan on the device",
 )
-DISPUTED_RANGE = general(
+DISPUTED_RANGE = _reported(
     "dyn-range-disputed",
     "ranges kept whole models on the CPU (M2 Max, macOS 15.6.1, with a state; M5 Pro, macOS 26.5; M2 Ultra, "
     "1561 against 49.7 ms of the fixed model; a Mac, not named, in February 2023), while others took the "
     "time of the fixed model (July 2023), or were on the ANE to 75 to 78 % at the default shape (macOS 15)",
     "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
     "mattmireles/kokoro-coreml",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
     advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
-NORM_IN_LIST = general(
+NORM_IN_LIST = _reported(
     "dyn-enum-norm",
     "a model of one layer_norm of rank 3 left the ANE with enumerated shapes (175 against 20 ms), and stayed "
     "there with a fixed one; norms of rank 4 stayed. Later systems were not tried",
     "coremltools issue 1909; smpanaro/more-ane-transformers: NOTES.md",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on M1 Max, macOS 13"),
     advice="expand to rank 4 around the norms, or one function for each shape",
 )
 PACKED = 950_000_000
 """Bytes of compressed weights, more than fit when they are expanded, that were seen to run: 899 MB of int4 did,
 1.88 GB of int8 did not."""
-TOO_LARGE = general(
+TOO_LARGE = _reported(
     "size-leaves",
     "packages above the limit had no op on the ANE: 3.77 GB of fp16 (a Mac, not named) and the same weights as "
     "1.88 GB of int8 (A19 Pro, killed while it loaded), GPT-2 XL of 3.1 GB (M1 Max), while 1.4 GB of fp16 and "
     "899 MB of int4 ran there",
     f"john-rocky/CoreML-LLM: QWEN35_2B_CHUNKED_HANDOFF.md; smpanaro/more-ane-transformers: NOTES.md; limits: "
     f"{SOURCES['program']}",
-    grade=Grade.REPORTED,
     scope=Scope(os="seen on A19 Pro, iOS 26, and M1 Max, macOS 13"),
     advice="split it into chunks below the limit, or compress it",
 )

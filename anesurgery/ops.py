@@ -117,7 +117,11 @@ UNROUNDED = (
         """
     )
 )
-"""Ops that compute without rounding, beside those that only move data."""
+"""Ops that compute without rounding, beside those that only move data.
+
+A trait, no field of the rows in `semantics`: the arithmetics of the interpreter ask for it, above which rows
+stand, since some compute with it. It is held against random programs as a row is.
+"""
 
 INDEXING = names("argsort non_zero reduce_argmax reduce_argmin shape")
 """Ops whose first result holds positions or lengths, which are never negative."""

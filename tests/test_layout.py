@@ -210,6 +210,59 @@ def test_only_doors_load_models() -> None:
     assert below == set(READERS)
 
 
+UNREAD = {
+    "readers": """
+        checking.comparison._single compressing.chunks.ProgramChain.read compressing.compression._read
+        interpret.decoding._decoder interpret.predictor._read loading._load loading._words loading.load_as_is
+        loading.load_graph loading.load_member network_editing.neural_network.NeuralNetwork._given
+        network_editing.neural_network.NeuralNetwork.read network_editing.upgrade._specification
+        rewriting.ml_program.MLProgram.read rewriting.subject.Subject.read shipping.building._read_stage
+    """,
+    "what kind of model it is, before anything reads it": """
+        compressing.chunks.is_chunked placement.models._Programs.__init__ placement.models._label
+        placement.models.inspect_other placement.models.kind_of placement.models.of_layers
+        placement.models.spec_of
+    """,
+    "an MLModel or a path that Core ML or coremltools gets, whose types are Any": """
+        compressing.assignment.Proposal.apply compressing.modes.apply_configs
+        network_editing.upgrade._keep_notes
+        placement.compute_plan._compiled placement.compute_plan.ask placement.compute_plan.plan
+        placement.inspector._beside placement.measuring._setting placement.measuring.measure
+        rewriting.ml_program._layers
+    """,
+    "a part of one door, which reads the model or opens it again where it was edited": """
+        checking.ranges._spread interpret.decoder_calls.tables_of interpret.decoding.Decoder.__init__
+        interpret.decoding.replay interpret.predictor.Predictor.__init__ interpret.predictor.run
+        show.pictures._units surgery._gated surgery.Recipe.__call__
+    """,
+    "how a comparison calls a model whose interface a pass changed": """
+        passes.fix_shapes._call passes.position_function.called
+    """,
+}
+"""Functions below the doors whose model may be anything, by what they do with it."""
+
+
+def given_any_model(path: Path) -> Iterator[str]:
+    """The functions of a file whose model may be anything, by module and name."""
+    module = module_name(path).removeprefix("anesurgery.")
+    owners = [("", node) for node in tree(path).body]
+    owners += [(f"{c.name}.", node) for c in tree(path).body if isinstance(c, ast.ClassDef) for node in c.body]
+    for owner, node in owners:
+        if isinstance(node, ast.FunctionDef):
+            named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            if any(a.arg == "model" and getattr(a.annotation, "id", "") == "Any" for a in named):
+                yield f"{module}.{owner}{node.name}"
+
+
+def test_only_doors_take_models_of_every_kind() -> None:
+    """What is below them takes what is loaded; what does not says which of few things it does."""
+    doors = {f"{home}.{name}" for name, home in ane._HOMES.items()}
+    outside = (ENGINE / "commands", ENGINE / "testing.py")
+    inner = [path for path in sources() if not any(map(path.is_relative_to, outside))]
+    below = {name for path in inner for name in given_any_model(path)} - doors
+    assert below == {name for names in UNREAD.values() for name in names.split()}
+
+
 def test_a_function_that_loads_is_noticed() -> None:
     assert "splitting.merge.extract" in set(readers(ENGINE / "splitting" / "merge.py"))
 

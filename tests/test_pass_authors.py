@@ -123,6 +123,52 @@ def test_a_pass_without_a_name_is_an_error_when_it_is_made() -> None:
             name: ClassVar[str] = ""
 
 
+def clipped(mb: Builder, m: Match) -> Var:
+    return mb.clip(x=m.root.x, alpha=0, beta=6)
+
+
+TRAPS: dict[str, tuple[dict[str, object], str]] = {
+    "a bare number as tolerance": (
+        {"tolerance": 1e-3, "rewrite": lambda self, mb, m: clipped(mb, m)},
+        r"the pass Own states the tolerance 0.001; write `tolerance = Tolerance\(0.001\)`",
+    ),
+    "a pattern of nothing": (
+        {"pattern": lambda self, op: None},
+        "`pattern` of Own returned None; it returns that",
+    ),
+    "a pattern of any value": ({"pattern": lambda self, op: var("x")}, r"`pattern` of Own returned AnyVar"),
+    "no pattern": ({"kinds": frozenset()}, "the pass own looks for nothing: write `pattern`, or `kinds`"),
+    "nothing is built": ({}, "the pass own builds nothing: write `rewrite`, which returns the new value"),
+    "no such op": (
+        {"rewrite": lambda self, mb, m: mb.klip(x=m.root.x)},
+        "there is no op 'klip'; did you mean 'clip'",
+    ),
+    "no such parameter": (
+        {"rewrite": lambda self, mb, m: mb.clip(x=m.root.x, min=0.0, max=6.0)},
+        "clip has no parameter 'm(in|ax)'; it has alpha, beta, x",
+    ),
+    "another shape": (
+        {"rewrite": lambda self, mb, m: mb.expand_dims(x=m.root.x, axes=[0])},
+        "%y is 2x64xfp16, its replacement 1x2x64xfp16; let `check` refuse such a place",
+    ),
+}
+"""What a stranger may write -> what the error says."""
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+def test_what_a_stranger_may_write_gets_an_error_that_says_what_to_write(trap: str) -> None:
+    body, words = TRAPS[trap]
+    with pytest.raises((PassError, PatternError), match=words):
+        testing.apply_pass(
+            type("Own", (Rewrite,), {"name": "own", "kinds": frozenset({"relu"}), **body})(), half()
+        )
+
+
+def test_one_kind_may_be_a_word() -> None:
+    own = type("Own", (Rewrite,), {"name": "own", "kinds": "relu", "rewrite": lambda self, mb, m: m.root.x})
+    assert testing.apply_pass(own(), half(), prove=False)[1].changes
+
+
 class Approximately(Rewrite):
     """A division becomes a product, which rounds twice."""
 

@@ -108,4 +108,8 @@ RULES: dict[str, Rule] = {
     "tile": channel_axes.tile,
     "transpose": _transpose,
 }
-"""Op type -> what it does to twins."""
+"""Op type -> what it does to twins.
+
+No query over rows: these say where an axis goes, not in which order the numbers of channels that were folded
+into one axis stand there, which of them an op needs apart, nor how the op is written on a twin.
+"""

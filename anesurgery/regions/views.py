@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -27,6 +26,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
+from anesurgery.semantics.joined_axes import joins_of_operand, joins_of_result
 from anesurgery.semantics.reading import axes_of, axis_of, each_axis, permutation
 
 Groups: TypeAlias = "Sequence[tuple[int, ...]]"
@@ -125,24 +125,6 @@ def _seen(mb: Maker, var: Var, rank: int, groups: Groups) -> Var:
     return seen_as(mb, var, _grouped(_aligned(var, rank), groups))
 
 
-def _spread(shapes: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[Any]:
-    """For each axis, which operands are repeated along it; an axis of length 1 goes with its neighbour."""
-    keys: list[Any] = [tuple(s[i] == 1 for s in shapes) if n != 1 else None for i, n in enumerate(sizes)]
-    named = next((key for key in keys if key is not None), ())
-    for i, key in enumerate(keys):
-        named = keys[i] = named if key is None else key
-    return keys
-
-
-def _joins(keys: Sequence[Any]) -> tuple[bool, ...]:
-    return tuple(a == b for a, b in pairwise(keys))
-
-
-def _alone(rank: int, axes: Sequence[int]) -> tuple[bool, ...]:
-    """Neighbours may merge unless one of them is among `axes`."""
-    return tuple(i not in axes and i + 1 not in axes for i in range(rank - 1))
-
-
 def _moved(axes: Sequence[int], groups: Groups) -> list[int]:
     """Where the axes of an op went in a view."""
     return [i for i, group in enumerate(groups) if group and group[0] in axes]
@@ -151,13 +133,11 @@ def _moved(axes: Sequence[int], groups: Groups) -> list[int]:
 def _elementwise(op: Operation) -> Frame:
     sizes = fixed_shape(op.outputs[0])
     names = [k for k in ("x", "y", "cond", "a", "b") if isinstance(op.inputs.get(k), Var)]
-    tensors = [op.inputs[k] for k in names if op.inputs[k].shape]
-    keys = _spread([_aligned(v, len(sizes)) for v in tensors], sizes)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         return _same(op, mb, **{k: _seen(mb, op.inputs[k], len(sizes), groups) for k in names})
 
-    return Frame(sizes, _joins(keys), build)
+    return Frame(sizes, joins_of_result(op), build)
 
 
 def _reduction(op: Operation) -> Frame:
@@ -169,7 +149,7 @@ def _reduction(op: Operation) -> Frame:
         moved = _moved(axes, groups)
         return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved, keep_dims=keep)
 
-    return Frame(sizes, _joins([axis in axes for axis in range(len(sizes))]), build)
+    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _along_one_axis(op: Operation) -> Frame:
@@ -187,7 +167,7 @@ def _along_one_axis(op: Operation) -> Frame:
             changed["keep_dims"] = bool(op.outputs[0].shape)
         return _same(op, mb, **changed)
 
-    return Frame(sizes, _alone(len(sizes), [axis]), build)
+    return Frame(sizes, joins_of_operand(op, first), build)
 
 
 def _layer_norm(op: Operation) -> Frame:
@@ -198,7 +178,7 @@ def _layer_norm(op: Operation) -> Frame:
         moved = _moved(axes, groups)
         return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups), axes=moved)
 
-    return Frame(sizes, _alone(len(sizes), axes), build)
+    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _linear(op: Operation) -> Frame:
@@ -207,22 +187,22 @@ def _linear(op: Operation) -> Frame:
     def build(mb: Maker, groups: Groups) -> list[Var]:
         return _same(op, mb, x=_seen(mb, op.x, len(sizes), groups))
 
-    return Frame(sizes, _alone(len(sizes), [len(sizes) - 1]), build)
+    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _matmul(op: Operation) -> Frame | Refusal:
     rank = max(shape_rank(op.x), shape_rank(op.y))
     if min(shape_rank(op.x), shape_rank(op.y)) < 2:
         return Refusal("one factor is a vector")
-    batch = fixed_shape(op.outputs[0])[:-2]
-    keys = _spread([_aligned(v, rank)[:-2] for v in (op.x, op.y)], batch)
+    sizes = fixed_shape(op.outputs[0])
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         x, y = (_seen(mb, v, rank, groups) for v in (op.x, op.y))
         return _same(op, mb, x=x, y=y)
 
-    sizes = (*batch, *fixed_shape(op.outputs[0])[-2:])
-    return Frame(sizes, _joins([*keys, "rows", "columns"]), build)
+    batched = max(len(sizes) - 3, 0)  # joins; rows and columns stay alone, for the op needs both
+    alone = [False] * (len(sizes) - 1 - batched)
+    return Frame(sizes, (*joins_of_result(op)[:batched], *alone), build)
 
 
 def _slice(op: Operation) -> Frame | Refusal:
@@ -263,24 +243,18 @@ def _slice(op: Operation) -> Frame | Refusal:
             )
         ]
 
-    return Frame(sizes, _alone(rank, [i for i in range(rank) if not whole[i]]), build)
+    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _transpose(op: Operation) -> Frame:
-    """Neighbours that stay neighbours travel together; axes of length 1 go along with anything."""
     sizes, perm = fixed_shape(op.x), permutation(op)
-    moved_to = {axis: i for i, axis in enumerate(a for a in perm if sizes[a] != 1)}
-    joins, left = [], -1  # the last place, after the permutation, of an axis longer than 1
-    for axis in range(len(sizes) - 1):
-        left = moved_to.get(axis, left)
-        joins.append(left < 0 or moved_to.get(axis + 1, left + 1) == left + 1)
 
     def build(mb: Maker, groups: Groups) -> list[Var]:
         places = [_place(group, sizes, perm) for group in groups]
         moved = sorted(range(len(groups)), key=lambda g: places[g])
         return [mb.transpose(x=_seen(mb, op.x, len(sizes), groups), perm=moved)]
 
-    return Frame(sizes, tuple(joins), build)
+    return Frame(sizes, joins_of_operand(op, op.x), build)
 
 
 def _place(group: tuple[int, ...], sizes: Sequence[int], perm: list[int]) -> int:

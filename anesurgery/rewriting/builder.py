@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from anesurgery import mil
-from anesurgery.errors import PassError, Refused
+from anesurgery.errors import PassError, Refused, near_matches
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Array, Function, Operation, Var, is_compressed, operands
 from anesurgery.regions.compressed_weights import build
@@ -54,15 +54,21 @@ class Builder(mil.OpMakers):
 
         Python numbers get the element type of the op's first float operand.
         """
-        make = getattr(mil.mb, op_type)
+        make = getattr(mil.mb, op_type, None)
+        if make is None:
+            raise AttributeError(f"there is no op {op_type!r}; {near_matches(op_type, mil.op_types())}")
 
         def build(**inputs: Any) -> Any:
             wish = inputs.pop("name", None) or f"{self._root.name}_{self._pass_name}_{op_type}"
             name = self._session.fresh_name(self._function, wish)
             if op_type == "pad":  # whose default, an fp32 zero, does not load beside other types
                 inputs.setdefault("constant_val", mil.np_dtype(inputs["x"]).type(0))
-            with mil.inside(self.block):
-                result = make(before_op=self._before, name=name, **typed(op_type, inputs))
+            try:
+                with mil.inside(self.block):
+                    result = make(before_op=self._before, name=name, **typed(op_type, inputs))
+            except ValueError:
+                _check_names(op_type, inputs)
+                raise
             self._record(result[0] if isinstance(result, (tuple, list)) else result)
             return result
 
@@ -220,3 +226,15 @@ class Builder(mil.OpMakers):
             if new not in self.made:
                 mil.stamp(new, self._root)
                 self.made.append(new)
+
+
+def _check_names(op_type: str, inputs: Mapping[str, Any]) -> None:
+    """Has the op a parameter of each name?
+
+    Raises:
+        TypeError: one that it has not.
+    """
+    parameters = mil.op_parameters(op_type)
+    for name in inputs.keys() - parameters:
+        words = ", ".join(sorted(parameters))
+        raise TypeError(f"{op_type} has no parameter {name!r}; it has {words}")

@@ -1,12 +1,12 @@
 """Python numbers among the operands of an op: they get the element type of the op's first float operand.
 
 `mb.add(x=x, y=1.5)` means the same for fp16 and fp32 values of `x`. coremltools gives every Python number fp32
-or int32, which an op with fp16 operands refuses.
+or int32, which an op with fp16 operands refuses. What numpy makes of Python numbers, fp64 and int64,
+no MIL value has: these are such numbers too.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,7 +14,12 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refused
-from anesurgery.mil import Parameter, Var
+from anesurgery.mil import Array, Parameter, Var
+
+UNTYPED = (np.dtype(np.float64), np.dtype(np.int64))
+"""What numpy computes Python numbers in, and no MIL value has."""
+FEW = 64
+"""More numbers than a hand writes: tables and weights, of which what is tiny may become 0."""
 
 
 def typed(op_type: str, inputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +55,7 @@ def _dtype(value: Any) -> np.dtype[Any] | None:
     if isinstance(value, Var):
         return mil.np_dtype(value)
     if isinstance(value, (np.ndarray, np.generic)):
-        return value.dtype
+        return None if value.dtype in UNTYPED else value.dtype
     if isinstance(value, (list, tuple)):
         return next((_dtype(v) for v in value if isinstance(v, (Var, np.ndarray))), None)
     return None
@@ -65,16 +70,16 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def _is_number(value: Any) -> bool:
-    """Is it a Python number, or a list that holds nothing else? Truth values are no numbers."""
+    """Is it a Python number, or a list or array that holds nothing else? Truth values are no numbers."""
+    if isinstance(value, np.ndarray):
+        return value.dtype in UNTYPED
     leaves = list(_numbers(value))
-    return bool(leaves) and all(type(leaf) in (int, float) for leaf in leaves)
+    return bool(leaves) and all(type(leaf) in (int, float, np.float64, np.int64) for leaf in leaves)
 
 
 def _wants_float(parameter: Parameter, value: Any) -> bool:
     """Is it a float anyway? An integer stays one where the parameter takes integers."""
-    return any(isinstance(leaf, float) for leaf in _numbers(value)) or all(
-        d.kind == "f" for d in parameter.dtypes
-    )
+    return np.asarray(value).dtype.kind == "f" or all(d.kind == "f" for d in parameter.dtypes)
 
 
 def _as_type(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
@@ -83,15 +88,21 @@ def _as_type(name: str, value: Any, dtype: np.dtype[Any]) -> Any:
     Raises:
         Refused: a number is infinite or zero in that type, and is not so itself.
     """
-    leaves = list(_numbers(value))
+    numbers = np.asarray(value, np.float64 if dtype.kind == "f" else None)
     if dtype.kind != "f":
-        fits = dtype.kind in "iu" and all(
-            isinstance(n, int) and np.iinfo(dtype).min <= n <= np.iinfo(dtype).max for n in leaves
-        )
-        return np.asarray(value, dtype)[()] if fits else value
+        limits = np.iinfo(dtype) if dtype.kind in "iu" and numbers.dtype.kind in "iu" else None
+        fits = limits is not None and bool(((limits.min <= numbers) & (numbers <= limits.max)).all())
+        return numbers.astype(dtype)[()] if fits else value
     with np.errstate(over="ignore", under="ignore"):
-        for number in leaves:
-            held = float(dtype.type(number))
-            if math.isinf(held) > math.isinf(number) or (held == 0 and number != 0):
-                raise Refused(f"{name}={number:g} is {held:g} in {dtype}, which the other operands have")
-        return np.asarray(value, dtype)[()]
+        held = numbers.astype(dtype)
+    lost = _lost(numbers, held)
+    if lost.any():
+        words = f"{name}={numbers[lost][0]:g} is {held[lost][0]:g} in {dtype}"
+        raise Refused(f"{words}, which the other operands have")
+    return held[()]
+
+
+def _lost(numbers: Array, held: Array) -> Array:
+    """Which numbers became infinite; and, of those that are written out, which became 0."""
+    infinite = np.isinf(held) & ~np.isinf(numbers)
+    return infinite if numbers.size > FEW else infinite | ((held == 0) & (numbers != 0))

@@ -77,9 +77,10 @@ class Pass:
             options: of other parents.
 
         Raises:
-            PassError: there is no name, or it is an option.
+            PassError: there is no name, or it is an option; or the tolerance is a bare number.
         """
         super().__init_subclass__(**options)
+        check_tolerance(cls)
         if not abstract:
             check_name(cls)
 
@@ -187,6 +188,17 @@ def check_name(step: type[Pass]) -> None:
     if not isinstance(name, str) or not name:
         stated = "no name" if name is None else f"the name {name!r}"
         raise PassError(f"the pass {step.__name__} has {stated}, by which reports and recipes know it; {line}")
+
+
+def check_tolerance(step: type[Pass]) -> None:
+    """Is what a class of passes promises no bare number?
+
+    Raises:
+        PassError: it is.
+    """
+    if isinstance(stated := vars(step).get("tolerance"), (int, float)):
+        words = f"write `tolerance = Tolerance({stated:g})`, relative to the largest value"
+        raise PassError(f"the pass {step.__name__} states the tolerance {stated:g}; {words}")
 
 
 Observer = Callable[[Pass, Graph], None]

@@ -191,15 +191,19 @@ def _check_inputs(wanted: Iterable[str], inputs: Mapping[str, Pattern]) -> None:
 op = Ops()
 
 
-def match(pattern: OpPattern, root: Operation) -> Match | Refusal | None:
-    """Match at `root`: a `Match`, a near miss as a `Refusal`, or None when the op is of another kind."""
+def matches(pattern: OpPattern, root: Operation) -> tuple[list[Match], Refusal | None]:
+    """Match at `root`.
+
+    Returns:
+        Every way in which the pattern fits, those with `x` and `y` as they are written first; and the reason of
+        a near miss, where there is none.
+    """
     if root.op_type not in pattern.op_types:
-        return None
+        return [], None
     trail: list[tuple[int, str]] = []
-    for bindings, ops in _match_op(pattern, root, {}, (), trail):
-        return Match(root, ops, bindings)
+    ways = [Match(root, ops, bindings) for bindings, ops in _match_op(pattern, root, {}, (), trail)]
     depth, reason = max(trail, default=(0, "the inputs differ"))
-    return Refusal(reason, root) if depth > 1 else None
+    return ways, Refusal(reason, root) if depth > 1 and not ways else None
 
 
 Bindings: TypeAlias = "dict[str, Var | Operation]"
@@ -218,7 +222,7 @@ def _match_op(
     if pattern.as_ is not None:
         bindings = {**bindings, pattern.as_: op}
     orders = [dict(pattern.inputs)]
-    if pattern.commutes:
+    if pattern.commutes and found.inputs.get("x") is not found.inputs.get("y"):
         orders.append({"x": pattern.inputs["y"], "y": pattern.inputs["x"]})
     for order in orders:
         yield from _match_inputs(list(order.items()), op, bindings, ops, trail)

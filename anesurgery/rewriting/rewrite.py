@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 
 from anesurgery.display import short_name
-from anesurgery.errors import PassError, Refusal
+from anesurgery.errors import PassError, PatternError, Refusal
 from anesurgery.mil import (
     Array,
     Block,
@@ -39,7 +39,7 @@ from anesurgery.rewriting.driver import Built, Place, alike, operate
 from anesurgery.rewriting.graph_edits import hand_name, op_words, substitute
 from anesurgery.rewriting.inference import infer_readers
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.pattern import Match, OpPattern, Ops, match
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.recoding import ROUNDED
 from anesurgery.rewriting.session import Change, Session
@@ -71,7 +71,7 @@ class Rewrite(Pass, abstract=True):
         super().__init_subclass__(**options)
         if {"pattern", "kinds"} & vars(cls).keys():
             with suppress(AttributeError):  # it needs an option without default: built when the pass runs
-                cls.pattern(object.__new__(cls), op_patterns)
+                _checked(cls, cls.pattern(object.__new__(cls), op_patterns))
 
     def pattern(self, op: Ops) -> OpPattern:
         """What to look for: by default any op of `kinds`.
@@ -83,8 +83,10 @@ class Rewrite(Pass, abstract=True):
             The pattern; its outermost op is the root.
         """
         if not self.kinds:
-            raise NotImplementedError
-        return op.any(*sorted(self.kinds))()
+            raise PassError(
+                f"the pass {self.name} looks for nothing: write `pattern`, or `kinds` with op types"
+            )
+        return op.any(*([self.kinds] if isinstance(self.kinds, str) else sorted(self.kinds)))()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Decide whether the pass rewrites at a place.
@@ -110,7 +112,7 @@ class Rewrite(Pass, abstract=True):
             What replaces the old values: a value for the root's output, a sequence for all its outputs, or
             {old: new}. Each has the shape and dtype of the old one.
         """
-        raise NotImplementedError
+        raise PassError(f"the pass {self.name} builds nothing: write `rewrite`, which returns the new value")
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> Array | None:
         """Draw values for what a site reads where their range matters, as of ids.
@@ -159,7 +161,7 @@ class Rewrite(Pass, abstract=True):
         edits, step = len(session.changes), cast(Any, self)
         if assumes := hasattr(self, "assume"):
             step = replace(step, assume={**session.assume, **_own_promises(self, program)})
-        pattern = step.pattern(op_patterns)
+        pattern = _checked(type(self), step.pattern(op_patterns))
         for function in program.functions.values():
             _Walk(step, session, function, pattern).visit(function)
         for function, name in session.dropped_inputs:
@@ -178,6 +180,20 @@ def _own_promises(step: Any, program: Program) -> Mapping[str, tuple[float, floa
             f"{step.name}: the model has no input {strangers[0]!r}; it has {', '.join(sorted(inputs))}"
         )
     return step.assume or {}
+
+
+def _checked(cls: type[Rewrite], pattern: object) -> OpPattern:
+    """What `pattern` returned.
+
+    Raises:
+        PatternError: it is no pattern of an op.
+    """
+    if isinstance(pattern, OpPattern):
+        return pattern
+    raise PatternError(
+        f"`pattern` of {cls.__name__} returned {pattern!r}; it returns that of an op, as "
+        '`op.relu(x=var("x"))`, or of one of several, as `op.any("relu", "relu6")(x=var("x"))`'
+    )
 
 
 @dataclass
@@ -255,11 +271,23 @@ class _OpPlace(Place):
         return Refusal(reason, self.root)
 
     def accept(self) -> Match | Refusal | None:
-        """The match, if there is one and every guard and the pass's own check agree."""
-        m = match(self.pattern, self.root)
-        if isinstance(m, Match):
-            refusal = self.guard(m)
-            m = self.step.check(m) if refusal is None else refusal
+        """The first way to match to which every guard and the pass's own check agree; else the first reason."""
+        ways, reason = matches(self.pattern, self.root)
+        for way in ways:
+            answer = self.judged(way)
+            if isinstance(answer, Match):
+                return answer
+            reason = answer if reason is None else reason
+        return reason
+
+    def judged(self, way: Match) -> Match | Refusal | None:
+        """What the guards, and then the pass's own check, say of one way to match.
+
+        Raises:
+            PassError: the check says something else than it may.
+        """
+        refusal = self.guard(way)
+        m = self.step.check(way) if refusal is None else refusal
         if not isinstance(m, (Match, Refusal, NoneType)):
             raise self.error(
                 f"`check` returned {m!r}; "
@@ -297,7 +325,10 @@ class _OpPlace(Place):
                 raise self.error(f"`rewrite` returned {new!r} for %{old.name}, not a value")
             same = alike(old, new, self.step.refines) and dtype_name(old) == dtype_name(new)
             if not same and not (old.name in declared and not old.child_ops):
-                raise self.error(f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}")
+                raise self.error(
+                    f"%{old.name} is {type_text(old)}, its replacement {type_text(new)}; let `check` refuse "
+                    "such a place, or `rewrite` bring it to that shape and type"
+                )
         return pairs
 
     def refuse_loops(self, pairs: Pairs, new_ops: Sequence[Operation]) -> None:

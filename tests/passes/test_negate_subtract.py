@@ -196,10 +196,10 @@ def test_refuses_other_integers(dtype: Any) -> None:
     # Such a program passes no builder of coremltools, but a package may hold it.
     sub.y._sym_type = types.tensor(dtype, (2,))
     from anesurgery.errors import Refusal
-    from anesurgery.rewriting.pattern import match, op
+    from anesurgery.rewriting.pattern import matches, op
 
-    m = match(STEP.pattern(op), sub)
-    refusal = STEP.check(m)  # type: ignore[arg-type]
+    (m,), _ = matches(STEP.pattern(op), sub)
+    refusal = STEP.check(m)
     assert isinstance(refusal, Refusal)
     assert f"the operands are {types.builtin_to_string(dtype)}" in refusal.reason
 

@@ -98,6 +98,49 @@ class LeakyReluAsMaximum(Rewrite):
         return mb.maximum(x=m.x, y=mb.mul(x=m.x, y=m.slope))
 
 
+@dataclass(frozen=True)
+class Relu6AsClip(Rewrite):
+    """A rectifier with an upper end of 6 is a clip."""
+
+    name: ClassVar[str] = "relu6_as_clip"
+    kinds: ClassVar[frozenset[str]] = frozenset({"relu6"})
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.clip(x=m.root.x, alpha=np.zeros(1)[0], beta=np.sqrt(36))  # as numpy computes numbers
+
+
+@dataclass(frozen=True)
+class SiluOfParts(Rewrite):
+    """A value times its sigmoid is one op."""
+
+    name: ClassVar[str] = "silu_of_parts"
+    tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.mul(x=var("x"), y=op.sigmoid(x=var("x")), commutes=True)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.silu(x=m.x)
+
+
+@dataclass(frozen=True)
+class FoldTransposes(Rewrite):
+    """Two transpositions in a row are one, or none."""
+
+    name: ClassVar[str] = "fold_transposes"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.transpose(x=op.transpose(x=var("x"), as_="first"), as_="second")
+
+    def check(self, m: Match) -> Match:
+        first, second = an.constant(m.first.perm), an.constant(m.second.perm)
+        return m.bind(perm=[first[axis] for axis in second])
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        back = m.perm == sorted(m.perm)
+        return m.x if back else mb.transpose(x=m.x, perm=m.perm)
+
+
 def mean(x: Var, kind: Any) -> Var:
     return mb.mul(x=mb.reduce_sum(x=x, axes=[-1], keep_dims=True), y=kind(1 / 3), name="y")
 
@@ -110,6 +153,22 @@ def times_one(x: Var, kind: Any) -> Var:
     return mb.relu(x=mb.mul(x=x, y=kind(1)), name="y")
 
 
+def one_times(x: Var, kind: Any) -> Var:
+    return mb.relu(x=mb.mul(x=kind(1), y=x), name="y")
+
+
+def relu6(x: Var, kind: Any) -> Var:
+    return mb.relu6(x=x, name="y")
+
+
+def silu(x: Var, kind: Any) -> Var:
+    return mb.mul(x=mb.sigmoid(x=x), y=x, name="y")
+
+
+def transposed(x: Var, kind: Any) -> Var:
+    return mb.relu(x=mb.transpose(x=mb.transpose(x=x, perm=[1, 0]), perm=[1, 0]), name="y")
+
+
 def leaky(x: Var, kind: Any) -> Var:
     return mb.leaky_relu(x=x, alpha=kind(0.3), name="y")
 
@@ -118,9 +177,17 @@ STRANGERS: dict[str, tuple[Rewrite, Callable[[Var, Any], Var], Callable[[torch.T
     "mean": (MeanOfSum(), mean, lambda x: x.sum(-1, keepdim=True) * (1 / 3)),
     "clips": (MergeClips(), clips, lambda x: x.clamp(-1, 6).clamp(0.1, 9)),
     "times one": (DropTimesOne(), times_one, lambda x: torch.relu(x * torch.tensor([1.0]))),
+    "one times": (DropTimesOne(), one_times, lambda x: torch.relu(torch.tensor([1.0]) * x)),
+    "relu6": (Relu6AsClip(), relu6, lambda x: torch.nn.functional.relu6(x)),
+    "silu": (SiluOfParts(), silu, lambda x: x * torch.sigmoid(x)),
+    "transposes": (FoldTransposes(), transposed, lambda x: torch.relu(x.permute(1, 0).permute(1, 0))),
     "leaky": (LeakyReluAsMaximum(), leaky, lambda x: torch.nn.functional.leaky_relu(x, 0.3)),
 }
 """A pass, a program in MIL on which it acts, and the same in torch."""
+
+
+DOES_THE_SAME = ("fuse_reduce_mean", "noop_elimination", "reduce_transposes", "merge_consecutive_transposes")
+"""Passes of coremltools that leave nothing to do."""
 
 
 def built(make: Callable[[Var, Any], Var], dtype: Any) -> Program:
@@ -148,7 +215,7 @@ def test_a_strangers_pass_runs_on_both_types(name: str, dtype: Any) -> None:
 def test_a_strangers_pass_runs_in_a_conversion(name: str, precision: str) -> None:
     step, _, module = STRANGERS[name]
     base = an.ct.PassPipeline.DEFAULT
-    base.remove_passes({"common::fuse_reduce_mean", "common::noop_elimination"})  # which do some of it
+    base.remove_passes({f"common::{name}" for name in DOES_THE_SAME})
     pipeline, x = pass_pipeline([step], base), torch.linspace(-4, 12, 6).reshape(2, 3)
     made = convert(Function(module), {"x": x}, "trace", "iOS17", precision, pass_pipeline=pipeline)
     assert {change.pass_name for change in pipeline.report.changes} == {step.name}
@@ -180,6 +247,20 @@ def test_a_number_agrees_with_the_operands_of_every_op() -> None:
                     assert typed(op_type, {name: [2, 0.5], other: np.ones(3, dtype)})[name].dtype == dtype
                     tried += 1
     assert tried > 200
+
+
+@pytest.mark.usefixtures("function")
+def test_what_numpy_computes_is_a_number_too() -> None:
+    x, i = np.ones((2, 3), np.float16), np.ones((2, 3), np.int32)
+    for number in (np.float64(0.5), np.sqrt(2), np.int64(2), np.ones(3), np.arange(3)):
+        assert typed("add", {"x": x, "y": number})["y"].dtype == np.float16
+    assert typed("add", {"x": i, "y": np.arange(3)})["y"].dtype == np.int32
+    assert typed("gather", {"x": x, "indices": np.arange(2), "axis": np.int64(0)})["indices"].dtype == np.int64
+    assert typed("mul", {"x": x, "y": np.float32(0.5)})["y"].dtype == np.float32  # which somebody chose
+    tiny = np.full(100, 1e-12)
+    assert not typed("mul", {"x": np.ones(100, np.float16), "y": tiny})["y"].any()  # a table
+    with pytest.raises(an.Refused, match="y=1e-12 is 0 in float16"):
+        typed("mul", {"x": x, "y": tiny[:3]})
 
 
 @pytest.mark.usefixtures("function")

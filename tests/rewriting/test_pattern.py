@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from anesurgery.errors import PatternError, Refusal
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
-from anesurgery.rewriting.pattern import RESERVED, Match, OpPattern, any_of, match, op, var
+from anesurgery.rewriting.pattern import RESERVED, Match, OpPattern, any_of, matches, op, var
 
 
 def program_of(body: Any) -> Program:
@@ -27,16 +27,16 @@ def last(program: Program) -> Operation:
 
 
 def found(pattern: OpPattern, body: Any) -> Match:
-    m = match(pattern, last(program_of(body)))
-    assert isinstance(m, Match), m
-    return m
+    """The first way to match."""
+    ways, _ = matches(pattern, last(program_of(body)))
+    return ways[0]
 
 
 def missed(pattern: OpPattern, body: Any) -> str | None:
     """Why it does not match: a reason, or None for "not this kind of op"."""
-    m = match(pattern, last(program_of(body)))
-    assert not isinstance(m, Match)
-    return None if m is None else m.reason
+    ways, refusal = matches(pattern, last(program_of(body)))
+    assert not ways
+    return None if refusal is None else refusal.reason
 
 
 def test_another_kind_of_op_is_no_near_miss() -> None:
@@ -51,6 +51,14 @@ def test_names_of_values_and_ops_are_attributes() -> None:
     assert m.root is m.product
     assert [o.op_type for o in m.ops] == ["mul", "exp"]
     assert m.block is m.root.enclosing_block
+
+
+def test_operands_that_commute_fit_in_both_orders_unless_they_are_one() -> None:
+    pattern = op.mul(x=var("x"), y=var("y"), commutes=True)
+    both, _ = matches(pattern, last(program_of(lambda a, b: mb.mul(x=a, y=b))))
+    assert [(m.x.name, m.y.name) for m in both] == [("a", "b"), ("b", "a")]
+    once, _ = matches(pattern, last(program_of(lambda a, b: mb.mul(x=a, y=a))))
+    assert [(m.x.name, m.y.name) for m in once] == [("a", "a")]
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
@@ -230,8 +238,8 @@ def test_a_chain_matches_when_its_end_does(made: list[str], wanted: list[str]) -
     for kind in wanted:
         pattern = op.any(kind)(x=pattern)
     program = program_of(body)
-    m = match(pattern, last(program))
-    assert isinstance(m, Match) == (made[-len(wanted) :] == wanted)
-    if isinstance(m, Match):
+    ways, _ = matches(pattern, last(program))
+    assert len(ways) == (made[-len(wanted) :] == wanted)
+    for m in ways:
         assert [o.op_type for o in m.ops] == wanted[::-1]
         assert set(m.ops) <= set(walk_ops(program))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from anesurgery.ops import UNARY
 from anesurgery.regions import views
 from anesurgery.semantics import exponents
 from anesurgery.semantics.constant_ends import ANY
-from anesurgery.semantics.meaning import OF_WHOLE, Meaning, same
+from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, Meaning, same
 from anesurgery.semantics.rows import MEANINGS
 
 TRIED = 60
@@ -98,6 +98,23 @@ def _other_places(row: Meaning) -> Meaning:
     return dataclasses.replace(row, axes=axes)
 
 
+def _in_any_order(row: Meaning) -> Meaning:
+    """Every axis whose order matters is said to be summed over."""
+
+    def axes(op: Any) -> Any:
+        operands = row.axes(op) if row.axes is not None else None
+        return operands and tuple(
+            dataclasses.replace(o, places=tuple(CONTRACTED if p == MIXED else p for p in o.places))
+            for o in operands
+        )
+
+    return dataclasses.replace(row, axes=axes)
+
+
+def _of_another_result(row: Meaning) -> Meaning:
+    return dataclasses.replace(row, positions=1 - (row.positions or 0), range=None)
+
+
 def _twice(row: Meaning) -> Meaning:
     return dataclasses.replace(row, work=lambda op: 2 * row.work(op) if row.work is not None else 0)
 
@@ -136,12 +153,29 @@ FRACTIONS = ops.UNARY & RECIPES.keys() - ops.UNROUNDED - ops.names("atanh square
 """Ops that make fractions of whole numbers."""
 
 
+ROUNDED = (
+    FRACTIONS
+    | ops.PRODUCTS
+    | ops.names("add mul pow real_div sub")
+    | ops.names("reduce_mean reduce_prod reduce_sum reduce_sum_square cumsum softmax")
+)
+"""Ops that round what they compute."""
+ORDERED = ops.names(
+    "argsort band_part cumsum gather layer_norm pad reduce_argmax reverse softmax split tile topk"
+)
+"""Ops along whose axis the order matters."""
+
+
 def _takes(op_type: str, dtype: str) -> bool:
     return dtype in dtypes_of(op_type, latest(op_type))
 
 
 def _said_to_be_whole(row: Meaning) -> Meaning:
     return dataclasses.replace(row, whole=OF_WHOLE)
+
+
+def _said_to_be_always_whole(row: Meaning) -> Meaning:
+    return dataclasses.replace(row, whole=ALWAYS)
 
 
 def _said_of(op_type: str) -> Callable[[frozenset[str]], frozenset[str]]:
@@ -153,11 +187,11 @@ def wrong_traits() -> Iterator[WrongRow]:
     traits, lacks = vars(ops), "it has the trait"
     for op_type in sorted(FRACTIONS):
         yield WrongRow("whole", MEANINGS, op_type, lacks, _said_to_be_whole, row_checks.makes_fractions)
-        for key, check in (
-            ("UNROUNDED", row_checks.rounds_its_results),
-            ("MOVING", row_checks.moves_other_numbers),
-        ):
-            yield WrongRow(key, traits, op_type, lacks, _said_of(op_type), check, key)
+        check = row_checks.moves_other_numbers
+        yield WrongRow("MOVING", traits, op_type, lacks, _said_of(op_type), check, "MOVING")
+    for op_type in sorted(ROUNDED):
+        check = row_checks.rounds_its_results
+        yield WrongRow("UNROUNDED", traits, op_type, lacks, _said_of(op_type), check, "UNROUNDED")
     for op_type in ops.ALONG:
         check = row_checks.mixes_other_axes
         yield WrongRow("ALONG", ops.ALONG, op_type, "another parameter", lambda name: "other", check)
@@ -192,8 +226,21 @@ def wrong_meanings(op_type: str, row: Meaning) -> Iterator[WrongRow]:
             yield WrongRow("integers", MEANINGS, op_type, what, changed, row_checks.outside_its_integers)
     if row.axes is not None:
         yield WrongRow("axes", MEANINGS, op_type, "another axis", _other_places, row_checks.mixes_axes)
+    if op_type in ORDERED:
+        yield WrongRow("axes", MEANINGS, op_type, "in any order", _in_any_order, row_checks.mixes_axes)
+    if row.whole == OF_WHOLE and _takes(op_type, "fp32"):
+        check, always = row_checks.makes_fractions, _said_to_be_always_whole
+        yield WrongRow("whole", MEANINGS, op_type, "of any numbers", always, check)
+    if row.positions is not None and len(latest_results(op_type)) > 1:
+        check, other = row_checks.outside_its_interval, _of_another_result
+        yield WrongRow("positions", MEANINGS, op_type, "another result", other, check)
     if op_type in row_checks.COUNTED:
         yield WrongRow("work", MEANINGS, op_type, "twice as much", _twice, row_checks.counts_otherwise)
+
+
+def latest_results(op_type: str) -> Sequence[Any]:
+    """The results of an op."""
+    return sample(op_type, "results").op.outputs
 
 
 def differing() -> list[WrongRow]:

@@ -222,7 +222,7 @@ def _match_op(
     if pattern.as_ is not None:
         bindings = {**bindings, pattern.as_: op}
     orders = [dict(pattern.inputs)]
-    if pattern.commutes and found.inputs.get("x") is not found.inputs.get("y"):
+    if pattern.commutes and op.inputs.get("x") is not op.inputs.get("y"):
         orders.append({"x": pattern.inputs["y"], "y": pattern.inputs["x"]})
     for order in orders:
         yield from _match_inputs(list(order.items()), op, bindings, ops, trail)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import PassError, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.masked_write import MaskedWrite
 from anesurgery.passes.slice_write import SliceWrite
@@ -54,6 +54,8 @@ def test_what_the_surgery_assumes_counts() -> None:
     assert len(surgery.changes) == 1
     with pytest.raises(SurgeryError, match="place"):
         ane.apply(blended(), "slice_write", assume={"place": (0, 5)}, quiet=True)
+    with pytest.raises(PassError, match=r"no input 'place'; it has at"):
+        apply_pass(SliceWrite(assume={"place": (0, 5)}), blended())
 
 
 def test_refusals() -> None:

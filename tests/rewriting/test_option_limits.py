@@ -10,6 +10,7 @@ import pytest
 
 from anesurgery import registry
 from anesurgery.authoring import Pass, PassError, option
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.option_limits import Limits
 
 
@@ -65,3 +66,29 @@ def test_defaults_of_all_passes_keep_to_their_limits() -> None:
             if isinstance(limits, Limits) and field.default is not None:
                 assert limits.hold(field.default), f"{name}: {field.name}={field.default!r}"
     assert limited > 30
+
+
+@dataclass(frozen=True)
+class Fitted(Limited):
+    """An option that is a limit of the target."""
+
+    name: ClassVar[str] = "fitted"
+    longest: int = option(4, least=1, of_target="axis")
+
+
+@dataclass(frozen=True)
+class Asked(Fitted):
+    """Only callers ask for it."""
+
+    name: ClassVar[str] = "asked"
+    asked_for: ClassVar[bool] = True
+
+
+def test_auto_takes_limits_of_the_target_and_leaves_out_what_must_be_asked_for() -> None:
+    targets = [Target.parse(chip) for chip in ("M1", "M4")]
+    assert [Fitted.variants(t) for t in targets] == [
+        (Fitted(longest=int(t.least("axis")[0])),) for t in targets
+    ]
+    assert Fitted.variants(targets[0]) != Fitted.variants(targets[1])
+    assert [Limited.variants(t) for t in targets] == [(Limited(),)] * 2
+    assert [Asked.variants(t) for t in targets] == [()] * 2

@@ -514,6 +514,7 @@ class _Part:
             work.told = lambda done: told(done, len(chosen))
         work.biased, work.correct, work.plain = self._biased, self.plan.finished.hand_in, plain
         work.ahead, work.arrays, work.outputs = self.plan.finished.workers.count, False, wanted
+        work.folder = self.plan.finished.folder
         before = {one.var: stored_bytes(one.var) for one in self.found}
         outputs = work.run()
         made = {one.candidate.var: one for one in work.made}
@@ -561,7 +562,7 @@ class _Part:
         if all(len(forms) == 1 for forms in kinds.values()):
             return
         if self.plan.how == ESTIMATED:
-            modes = estimated(self.loaded, self.name, samples, kinds, self.plan.finished.workers)
+            modes = estimated(self.loaded, self.name, samples, kinds, self.plan.finished)
         else:
             modes = assigned(
                 self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished

@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,10 +23,11 @@ import torch
 
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import Rounded, Shares, corrected, moments, objective
+from anesurgery.compressing.second_order import SLAB, Shares, corrected, moments, objective
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
 from anesurgery.files.package import Loaded
+from anesurgery.files.set_aside import set_aside
 from anesurgery.interpret import inputs
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
@@ -38,6 +40,8 @@ BIASED = ("linear", "conv", "conv_transpose")
 """Ops whose bias can take up what rounding the weight does to the mean of their results."""
 MOST_INPUTS = 4096
 """Rows of inputs that are looked at together, which take memory beside those that are there."""
+MOST_VALUES = 1 << 30
+"""Bytes of the values of all samples that are there at once; more of them are set aside on the disk."""
 ROUNDS = 2
 """The second begins with the scales or entries that fit the numbers of the first best."""
 
@@ -153,6 +157,8 @@ class Correction:
     """Are the outputs of the function wanted?"""
     arrays: bool = True
     """Are the numbers wanted that each weight decodes to? All of them take as much memory as the model."""
+    folder: Path | None = None
+    """Where what memory need not hold is set aside; that of the system for temporary files by default."""
     made: list[Corrected] = field(default_factory=list)
     plain_outputs: list[dict[str, Array]] = field(default_factory=list)
     """What the plain function makes of `plain`."""
@@ -195,14 +201,16 @@ class Correction:
         samples = self.samples, self.samples if self.plain is None else self.plain
         ops = {r.op for one in self.chosen for r in one.readers}
         ahead = Ahead(begin, self.ahead - 1)
-        outputs, self.plain_outputs = side_by_side(both, samples, compress, ops, ahead, self.outputs)
+        outputs, self.plain_outputs = side_by_side(
+            both, samples, compress, ops, ahead, self.outputs, self.folder
+        )
         return outputs
 
     def _later(self, executable: Executable) -> Seen:
         """What all readers but the first of each weight read, in the plain model."""
         seen = Seen({r.op: r for one in self.chosen for r in one.readers[1:]})
         if seen.rows:
-            op_by_op(executable, self.samples, seen.step, set(seen.rows), outputs=False)
+            op_by_op(executable, self.samples, seen.step, set(seen.rows), outputs=False, folder=self.folder)
         return seen
 
     def _begun(
@@ -234,9 +242,25 @@ class Correction:
         """Wait for what a weight became."""
         corrected = begun.due()
         corrected = replace(corrected, shifts=_shifts(one, corrected.array, begun.means, begun.off))
-        self.made.append(corrected if self.arrays else replace(corrected, array=NOTHING))
+        self.made.append(corrected if self.arrays else _aside(corrected, self.folder))
         self.told(len(self.made))
         return corrected
+
+
+def _aside(corrected: Corrected, folder: Path | None) -> Corrected:
+    """A weight whose codes are on the disk, without the numbers that it decodes to."""
+
+    def put(form: Form) -> Form:
+        return Form(form.op_type, {name: part(value) for name, value in form.inputs.items()})
+
+    def part(value: Any) -> Any:
+        if isinstance(value, Result):
+            inner.setdefault(value.form, put(value.form))
+            return Result(inner[value.form], value.number)
+        return set_aside(value, folder) if isinstance(value, np.ndarray) else value
+
+    inner: dict[Form, Form] = {}
+    return replace(corrected, form=put(corrected.form), array=NOTHING)
 
 
 def takes_bias(op: Operation) -> bool:
@@ -330,6 +354,7 @@ def op_by_op(
     beside: Callable[[Step], None] = lambda _: None,
     look: Callable[[Step, Sequence[Env]], None] = lambda step, envs: None,
     outputs: bool = True,
+    folder: Path | None = None,
 ) -> list[dict[str, Array]]:
     """Run all samples together, one op after the other.
 
@@ -342,6 +367,7 @@ def op_by_op(
         beside: called with each step before it is taken.
         look: called before each of `ops` with its step and what is there, for each sample.
         outputs: are they wanted? Else the run ends before the last of `ops`.
+        folder: where values are set aside that would take more than `MOST_VALUES` together.
 
     Returns:
         The outputs for each sample.
@@ -357,7 +383,7 @@ def op_by_op(
                 step = before(step, [plan.arguments(step, env) for env in envs])
             if number < last:
                 beside(step)
-                take_all(plan, step, envs)
+                take_all(plan, step, envs, folder)
             else:
                 rest[0] = step
     return [_rest(executable, env, rest) for env in envs] if outputs else []
@@ -379,16 +405,25 @@ def _rest(executable: Executable, env: Env, steps: Sequence[Step]) -> dict[str, 
     return outputs
 
 
-def take_all(plan: Plan, step: Step, envs: Sequence[Env]) -> None:
+def take_all(plan: Plan, step: Step, envs: Sequence[Env], folder: Path | None = None) -> None:
     """Take a step for all samples: a constant is made ready for it once, and not kept."""
     runs, room, plan.runs, plan.room = plan.runs, plan.room, max(plan.runs, 2), plan.ready_bytes
     for env in envs:
         plan.take(step, env)
+        if _bytes(env) > MOST_VALUES // len(envs):
+            for var in {var for var, _, _ in step.outs if isinstance(env.get(var), torch.Tensor)}:
+                held = set_aside(env[var].contiguous().numpy(), folder, written=True)
+                env[var] = torch.from_numpy(held)
     plan.runs, plan.room = runs, room
     for name in step.stored:
         var = step.op.inputs[name]
         if plan.kept.pop(var, None) is not None:
             forget(var.val)
+
+
+def _bytes(env: Env) -> int:
+    """Of all values of a sample, on the disk or not."""
+    return sum(value.nbytes for value in env.values() if isinstance(value, torch.Tensor))
 
 
 @dataclass(frozen=True)
@@ -436,6 +471,7 @@ def side_by_side(
     ops: Collection[Operation],
     ahead: Ahead,
     outputs: bool = True,
+    folder: Path | None = None,
 ) -> tuple[list[dict[str, Array]], list[dict[str, Array]]]:
     """Run all samples together through a model and through the plain one, one op after the other.
 
@@ -446,6 +482,7 @@ def side_by_side(
         ops: at the top level of the function.
         ahead: what may begin before its op is taken.
         outputs: are they wanted? Else the run ends before the last of `ops`.
+        folder: where values are set aside that would take more than `MOST_VALUES` together.
 
     Returns:
         The outputs of both for each sample.
@@ -461,9 +498,9 @@ def side_by_side(
         ahead.look(step, (executables[0].plan, plain.plan), (others, envs), ops)
 
     def beside(step: Step) -> None:
-        take_all(plain.plan, steps[step.op], envs)
+        take_all(plain.plan, steps[step.op], envs, folder)
 
-    compressed = op_by_op(executables[0], samples[0], both, ops, beside, look, outputs)
+    compressed = op_by_op(executables[0], samples[0], both, ops, beside, look, outputs, folder)
     rest = plain.plan.steps[_last_of(plain.plan, ops) :]
     return compressed, [_rest(plain, env, rest) for env in envs] if outputs else []
 
@@ -584,11 +621,11 @@ def correct(
         rows = rows + np.stack([_taken_up(*each) for each in zip(shares, rows, crossed, strict=True)])
     channels, axis = reader.channels, reader.channel
     grid = Fitting(rows, hessians, channels, axis, weight.ndim, weight.dtype, shares).grid(kind)
-    rounded = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
     whole = _error(rows, None, hessians) + _of_means(rows, centres)
-    first = _error(rows, rounded, hessians)
-    plainly = first + _of_means(rows - rounded, centres)
-    best = _best(_Try(first, rounded, grid), rows, shares, hessians)
+    first = _nearest(rows, grid, hessians)
+    plainly = first.error + _of_means(rows - first.rows, centres)
+    best = _best(first, rows, shares, hessians)
+    del first
     form = best.grid.form(best.rows, reader.back, weight.dtype, version)
     array = decoded(form).reshape(weight.shape)
     stored = reader.of(array.astype(np.float64))
@@ -610,6 +647,7 @@ class _Try:
 
     error: float
     rows: Array
+    """In fp32, which holds the numbers of every grid."""
     grid: Grid
 
     def or_better(self, other: _Try) -> _Try:
@@ -621,10 +659,9 @@ def _best(first: _Try, rows: Array, shares: Sequence[Shares], hessians: Array) -
     """The rows with the least error: rounded by a grid, then by the one that fits what came out, ..."""
     best, grid = first, first.grid
     for _ in range(ROUNDS):
-        parts = _handed_on(rows, shares, grid)
-        numbers = np.stack([one.rows for one in parts])
-        best = best.or_better(_Try(sum(one.error for one in parts), numbers, grid))
-        grid, numbers = grid.refitted(rows, numbers, hessians)
+        handed_on = _handed_on(rows, shares, grid)
+        best = best.or_better(handed_on)
+        grid, numbers = grid.refitted(rows, handed_on.rows, hessians)
         best = best.or_better(_Try(_error(rows, numbers, hessians), numbers, grid))
     return best
 
@@ -675,13 +712,33 @@ def arrays_of(form: Form) -> dict[tuple[str, str], Any]:
     return arrays
 
 
-def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> list[Rounded]:
-    """The rows of each group, corrected."""
-    groups = enumerate(zip(rows, shares, strict=True))
-    return [corrected(part, each, partial(_nearest, grid, group)) for group, (part, each) in groups]
+def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> _Try:
+    """The rows of all groups, corrected."""
+    numbers, total = np.empty(rows.shape, np.float32), 0.0
+    for group, some in _slabs(rows):
+        of_rows = grid.of_rows(some)
+        rounded = corrected(rows[group, some], shares[group], partial(_column, of_rows, group))
+        numbers[group, some], total = rounded.rows, total + rounded.error
+    return _Try(total, numbers, grid)
 
 
-def _nearest(grid: Grid, group: int, column: Array, at: int) -> Array:
+def _nearest(rows: Array, grid: Grid, hessians: Array) -> _Try:
+    """The rows of all groups, rounded to the nearest."""
+    numbers = np.empty(rows.shape, np.float32)
+    for group, some in _slabs(rows):
+        numbers[group, some] = grid.of_rows(some).nearest(rows[group, some], group)
+    return _Try(_error(rows, numbers, hessians), numbers, grid)
+
+
+def _slabs(rows: Array) -> Iterator[tuple[int, Array]]:
+    """(group, numbers of its rows) of what is rounded together."""
+    for group in range(len(rows)):
+        yield from (
+            (group, some) for some in np.split(np.arange(rows.shape[1]), range(SLAB, rows.shape[1], SLAB))
+        )
+
+
+def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
     return grid.nearest(column, group, at)
 
 

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.compressing.assignment import Option, Row, propose
-from anesurgery.compressing.correcting import Candidate, Seen, joined, op_by_op
+from anesurgery.compressing.correcting import Candidate, Seen, candidates, joined, op_by_op
 from anesurgery.compressing.costs import Cost
-from anesurgery.compressing.finished import portable
+from anesurgery.compressing.finished import Finished, portable
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.second_order import Shares, corrected, objective
@@ -65,7 +65,7 @@ def estimated(
     name: str,
     samples: Sequence[Mapping[str, Any]],
     kinds: Mapping[Candidate, Sequence[str]],
-    workers: Workers,
+    finished: Finished,
 ) -> dict[Var, str]:
     """The form of each weight, so that all take no more bytes than if each had the first of its forms.
 
@@ -74,12 +74,12 @@ def estimated(
         name: of the function.
         samples: as it takes them.
         kinds: the forms that each weight may have; the first is that of the size asked for.
-        workers: that try the forms.
+        finished: whose workers try the forms.
     """
     executable = Executable(loaded.program, function=name, fuse=False)
-    trials = _trials(executable, samples, kinds, workers)
-    arrays = {one.var.name: _rounded(one, trial.grid) for one, trial in trials.items()}
-    costs = _shared_out(loaded, name, samples[:MOST_RUNS], arrays, workers)
+    trials = _trials(executable, samples, kinds, finished)
+    grids = {one.var.name: trial.grid for one, trial in trials.items()}
+    costs = _shared_out(loaded, name, samples[:MOST_RUNS], grids, finished.workers)
     by_var = {one.var: one for one in kinds}
     rows = [_row(n, one, trials[one], costs[one.var.name]) for n, one in enumerate(kinds)]
     budget = sum(trials[one].bytes[forms[0]] for one, forms in kinds.items())
@@ -91,40 +91,37 @@ def estimated(
 
 
 def _shared_out(
-    loaded: Loaded,
-    name: str,
-    samples: Sequence[Mapping[str, Any]],
-    arrays: Mapping[str, Array],
-    workers: Workers,
+    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], grids: Mapping[str, Grid], workers: Workers
 ) -> dict[str, Cost]:
-    """What each weight costs at the outputs where it alone is another array.
+    """What each weight costs at the outputs where it alone is rounded to a grid.
 
     Processes of this machine read the model from a temporary folder; workers of others do not see that.
     """
     if workers.here or not workers.local:
-        return _costs(loaded, name, samples, arrays)
+        return _costs(loaded, name, samples, grids)
     with tempfile.TemporaryDirectory() as folder:
         path = str(save(loaded, Path(folder, "model.mlpackage")))
-        parts = [Shard(number, workers.count).of(list(arrays)) for number in range(1, workers.count + 1)]
-        tasks = [(path, name, samples, {one: arrays[one] for one in part}) for part in parts if part]
+        parts = [Shard(number, workers.count).of(list(grids)) for number in range(1, workers.count + 1)]
+        tasks = [(path, name, samples, {one: grids[one] for one in part}) for part in parts if part]
         return {weight: cost for part in workers.each(_costs_of, tasks) for weight, cost in part.items()}
 
 
 def _costs_of(
-    path: str, name: str, samples: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array]
+    path: str, name: str, samples: Sequence[Mapping[str, Any]], grids: Mapping[str, Grid]
 ) -> dict[str, Cost]:
-    return _costs(MLProgram.read(path).loaded, name, samples, arrays)
+    return _costs(MLProgram.read(path).loaded, name, samples, grids)
 
 
 def _costs(
-    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], arrays: Mapping[str, Array]
+    loaded: Loaded, name: str, samples: Sequence[Mapping[str, Any]], grids: Mapping[str, Grid]
 ) -> dict[str, Cost]:
     """What each weight costs; the run of a sample stops at each, and goes on from there again."""
+    function = loaded.program.functions[name]
+    by_name = {one.var.name: one for one in candidates(function, 0)[0] if one.var.name in grids}
     executable = Executable(loaded.program, function=name, fuse=False)
     executable.plan.room = min(executable.plan.room, KEPT)
-    operations = loaded.program.functions[name].operations
-    weights = [v for op in operations if op.op_type == "const" for v in op.outputs if v.name in arrays]
-    costs = {name: Cost() for name in arrays}
+    weights = [one.var for one in by_name.values()]
+    costs = {name: Cost() for name in grids}
     runs = [Forks(executable, values, weights) for values in samples]
     expected, rows = [], 0
     for run in runs:
@@ -133,9 +130,10 @@ def _costs(
         if rows >= ENOUGH_ROWS:
             break
     for forks in zip(*runs[: len(expected)], strict=True):
-        array = arrays[forks[0].weight.name]
+        weight = forks[0].weight.name
+        array = _rounded(by_name[weight], grids[weight])
         for fork, outputs in zip(forks, expected, strict=True):
-            costs[forks[0].weight.name].add(outputs, fork(array))
+            costs[weight].add(outputs, fork(array))
     return costs
 
 
@@ -162,10 +160,11 @@ def _trials(
     executable: Executable,
     samples: Sequence[Mapping[str, Any]],
     kinds: Mapping[Candidate, Sequence[str]],
-    workers: Workers,
+    finished: Finished,
 ) -> dict[Candidate, _Trial]:
     """Each weight in its forms, when the last of its readers has been met: one is in memory at a time."""
     due: dict[Candidate, Future[_Trial]] = {}
+    workers = finished.workers
     seen = Seen({r.op: r for one in kinds for r in one.readers})
     by_op: dict[Operation, list[Candidate]] = {}
     for one in kinds:
@@ -183,7 +182,7 @@ def _trials(
             seen.moments.pop(step.op)
         return step
 
-    op_by_op(executable, samples, meet, set(by_op), outputs=False)
+    op_by_op(executable, samples, meet, set(by_op), outputs=False, folder=finished.folder)
     return {one: result(future) for one, future in due.items()}
 
 

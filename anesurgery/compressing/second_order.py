@@ -22,6 +22,9 @@ STRIPE = 256
 """Columns of which moments are found together; only times depend on it."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it: few samples leave directions in which no input was seen."""
+SLAB = 3360
+"""Rows that are rounded together, which take memory beside those that are there: a multiple of the length that
+each vector of a table may have."""
 MOST_DAMPING = 1.0
 """What is tried at most where rounding makes the matrix not positive."""
 

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 
 from anesurgery.compressing.grids import EVERY
+from anesurgery.compressing.second_order import SLAB
 from anesurgery.compressing.weight_forms import IOS18, WeightForm
 from anesurgery.files import sub_byte
 from anesurgery.mil import Array, types
-from anesurgery.regions.clusters import Totals, clustered, totals, weighted
+from anesurgery.regions.clusters import MOST_ROWS, Totals, clustered, near, totals, weighted
 from anesurgery.regions.compressed_weights import Form
 
 MOST_PRODUCTS = 10**9
@@ -60,21 +61,30 @@ class Table:
         return int(self.entries.shape[1]).bit_length() - 1
 
     def codes(self, values: Array, group: int) -> Array:
-        """[rows / width, columns]: the nearest entries of [rows, columns]."""
+        """[rows / width, columns]: the nearest entries of [rows, columns], in int16."""
+        codes = np.empty((len(values) // self.width, values.shape[1]), np.int16)
+        for start in range(0, len(values), SLAB):
+            some = np.arange(start, min(start + SLAB, len(values)))
+            codes[start // self.width : (start + SLAB) // self.width] = self.of_rows(some)._codes(
+                values[some], group
+            )
+        return codes
+
+    def _codes(self, values: Array, group: int) -> Array:
         entries = self.entries.astype(np.float64)
         if self.width > 1:
             vectors = _vectors(values, self.width)
             flat = vectors.reshape(-1, self.width)
             return clustered([flat], 0, entries[:1])[1][0].reshape(vectors.shape[:2])
+        if self._one is not None:
+            return np.searchsorted(self._one[1], values)
         middles = (entries[:, 1:, 0] + entries[:, :-1, 0]) / 2
-        if len(middles) == 1:
-            return np.searchsorted(middles[0], values)
         of_rows = middles[self.tables[group]]
         return np.stack([(column[:, None] > of_rows).sum(1) for column in values.T], axis=1)
 
     def _numbers(self, codes: Array, group: int) -> Array:
         """The numbers that codes stand for, [rows, columns]."""
-        entries = self.entries.astype(np.float64)
+        entries = self.entries.astype(np.float32)
         if self.width > 1:
             return entries[0][codes].transpose(0, 2, 1).reshape(-1, codes.shape[1])
         return entries[self.tables[group][:, None], codes, 0]
@@ -85,7 +95,7 @@ class Table:
             entries, middles = self._one
             return entries[np.searchsorted(middles, values)]
         columns = values.reshape(len(values), -1)
-        return self._numbers(self.codes(columns, group), group).reshape(values.shape)
+        return self._numbers(self._codes(columns, group), group).reshape(values.shape)
 
     def of_rows(self, some: Array) -> Table:
         """The tables of some rows; of vectors these are whole ones."""
@@ -128,7 +138,7 @@ class Table:
     ) -> tuple[Table, Array]:
         """The entries of each table by least squares over all products: a step of Newton's."""
         codes = [self.codes(part, group) for group, part in enumerate(rounded)]
-        off = [(a - b) @ h for a, b, h in zip(rows, rounded, hessians, strict=True)]
+        off = [((a - b) @ h).astype(np.float32) for a, b, h in zip(rows, rounded, hessians, strict=True)]
         entries = self.entries.astype(np.float64)
         products = rows.size * rows.shape[-1] * entries.shape[1]
         every = 1 + products // MOST_PRODUCTS
@@ -194,7 +204,7 @@ def weighed(rows: Array, hessians: Array) -> Array:
         rows: of that shape.
         hessians: [groups, columns, columns].
     """
-    return np.stack([np.broadcast_to(np.diag(h), part.shape) for h, part in zip(hessians, rows, strict=True)])
+    return np.broadcast_to(np.diagonal(hessians, axis1=1, axis2=2)[:, None], rows.shape)
 
 
 def numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
@@ -206,9 +216,11 @@ def numbers(rows: Array, weights: Array, vector: int = 1) -> Totals:
         vector: rows that meet the same input, whose numbers are a vector.
     """
     even = 1e-3 * float(weights.mean()) or 1.0
-    if vector == 1:
-        return totals(rows.reshape(-1, 1), weights.ravel() + even)
     values, counts = (each.reshape(-1, rows.shape[-1]) for each in (rows, weights))
+    if vector == 1 and values.size > MOST_ROWS:
+        slabs = (slice(start, start + SLAB) for start in range(0, len(values), SLAB))
+        pieces = ((values[some].ravel(), counts[some].ravel() + even) for some in slabs)
+        return near(pieces, max(float(values.max()), -float(values.min())))
     vectors = _vectors(values, vector).reshape(-1, vector)
     return totals(vectors, _vectors(counts + even, vector).mean(axis=2).ravel())
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.files.set_aside import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
 from anesurgery.interpret import devices, fusion, inputs, state
@@ -104,7 +105,10 @@ class Plan:
         if op.op_type == "const":
             return True
         if is_constexpr(op):
-            self.decompressed |= zip(op.outputs, constexpr.decompress(op, self.decompressed), strict=True)
+            arrays = constexpr.decompress(op, self.decompressed)
+            if sum(array.nbytes for array in (*self.decompressed.values(), *arrays)) > dtypes.KEPT:
+                arrays = [set_aside(array) for array in arrays]
+            self.decompressed |= zip(op.outputs, arrays, strict=True)
             return True
         return False
 

@@ -6,7 +6,7 @@ Lloyd's steps (coremltools asks scikit-learn for these, on which nothing else he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -93,13 +93,25 @@ def totals(vectors: Array, weights: Array) -> Totals:
     if width > 1 or len(vectors) <= MOST_ROWS:
         distinct, places = np.unique(vectors, return_inverse=True, axis=0 if width > 1 else None)
         return Totals(distinct.reshape(-1, width), np.bincount(places.ravel(), weights))
-    values = vectors.ravel()
-    _, exponent = np.frexp(np.abs(values).max())
-    near = (values * 2.0 ** (HALF - exponent)).astype(np.float16)
-    places = (near + np.float16(0)).view(np.uint16)  # which has one zero
-    counts = np.bincount(places, weights, minlength=1 << 16)
+    return near([(vectors.ravel(), weights)], float(np.abs(vectors).max()))
+
+
+def near(pieces: Iterable[tuple[Array, Array]], largest: float) -> Totals:
+    """The means of numbers that are near each other, and how much they count together.
+
+    Args:
+        pieces: [number] each, and how much each counts.
+        largest: the size of the largest of all.
+    """
+    _, exponent = np.frexp(largest)
+    counts, sums = np.zeros(1 << 16), np.zeros(1 << 16)
+    for values, weights in pieces:
+        half = (values * 2.0 ** (HALF - exponent)).astype(np.float16)
+        places = (half + np.float16(0)).view(np.uint16)  # which has one zero
+        counts += np.bincount(places, weights, minlength=1 << 16)
+        sums += np.bincount(places, weights * values, minlength=1 << 16)
     held = counts > 0
-    distinct = np.bincount(places, weights * values, minlength=1 << 16)[held] / counts[held]
+    distinct = sums[held] / counts[held]
     order = np.argsort(distinct)
     return Totals(distinct[order, None], counts[held][order])
 

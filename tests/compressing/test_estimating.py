@@ -12,9 +12,9 @@ from anesurgery.compressing import estimating
 from anesurgery.compressing.correcting import candidates, correct, plain_moments, size_of
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
+from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.fitted import grid_of
 from anesurgery.files.package import Loaded
-from anesurgery.files.sharing import Workers
 from anesurgery.interpret.forks import Fork
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
 
@@ -87,7 +87,7 @@ def test_a_weight_is_run_once_for_each_sample(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(estimating, "MOST_RUNS", 5)
     program = branches((1.0, 0.02, 0.02))
     found, _ = candidates(function_of(program, None), 1000)
-    estimated(Loaded(program), "main", samples(9), dict.fromkeys(found, FORMS), Workers())
+    estimated(Loaded(program), "main", samples(9), dict.fromkeys(found, FORMS), Finished())
     assert len([array for array in runs if array is not None]) == 3 * 5
 
 

@@ -104,7 +104,7 @@ COMMANDS = {
     "recording": "measure learn calibrate",
     "calibrating": "ranges certify sensitivity",
     "sizing": "choose_sizes sizes",
-    "compressing_models": "compress",
+    "compressing_models": "compress compress_cache",
     "reviewing": "review",
     "serving_models": "serve",
 }

@@ -1,4 +1,7 @@
-"""`anesurgery compress`: each weight in the form that the target runs fast, corrected by samples."""
+"""`anesurgery compress`: each weight in the form that the target runs fast, corrected by samples.
+
+`anesurgery compress-cache`: the keys and values of a decoder in 8 bits.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from anesurgery.commands.options import (
     show,
 )
 from anesurgery.commands.waiting import load_engine, progress
+from anesurgery.errors import SurgeryError
 
 
 def compress(
@@ -113,3 +117,51 @@ def compress(
     if plot is not None:
         compression.save_plot(plot)
     show(compression.to_json(), compressions.compression_group(compression), as_json, quiet)
+
+
+def compress_cache(
+    model: Model,
+    texts: Annotated[
+        Path,
+        typer.Option(
+            help="A file of some dozens of texts, one a line, as tokens: 3,14,15.", show_default=False
+        ),
+    ],
+    out: Out = None,
+    target: Aim = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Keep the keys and values of a decoder in 8 bits, where they are inputs and outputs (iOS 26)."""
+    place = one_place(out, None)
+    tokens = _texts(texts)
+    load_engine(quiet)
+    from anesurgery.compressing.cache_codes import compress_cache as compressed
+    from anesurgery.compressing.chunks import check_out
+
+    check_out(model, place, overwrite)
+    cache = compressed(model, tokens, target=target)
+    cache.save(place, overwrite=overwrite)
+    show(cache.to_json(), str(cache), as_json, quiet)
+
+
+def _texts(file: Path) -> list[list[int]]:
+    """The tokens of each line of a file.
+
+    Raises:
+        SurgeryError: it cannot be read, or a line holds something else.
+    """
+    try:
+        lines = file.expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SurgeryError(f"--texts {file} cannot be read: {error}") from error
+    texts: list[list[int]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            texts += [[int(word) for word in line.split(",")]] if line.strip() else []
+        except ValueError:
+            raise SurgeryError(
+                f"--texts {file}, line {number}: write the tokens of a text as 3,14,15"
+            ) from None
+    return texts

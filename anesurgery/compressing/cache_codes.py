@@ -22,16 +22,15 @@ nothing.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from anesurgery.compressing.activations import LEVELS
 from anesurgery.compressing.costs import Cost
+from anesurgery.compressing.smaller import Smaller
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoder_calls import BACK
@@ -66,7 +65,7 @@ FAILED = "A19"
 
 
 @dataclass(frozen=True)
-class CompressedCache:
+class CompressedCache(Smaller):
     """A decoder whose cache is int8, and what that costs."""
 
     subject: MLProgram = field(repr=False)
@@ -83,19 +82,6 @@ class CompressedCache:
     """Share of the ops expected on the Neural Engine, before and after."""
     notes: tuple[str, ...]
     """What the reader must know."""
-
-    @property
-    def model(self) -> Any:
-        """An MLModel in a temporary package."""
-        return self.subject.mlmodel()
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the package atomically.
-
-        Raises:
-            LoadError: the path exists, is the input, has another suffix, or cannot be written.
-        """
-        return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""

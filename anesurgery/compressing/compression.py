@@ -33,6 +33,7 @@ from anesurgery.compressing.form_evidence import (
 from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.peers import Point, points
+from anesurgery.compressing.smaller import Smaller
 from anesurgery.compressing.storing import key_of, shift, store
 from anesurgery.compressing.weight_forms import BITS, read_form
 from anesurgery.compressing.weight_rows import Rows
@@ -47,7 +48,7 @@ from anesurgery.files.sharing import workers
 from anesurgery.files.writing import write_atomically
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.features import check_names
-from anesurgery.interpret.predictor import Predictor, bound
+from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
 from anesurgery.placement.demand import rows_of
 from anesurgery.placement.durations import Change, change
@@ -106,7 +107,7 @@ class CompressedWeight:
 
 
 @dataclass(frozen=True)
-class Compression(Drawn):
+class Compression(Smaller, Drawn):
     """A compressed model, and what it cost."""
 
     subject: MLProgram = field(repr=False)
@@ -133,19 +134,6 @@ class Compression(Drawn):
     """The values whose channels were scaled with the weights that read them, and why others were not."""
     points: tuple[Point, ...] = ()
     """The modes of coremltools that were asked for, on the same samples."""
-
-    @property
-    def model(self) -> Any:
-        """An MLModel in a temporary package."""
-        return self.subject.mlmodel()
-
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the package, or the folder of chunks, atomically.
-
-        Raises:
-            LoadError: the path exists, is the input, has another suffix, or cannot be written.
-        """
-        return self.subject.save(Path(path).expanduser().absolute(), overwrite=overwrite, edited=True)
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one HTML file that needs no network, atomically; an existing one is replaced.
@@ -377,6 +365,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
             check_names(functions[name], values)
         else:
             bound(given.loaded, values, name)
+            check_ids(given.loaded, values, name)
     return name or None
 
 

@@ -108,9 +108,7 @@ class Masked:
             return dense
         if isinstance(self.inner, Plain):
             return _sparse(dense.inputs["val"][mask], mask, version)
-        bits = mask.astype(np.uint8).view(types.np_uint1_dtype)
-        name, parts = JOINED[type(self.inner)](dense, mask, bits)
-        inner = Form(name, parts)
+        inner = _joined(self.inner, dense, mask)
         return Form("constexpr_sparse_to_dense", {"nonzero_data": Result(inner, 1), "mask": Result(inner, 0)})
 
     def bytes(self, elements: int) -> int:
@@ -137,30 +135,20 @@ def _sparse(data: Array, mask: Array, version: int) -> Form:
     return Form("constexpr_sparse_to_dense", parts)
 
 
-def _scaled(dense: Form, mask: Array, bits: Array) -> tuple[str, dict[str, Any]]:
-    data = dense.inputs["data"]
-    held = np.asarray(data)[mask].view(data.dtype)
-    return "constexpr_sparse_blockwise_shift_scale", {
-        "data_mask": bits,
-        "nonzero_data": held,
-        "scale": dense.inputs["scale"],
-    }
+def _joined(grid: Grid, dense: Form, mask: Array) -> Form:
+    """What makes a mask and the numbers where it is set, of the form of all numbers."""
+    op, mask_name, kept_name, codes_name, values_name = JOINED[type(grid)]
+    codes = dense.inputs[codes_name]
+    kept = np.asarray(codes)[mask].view(codes.dtype)
+    bits = mask.astype(np.uint8).view(types.np_uint1_dtype)
+    return Form(op, {mask_name: bits, kept_name: kept, values_name: dense.inputs[values_name]})
 
 
-def _looked_up(dense: Form, mask: Array, bits: Array) -> tuple[str, dict[str, Any]]:
-    indices = dense.inputs["indices"]
-    held = np.asarray(indices)[mask].view(indices.dtype)
-    return "constexpr_lut_to_sparse", {
-        "indices_mask": bits,
-        "indices_nonzero_data": held,
-        "lut": dense.inputs["lut"],
-    }
-
-
-JOINED: dict[type, Callable[[Form, Array, Array], tuple[str, dict[str, Any]]]] = {
-    Scaled: _scaled,
-    Table: _looked_up,
+JOINED: dict[type, tuple[str, str, str, str, str]] = {
+    Scaled: ("constexpr_sparse_blockwise_shift_scale", "data_mask", "nonzero_data", "data", "scale"),
+    Table: ("constexpr_lut_to_sparse", "indices_mask", "indices_nonzero_data", "indices", "lut"),
 }
-"""The grid of what is kept -> the op that makes a mask and the numbers, of the dense form."""
+"""The grid of what is kept -> the op that makes a mask and the numbers, its inputs for the mask and for the
+codes that are kept, and those of the dense form for all codes and for what they stand for."""
 
 __all__ = ["Masked", "Plain", "pruned"]

@@ -148,6 +148,16 @@ class Predictor:
         return states
 
 
+def check_ids(loaded: Loaded, values: Mapping[str, Any], function: str | None = None) -> None:
+    """See that ids are rows of the tables that they index.
+
+    Raises:
+        InterpretError: some are not.
+    """
+    chosen = function_of(loaded.program, _function_name(loaded, function))
+    _check_ids(_rows_read(chosen), values)
+
+
 def _rows_read(function: Function) -> dict[str, int]:
     """Input of ids, which may be floats, -> the rows of the table that they index, where there is one."""
     whole = {

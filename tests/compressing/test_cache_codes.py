@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from decoders import Decoder as Small
+from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery.commands import app as cli
 from anesurgery.compressing import cache_codes
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder, generate
@@ -95,6 +98,22 @@ def test_it_is_saved_and_read_by_coremltools_and_writes(found: ane.CompressedCac
     assert len(kinds) >= 2
     assert set(kinds.values()) == {131080}  # INT8
     assert generate(path, TEXTS[2][:4], 6).written == generate(found.subject.loaded, TEXTS[2][:4], 6).written
+
+
+def test_the_command(tmp_path: Path, found: ane.CompressedCache) -> None:
+    """A line that holds something else is said with its number, before the work."""
+    path, out = ane.save(ane.load(decoder()), tmp_path / "plain.mlpackage"), tmp_path / "small.mlpackage"
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(",".join(map(str, text)) for text in TEXTS) + "\n\n")
+    call = ["compress-cache", str(path), "--out", str(out), "--texts", str(texts), "--target", "M5/macOS 26"]
+    done = CliRunner().invoke(cli.app, [*call, "--json"])
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["scales"] == found.to_json()["scales"]
+    assert generate(out, TEXTS[2][:4], 3).written == generate(found.subject.loaded, TEXTS[2][:4], 3).written
+    for content, words in (("3,14\n3 14", "line 2: write the tokens"), (None, "cannot be read")):
+        texts.unlink() if content is None else texts.write_text(content)
+        error = CliRunner().invoke(cli.app, [*call, "--overwrite"]).exception
+        assert words in str(error)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {

@@ -203,6 +203,22 @@ BAD: dict[str, tuple[Any, str]] = {
     "wrong name": ([{"tokens": samples(1)[0]["ids"]}] * 9, "tokens"),
     "NaN": ([*samples(3), NAN], "sample 3: 'ids' holds NaN or infinity"),
     "a number": ([*samples(3), 7], "sample 3 is a int; give a dictionary"),
+    "a path": ("samples.npz", "inputs is a str; give a list of samples"),
+    "an array": (samples(1)[0]["ids"], "inputs is a ndarray"),
+    "a number alone": (3, "inputs is a int"),
+    "rows of several lengths": ([{"ids": [[1, 2], [3]]}], "sample 0: 'ids' is no array"),
+    "masked": (
+        [*samples(3), {"ids": np.ma.masked_less(samples(1)[0]["ids"], 9)}],
+        "sample 3: 'ids' holds masked",
+    ),
+    "another vocabulary": (
+        [*samples(3), {"ids": np.full((1, LENGTH), WORDS, np.int32)}],
+        f"holds {WORDS}, and indexes a table of {WORDS} rows",
+    ),
+    "below the table": (
+        [{"ids": np.full((1, LENGTH), -WORDS - 1, np.int32)}] * 9,
+        f"holds {-WORDS - 1}, and indexes a table",
+    ),
     "another shape": (samples(9, LENGTH - 1), "'ids' has shape"),
 }
 
@@ -273,10 +289,12 @@ def test_numbers_that_become_infinite_are_an_error() -> None:
     _check_finite(7, {"y": np.array([1.0, np.inf])}, {"y": np.array([1.0, np.inf])})
 
 
+SOME = samples(5)
 DOUBTFUL: dict[str, tuple[Any, str]] = {
     "one": (samples(1), "one sample only: none is held out, so no loss is stated"),
     "few": (samples(3), "3 samples only"),
     "constant": (samples(1) * 9, "the input 'ids' is the same in all samples"),
+    "given twice": (samples(6) + SOME + SOME, "3 of the 4 samples held out are in the calibration too"),
 }
 
 

@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +18,9 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.compressing import finished
+from anesurgery.compressing import compression, finished
 from anesurgery.errors import SurgeryError
+from anesurgery.files.sharing import Workers
 from anesurgery.mil import Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(17)
@@ -96,6 +104,75 @@ def test_a_killed_run_goes_on(
     calls.clear()
     assert compressed(package, tmp_path / "out.mlpackage", work, form) == whole
     assert not calls
+
+
+@contextmanager
+def _threads(*_: Any) -> Iterator[Workers]:
+    """Workers that get and give plain data, without processes, which take seconds to begin."""
+    with ThreadPoolExecutor(2) as pool:
+        yield Workers(pool, 2)
+
+
+def test_a_killed_run_with_workers_goes_on(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wrong version keeps what a worker has not finished, or other bytes than one process."""
+    whole, work = compressed(package, tmp_path / "whole.mlpackage", None, "int4"), tmp_path / "work"
+    monkeypatch.setattr(compression, "workers", _threads)
+    killed(package, tmp_path / "out.mlpackage", work, "int4", after=2)
+    assert len(list(work.glob("*.npz"))) == 2
+    assert compressed(package, tmp_path / "out.mlpackage", work, "int4") == whole
+    monkeypatch.undo()
+    calls = counted(monkeypatch)
+    assert compressed(package, tmp_path / "out.mlpackage", work, "int4") == whole
+    assert not calls
+
+
+RUN = """
+import sys
+import numpy as np
+import anesurgery as ane
+if __name__ == "__main__":
+    with np.load(sys.argv[2]) as file:
+        samples = [{"x": x} for x in file["x"]]
+    options = {"for_": "size", "smallest": 100, "work": sys.argv[3], "jobs": int(sys.argv[5])}
+    ane.compress(sys.argv[1], 3, inputs=samples, **options).save(sys.argv[4], overwrite=True)
+"""
+
+
+@pytest.mark.slow
+def test_ten_kills_at_any_time_with_workers(package: Path, tmp_path: Path) -> None:
+    """The times are drawn, the result is one: the bytes of a run that nobody killed."""
+    np.savez(tmp_path / "samples.npz", x=np.stack([values["x"] for values in SAMPLES]))
+    (tmp_path / "run.py").write_text(RUN)
+    out, rng = tmp_path / "out.mlpackage", np.random.default_rng()
+
+    def begun(work: str, jobs: int) -> subprocess.Popen[bytes]:
+        given = [package, tmp_path / "samples.npz", tmp_path / work, out, jobs]
+        environment = {**os.environ, "PYTHONPATH": str(Path(ane.__file__).resolve().parents[1])}
+        return subprocess.Popen([sys.executable, tmp_path / "run.py", *map(str, given)], env=environment)
+
+    def stored() -> list[bytes]:
+        return [p.read_bytes() for p in sorted(out.rglob("*")) if p.suffix in (".mlmodel", ".bin")]
+
+    started = time.monotonic()
+    assert begun("alone", 1).wait() == 0
+    whole, seconds = stored(), time.monotonic() - started
+    shutil.rmtree(out)
+    kills = 0
+    while kills < 10:
+        one = begun("work", 2)
+        try:
+            assert one.wait(seconds * rng.uniform(0.3, 1.5)) == 0
+            assert stored() == whole
+            shutil.rmtree(out)
+            shutil.rmtree(tmp_path / "work")
+        except subprocess.TimeoutExpired:
+            one.kill()
+            one.wait()
+            kills += 1
+    assert begun("work", 2).wait() == 0
+    assert stored() == whole
 
 
 def test_other_settings_take_nothing_from_the_folder(package: Path, tmp_path: Path) -> None:

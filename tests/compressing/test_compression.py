@@ -6,7 +6,7 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -208,7 +208,7 @@ BAD: dict[str, tuple[Any, str]] = {
     "a number alone": (3, "inputs is a int"),
     "rows of several lengths": ([{"ids": [[1, 2], [3]]}], "sample 0: 'ids' is no array"),
     "masked": (
-        [*samples(3), {"ids": np.ma.masked_less(samples(1)[0]["ids"], 9)}],
+        [*samples(3), {"ids": cast(Any, np.ma).masked_less(samples(1)[0]["ids"], 9)}],
         "sample 3: 'ids' holds masked",
     ),
     "another vocabulary": (

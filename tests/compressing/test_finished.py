@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -155,15 +154,14 @@ def test_ten_kills_at_any_time_with_workers(package: Path, tmp_path: Path) -> No
     def stored() -> list[bytes]:
         return [p.read_bytes() for p in sorted(out.rglob("*")) if p.suffix in (".mlmodel", ".bin")]
 
-    started = time.monotonic()
     assert begun("alone", 1).wait() == 0
-    whole, seconds = stored(), time.monotonic() - started
+    whole = stored()
     shutil.rmtree(out)
     kills = 0
     while kills < 10:
         one = begun("work", 2)
         try:
-            assert one.wait(seconds * rng.uniform(0.3, 1.5)) == 0
+            assert one.wait(rng.uniform(2.0, 20.0)) == 0
             assert stored() == whole
             shutil.rmtree(out)
             shutil.rmtree(tmp_path / "work")

@@ -62,7 +62,7 @@ SIZES: tuple[tuple[int, tuple[str, ...], dict[str, dict[str, Any]]], ...] = (
 )
 """Bits, modes of coremltools, and ours of no more bytes than the largest of these."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
-HEADS = ["model", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
+HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32
 
 
@@ -156,7 +156,16 @@ def cells(seeds: Sequence[Point]) -> list[str]:
         f"{pick(shares):.2f}" if shares else "" for pick in (partial(min, default=0), partial(max, default=0))
     )
     share = least if least == largest else f"{least} to {largest}"
-    return [one.model, f"{one.bits}", one.form, f"{size:,.0f}", f"{kl:.5f}", f"{100 * top1:.1f} %", share]
+    return [
+        one.model,
+        f"{count}",
+        f"{one.bits}",
+        one.form,
+        f"{size:,.0f}",
+        f"{kl:.5f}",
+        f"{100 * top1:.1f} %",
+        share,
+    ]
 
 
 def points(model: Trained, seed: int) -> Iterator[Point]:

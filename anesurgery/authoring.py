@@ -156,7 +156,9 @@ from anesurgery.regions import views as views
 from anesurgery.regions import whole_floats as whole_floats
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
+from anesurgery.regions.root_norms import Quiet as Quiet
 from anesurgery.regions.root_norms import RootNorm as RootNorm
+from anesurgery.regions.root_norms import guard_of as guard_of
 from anesurgery.regions.small_builds import again as again
 from anesurgery.regions.small_builds import cut as cut
 from anesurgery.regions.small_builds import joined as joined

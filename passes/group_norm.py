@@ -22,20 +22,23 @@ After::
       %y_group_norm_abs: 1x2x8xfp16 = abs(x=%y_group_norm_sub)
       %y_group_norm_reduce_max: 1x2x1xfp16 = reduce_max(x=%y_group_norm_abs, axes=[2], keep_dims=True)
       %y_group_norm_maximum: 1x2x1xfp16 = maximum(x=%y_group_norm_reduce_max, y=0.000976562)
-      %y_group_norm_real_div: 1x2x8xfp16 = real_div(x=%y_group_norm_sub, y=%y_group_norm_maximum)
-      %y_group_norm_real_div_1: 1x2x1xfp16 = real_div(x=0.000976562, y=%y_group_norm_maximum)
-      %y_group_norm_square: 1x2x1xfp16 = square(x=%y_group_norm_real_div_1)
-      %y_group_norm_mul_1: 1x2x1xfp16 = mul(x=%y_group_norm_square, y=2.625)
-      %y_group_norm_square_1: 1x2x8xfp16 = square(x=%y_group_norm_real_div)
+      %y_group_norm_clip: 1x2x1xfp16 = clip(x=%y_group_norm_maximum, alpha=0.03125, beta=64)
+      %y_group_norm_real_div: 1x2x1xfp16 = real_div(x=%y_group_norm_maximum, y=%y_group_norm_clip)
+      %y_group_norm_real_div_1: 1x2x8xfp16 = real_div(x=%y_group_norm_sub, y=%y_group_norm_real_div)
+      %y_group_norm_real_div_2: 1x2x1xfp16 = real_div(x=0.03125, y=%y_group_norm_real_div)
+      %y_group_norm_square: 1x2x1xfp16 = square(x=%y_group_norm_real_div_2)
+      %y_group_norm_mul_1: 1x2x1xfp16 = mul(x=%y_group_norm_square, y=0.00256348)
+      %y_group_norm_square_1: 1x2x8xfp16 = square(x=%y_group_norm_real_div_1)
       %y_group_norm_reduce_mean_1: 1x2x1xfp16 = reduce_mean(x=%y_group_norm_square_1, axes=[2], keep_dims=True)
       %y_group_norm_add: 1x2x1xfp16 = add(x=%y_group_norm_reduce_mean_1, y=%y_group_norm_mul_1)
       %y_group_norm_rsqrt: 1x2x1xfp16 = rsqrt(x=%y_group_norm_add)
-      %y: 1x2x8xfp16 = mul(x=%y_group_norm_real_div, y=%y_group_norm_rsqrt)
+      %y: 1x2x8xfp16 = mul(x=%y_group_norm_real_div_1, y=%y_group_norm_rsqrt)
       return %y
     }
 
-Halves of the values lose their mean and are divided by the largest magnitude that is left in each group, so
-that their squares are at most 1. `form="layer_norm"` gives one layer norm over the same axes instead.
+Halves of the values lose their mean and are divided by a unit, so that fp16 holds their squares; it is 1 where
+the largest that is left in a group is neither too large nor too small to be squared. `form="layer_norm"` gives
+one layer norm over the same axes instead.
 
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, and when a shape is dynamic.
@@ -59,7 +62,7 @@ from anesurgery.authoring import Builder, Var, mb
 
 @dataclass(frozen=True)
 class GroupNorm(an.NormForm):
-    """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers up to 1."""
+    """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "group_norm"
     centred = True

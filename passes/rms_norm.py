@@ -17,21 +17,24 @@ After::
       %y_rms_norm_abs: 1x2x8xfp16 = abs(x=%x)
       %y_rms_norm_reduce_max: 1x2x1xfp16 = reduce_max(x=%y_rms_norm_abs, axes=[2], keep_dims=True)
       %y_rms_norm_maximum: 1x2x1xfp16 = maximum(x=%y_rms_norm_reduce_max, y=0.00195312)
-      %y_rms_norm_real_div: 1x2x8xfp16 = real_div(x=%x, y=%y_rms_norm_maximum)
-      %y_rms_norm_real_div_1: 1x2x1xfp16 = real_div(x=0.00195312, y=%y_rms_norm_maximum)
-      %y_rms_norm_square: 1x2x1xfp16 = square(x=%y_rms_norm_real_div_1)
-      %y_rms_norm_mul: 1x2x1xfp16 = mul(x=%y_rms_norm_square, y=2.625)
-      %y_rms_norm_square_1: 1x2x8xfp16 = square(x=%y_rms_norm_real_div)
+      %y_rms_norm_clip: 1x2x1xfp16 = clip(x=%y_rms_norm_maximum, alpha=0.03125, beta=64)
+      %y_rms_norm_real_div: 1x2x1xfp16 = real_div(x=%y_rms_norm_maximum, y=%y_rms_norm_clip)
+      %y_rms_norm_real_div_1: 1x2x8xfp16 = real_div(x=%x, y=%y_rms_norm_real_div)
+      %y_rms_norm_real_div_2: 1x2x1xfp16 = real_div(x=0.0625, y=%y_rms_norm_real_div)
+      %y_rms_norm_square: 1x2x1xfp16 = square(x=%y_rms_norm_real_div_2)
+      %y_rms_norm_mul: 1x2x1xfp16 = mul(x=%y_rms_norm_square, y=0.00256348)
+      %y_rms_norm_square_1: 1x2x8xfp16 = square(x=%y_rms_norm_real_div_1)
       %y_rms_norm_reduce_mean: 1x2x1xfp16 = reduce_mean(x=%y_rms_norm_square_1, axes=[2], keep_dims=True)
       %y_rms_norm_add: 1x2x1xfp16 = add(x=%y_rms_norm_reduce_mean, y=%y_rms_norm_mul)
       %y_rms_norm_rsqrt: 1x2x1xfp16 = rsqrt(x=%y_rms_norm_add)
-      %y: 1x2x8xfp16 = mul(x=%y_rms_norm_real_div, y=%y_rms_norm_rsqrt)
+      %y: 1x2x8xfp16 = mul(x=%y_rms_norm_real_div_1, y=%y_rms_norm_rsqrt)
       return %y
     }
 
-The values are divided by the largest magnitude among those of a norm, so that their squares are at most 1;
-epsilon is divided by the square of it. `form="layer_norm"` gives the layer norm of [x, -x] instead, whose mean
-is 0, over one axis.
+The values of a norm are divided by a unit, so that fp16 holds their squares; epsilon is divided by its square.
+The unit is 1 where the largest magnitude is neither so large that its square overflows nor so small that it
+vanishes: then each number stays what it was, to the last digit. `form="layer_norm"` gives the layer norm of
+[x, -x] instead, whose mean is 0, over one axis.
 
 Refuses when the values are not of fp16, when intervals show that their squares do not overflow, when the
 epsilon is 0 in fp16, when a shape is dynamic, and for a layer norm over several axes.
@@ -56,7 +59,7 @@ from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 
 @dataclass(frozen=True)
 class RmsNorm(an.NormForm):
-    """`x / sqrt(mean(x * x) + epsilon)` of numbers up to 1."""
+    """`x / sqrt(mean(x * x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "rms_norm"
     centred = False

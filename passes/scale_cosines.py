@@ -1,4 +1,4 @@
-"""The cosine of two rows is taken of rows that are divided by their largest magnitudes.
+"""The cosine of two rows is taken of rows whose squares fp16 holds.
 
 Before::
 
@@ -22,33 +22,38 @@ After::
       %y_scale_cosines_abs: 2x8xfp16 = abs(x=%a)
       %y_scale_cosines_reduce_max: 2x1xfp16 = reduce_max(x=%y_scale_cosines_abs, axes=[-1], keep_dims=True)
       %y_scale_cosines_maximum: 2x1xfp16 = maximum(x=%y_scale_cosines_reduce_max, y=0.015625)
-      %y_scale_cosines_real_div: 2x8xfp16 = real_div(x=%a, y=%y_scale_cosines_maximum)
-      %y_scale_cosines_squeeze: 2xfp16 = squeeze(x=%y_scale_cosines_maximum, axes=[-1])
+      %y_scale_cosines_clip: 2x1xfp16 = clip(x=%y_scale_cosines_maximum, alpha=0.0078125, beta=32)
+      %y_scale_cosines_real_div: 2x1xfp16 = real_div(x=%y_scale_cosines_maximum, y=%y_scale_cosines_clip)
+      %y_scale_cosines_real_div_1: 2x8xfp16 = real_div(x=%a, y=%y_scale_cosines_real_div)
+      %y_scale_cosines_squeeze: 2xfp16 = squeeze(x=%y_scale_cosines_real_div, axes=[-1])
       %y_scale_cosines_abs_1: 2x8xfp16 = abs(x=%b)
       %y_scale_cosines_reduce_max_1: 2x1xfp16 = reduce_max(x=%y_scale_cosines_abs_1, axes=[-1], keep_dims=True)
       %y_scale_cosines_maximum_1: 2x1xfp16 = maximum(x=%y_scale_cosines_reduce_max_1, y=0.015625)
-      %y_scale_cosines_real_div_1: 2x8xfp16 = real_div(x=%b, y=%y_scale_cosines_maximum_1)
-      %y_scale_cosines_squeeze_1: 2xfp16 = squeeze(x=%y_scale_cosines_maximum_1, axes=[-1])
-      %y_scale_cosines_mul: 2x8xfp16 = mul(x=%y_scale_cosines_real_div, y=%y_scale_cosines_real_div_1)
+      %y_scale_cosines_clip_1: 2x1xfp16 = clip(x=%y_scale_cosines_maximum_1, alpha=0.0078125, beta=32)
+      %y_scale_cosines_real_div_2: 2x1xfp16 = real_div(x=%y_scale_cosines_maximum_1, y=%y_scale_cosines_clip_1)
+      %y_scale_cosines_real_div_3: 2x8xfp16 = real_div(x=%b, y=%y_scale_cosines_real_div_2)
+      %y_scale_cosines_squeeze_1: 2xfp16 = squeeze(x=%y_scale_cosines_real_div_2, axes=[-1])
+      %y_scale_cosines_mul: 2x8xfp16 = mul(x=%y_scale_cosines_real_div_1, y=%y_scale_cosines_real_div_3)
       %y_scale_cosines_reduce_sum: 2xfp16 = reduce_sum(x=%y_scale_cosines_mul, axes=[-1])
-      %y_scale_cosines_square: 2x8xfp16 = square(x=%y_scale_cosines_real_div)
+      %y_scale_cosines_square: 2x8xfp16 = square(x=%y_scale_cosines_real_div_1)
       %y_scale_cosines_reduce_sum_1: 2xfp16 = reduce_sum(x=%y_scale_cosines_square, axes=[-1])
-      %y_scale_cosines_square_1: 2x8xfp16 = square(x=%y_scale_cosines_real_div_1)
+      %y_scale_cosines_square_1: 2x8xfp16 = square(x=%y_scale_cosines_real_div_3)
       %y_scale_cosines_reduce_sum_2: 2xfp16 = reduce_sum(x=%y_scale_cosines_square_1, axes=[-1])
       %y_scale_cosines_sqrt: 2xfp16 = sqrt(x=%y_scale_cosines_reduce_sum_1)
       %y_scale_cosines_sqrt_1: 2xfp16 = sqrt(x=%y_scale_cosines_reduce_sum_2)
       %y_scale_cosines_mul_1: 2xfp16 = mul(x=%y_scale_cosines_sqrt, y=%y_scale_cosines_sqrt_1)
-      %y_scale_cosines_real_div_2: 2xfp16 = real_div(x=0.015625, y=%y_scale_cosines_squeeze)
-      %y_scale_cosines_real_div_3: 2xfp16 = real_div(x=0.015625, y=%y_scale_cosines_squeeze_1)
-      %y_scale_cosines_mul_2: 2xfp16 = mul(x=%y_scale_cosines_real_div_2, y=%y_scale_cosines_real_div_3)
-      %y_scale_cosines_mul_3: 2xfp16 = mul(x=%y_scale_cosines_mul_2, y=1)
+      %y_scale_cosines_real_div_4: 2xfp16 = real_div(x=1, y=%y_scale_cosines_squeeze)
+      %y_scale_cosines_real_div_5: 2xfp16 = real_div(x=1, y=%y_scale_cosines_squeeze_1)
+      %y_scale_cosines_mul_2: 2xfp16 = mul(x=%y_scale_cosines_real_div_4, y=%y_scale_cosines_real_div_5)
+      %y_scale_cosines_mul_3: 2xfp16 = mul(x=%y_scale_cosines_mul_2, y=0.000244141)
       %y_scale_cosines_maximum_2: 2xfp16 = maximum(x=%y_scale_cosines_mul_1, y=%y_scale_cosines_mul_3)
       %y: 2xfp16 = real_div(x=%y_scale_cosines_reduce_sum, y=%y_scale_cosines_maximum_2)
       return %y
     }
 
-The lengths may be roots of their own, or `reduce_l2_norm`; the least that their product may be is divided by
-both magnitudes. `scale_roots` repairs a length by itself.
+Each row is divided by a unit, which is 1 where its largest magnitude is neither too large nor too small to be
+squared. The lengths may be roots of their own, or `reduce_l2_norm`; the least that their product may be is
+divided by both units. `scale_roots` repairs a length by itself.
 
 Refuses when the values are not of fp16, when intervals show that neither the product nor the squares overflow,
 and when a shape is dynamic.
@@ -72,7 +77,7 @@ from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, m
 
 @dataclass(frozen=True)
 class ScaleCosines(an.ScaledSquares):
-    """`sum(a * b) / (|a| * |b|)` becomes the same of `a / max|a|` and `b / max|b|`."""
+    """`sum(a * b) / (|a| * |b|)` becomes the same of `a / u` and `b / v`."""
 
     name = "scale_cosines"
 
@@ -93,19 +98,20 @@ class ScaleCosines(an.ScaledSquares):
         return m.bind(ops=cosine.ops, cosine=cosine)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The rows have magnitudes of at most 1, and so each sum is at most the number of values."""
+        """The rows have magnitudes of which fp16 holds the sums of the squares."""
         axes, keep, floor = list(m.cosine.axes), m.cosine.keep_dims, self.floor(m.cosine.least)
-        rows, sizes = [], []
+        quiet, rows, units = an.Quiet.of(m.cosine.count), [], []
         for row in m.cosine.rows:
-            largest = mb.maximum(x=self.largest(mb, [row], axes), y=floor)
-            rows.append(mb.real_div(x=row, y=largest))
-            sizes.append(largest if keep else mb.squeeze(x=largest, axes=axes))
+            unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, [row], axes), y=floor))
+            rows.append(mb.real_div(x=row, y=unit))
+            units.append(unit if keep else mb.squeeze(x=unit, axes=axes))
         product = mb.reduce_sum(x=mb.mul(x=rows[0], y=rows[1]), axes=axes, keep_dims=keep)
         squares = [mb.reduce_sum(x=mb.square(x=row), axes=axes, keep_dims=keep) for row in rows]
         lengths = mb.mul(x=mb.sqrt(x=squares[0]), y=mb.sqrt(x=squares[1]))
         if m.cosine.least:
-            shares = [mb.real_div(x=floor, y=size) for size in sizes]
-            least = mb.mul(x=mb.mul(x=shares[0], y=shares[1]), y=m.cosine.least / floor**2)
+            first = min(floor / quiet.least, 1.0)
+            shares = [mb.real_div(x=first, y=unit) for unit in units]
+            least = mb.mul(x=mb.mul(x=shares[0], y=shares[1]), y=m.cosine.least / first**2)
             lengths = mb.maximum(x=lengths, y=least)
         return mb.real_div(x=product, y=lengths)
 

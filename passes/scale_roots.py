@@ -1,4 +1,4 @@
-"""The root, or the logarithm, of a sum of squares is taken of values that are divided by the largest of them.
+"""The root, or the logarithm, of a sum of squares is taken of values that are divided by a unit.
 
 Before::
 
@@ -15,18 +15,22 @@ After::
       %y_scale_roots_abs: 2x8xfp16 = abs(x=%x)
       %y_scale_roots_reduce_max: 2x1xfp16 = reduce_max(x=%y_scale_roots_abs, axes=[-1], keep_dims=True)
       %y_scale_roots_maximum: 2x1xfp16 = maximum(x=%y_scale_roots_reduce_max, y=0.000244141)
-      %y_scale_roots_real_div: 2x8xfp16 = real_div(x=%x, y=%y_scale_roots_maximum)
-      %y_scale_roots_square: 2x8xfp16 = square(x=%y_scale_roots_real_div)
+      %y_scale_roots_clip: 2x1xfp16 = clip(x=%y_scale_roots_maximum, alpha=0.0078125, beta=32)
+      %y_scale_roots_real_div: 2x1xfp16 = real_div(x=%y_scale_roots_maximum, y=%y_scale_roots_clip)
+      %y_scale_roots_real_div_1: 2x8xfp16 = real_div(x=%x, y=%y_scale_roots_real_div)
+      %y_scale_roots_square: 2x8xfp16 = square(x=%y_scale_roots_real_div_1)
       %y_scale_roots_reduce_sum: 2x1xfp16 = reduce_sum(x=%y_scale_roots_square, axes=[-1], keep_dims=True)
       %y_scale_roots_sqrt: 2x1xfp16 = sqrt(x=%y_scale_roots_reduce_sum)
-      %y: 2x1xfp16 = mul(x=%y_scale_roots_maximum, y=%y_scale_roots_sqrt)
+      %y: 2x1xfp16 = mul(x=%y_scale_roots_real_div, y=%y_scale_roots_sqrt)
       return %y
     }
 
-The magnitude of complex numbers, `sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon
-is divided by the square of the largest. The logarithm of a power becomes that of the smaller numbers plus twice
-the logarithm of the largest, and the least that it reads is divided by the square of it too. `rms_norm` and
-`group_norm` do so for whole norms, whose reciprocal roots are left to them.
+The unit is 1 where the largest magnitude of a row is neither so large that its squares overflow nor so small
+that they vanish: then each number stays what it was, to the last digit. The magnitude of complex numbers,
+`sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon is divided by the square of the
+unit. The logarithm of a power becomes that of the smaller numbers plus twice the logarithm of the unit, and the
+least that it reads is divided by the square of it too. `rms_norm` and `group_norm` do so for whole norms, whose
+reciprocal roots are left to them.
 
 Refuses when the values are not of fp16, when intervals show that the squares and their sum do not overflow,
 and when a shape is dynamic.
@@ -47,7 +51,7 @@ from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refu
 
 @dataclass(frozen=True)
 class ScaleRoots(an.ScaledSquares):
-    """`sqrt(sum(x * x))` becomes `m * sqrt(sum((x / m) * (x / m)))`, where m is the largest magnitude."""
+    """`sqrt(sum(x * x))` becomes `u * sqrt(sum((x / u) * (x / u)))`, where u is 1 if fp16 holds the squares."""
 
     name = "scale_roots"
 
@@ -67,36 +71,35 @@ class ScaleRoots(an.ScaledSquares):
         return m.bind(ops=(m.root, *squares.ops), squares=squares, least=least)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The root of what is at most the number of squares, times the largest magnitude."""
+        """The root of squares that fp16 holds, times the unit."""
         squares, total = m.squares, m.squares.total
-        axes, guard = [] if total is None else an.ints(total, "axes"), max(squares.epsilon, m.least)
-        floor = self.floor(guard)
-        largest = mb.maximum(x=self.largest(mb, squares.values, axes), y=floor)
-        inner = self.summed_squares(mb, squares.values, largest)
+        axes, floor = [] if total is None else an.ints(total, "axes"), self.floor(max(squares.epsilon, m.least))
+        quiet = an.Quiet.of(squares.most, squares.averaged)
+        unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, squares.values, axes), y=floor))
+        inner = self.summed_squares(mb, squares.values, unit)
         if total is not None:
             inner = getattr(mb, squares.reduces)(x=inner, axes=axes, keep_dims=True)
         if squares.factor != 1:
             inner = mb.mul(x=inner, y=squares.factor)
-        share = mb.square(x=mb.real_div(x=floor, y=largest)) if guard else None
         if squares.epsilon:
-            inner = mb.add(x=inner, y=mb.mul(x=share, y=squares.epsilon / floor**2))
+            inner = mb.add(x=inner, y=an.guard_of(mb, squares.epsilon, floor / quiet.least, unit))
         if m.least:
-            inner = mb.maximum(x=inner, y=mb.mul(x=share, y=m.least / floor**2))
-        result = _ending(mb, m.root, largest, inner)
+            inner = mb.maximum(x=inner, y=an.guard_of(mb, m.least, floor / quiet.least, unit))
+        result = _ending(mb, m.root, unit, inner)
         if total is None or an.flag(total, "keep_dims"):
             return result
         return mb.squeeze(x=result, axes=axes)
 
 
-def _ending(mb: Builder, root: Operation, largest: Var, inner: Var) -> Var:
-    """The root of the smaller squares times the largest magnitude, or their logarithm plus twice that of it."""
+def _ending(mb: Builder, root: Operation, unit: Var, inner: Var) -> Var:
+    """The root of the smaller squares times the unit, or their logarithm plus twice that of it."""
     value: Var
     if root.op_type == "rsqrt":
-        value = mb.real_div(x=mb.rsqrt(x=inner, epsilon=0.0), y=largest)
+        value = mb.real_div(x=mb.rsqrt(x=inner, epsilon=0.0), y=unit)
     elif root.op_type != "log":
-        value = mb.mul(x=largest, y=mb.sqrt(x=inner))
+        value = mb.mul(x=unit, y=mb.sqrt(x=inner))
     else:
-        twice = mb.mul(x=mb.log(x=largest, epsilon=0.0), y=2.0)
+        twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
         value = mb.add(x=mb.log(x=inner, epsilon=0.0), y=twice)
     return value
 

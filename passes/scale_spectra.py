@@ -1,4 +1,4 @@
-"""The logarithm of bands of a power spectrum is taken of numbers that are divided by the largest of a frame.
+"""The logarithm of bands of a power spectrum is taken of numbers that are divided by a unit of their frame.
 
 Before::
 
@@ -16,23 +16,26 @@ After::
       %y_scale_spectra_abs: 1x8x4xfp16 = abs(x=%x)
       %y_scale_spectra_reduce_max: 1x1x4xfp16 = reduce_max(x=%y_scale_spectra_abs, axes=[1], keep_dims=True)
       %y_scale_spectra_maximum: 1x1x4xfp16 = maximum(x=%y_scale_spectra_reduce_max, y=0.00195312)
-      %y_scale_spectra_real_div: 1x8x4xfp16 = real_div(x=%x, y=%y_scale_spectra_maximum)
-      %y_scale_spectra_square: 1x8x4xfp16 = square(x=%y_scale_spectra_real_div)
+      %y_scale_spectra_clip: 1x1x4xfp16 = clip(x=%y_scale_spectra_maximum, alpha=1, beta=32)
+      %y_scale_spectra_real_div: 1x1x4xfp16 = real_div(x=%y_scale_spectra_maximum, y=%y_scale_spectra_clip)
+      %y_scale_spectra_real_div_1: 1x8x4xfp16 = real_div(x=%x, y=%y_scale_spectra_real_div)
+      %y_scale_spectra_square: 1x8x4xfp16 = square(x=%y_scale_spectra_real_div_1)
       %y_scale_spectra_matmul: 1x3x4xfp16 = matmul(x=const<3x8xfp16>, y=%y_scale_spectra_square)
-      %y_scale_spectra_real_div_1: 1x1x4xfp16 = real_div(x=0.00195312, y=%y_scale_spectra_maximum)
-      %y_scale_spectra_square_1: 1x1x4xfp16 = square(x=%y_scale_spectra_real_div_1)
+      %y_scale_spectra_real_div_2: 1x1x4xfp16 = real_div(x=0.00195312, y=%y_scale_spectra_real_div)
+      %y_scale_spectra_square_1: 1x1x4xfp16 = square(x=%y_scale_spectra_real_div_2)
       %y_scale_spectra_mul: 1x1x4xfp16 = mul(x=%y_scale_spectra_square_1, y=2.625)
       %y_scale_spectra_maximum_1: 1x3x4xfp16 = maximum(x=%y_scale_spectra_matmul, y=%y_scale_spectra_mul)
-      %y_scale_spectra_log: 1x1x4xfp16 = log(x=%y_scale_spectra_maximum)
+      %y_scale_spectra_log: 1x1x4xfp16 = log(x=%y_scale_spectra_real_div)
       %y_scale_spectra_mul_1: 1x1x4xfp16 = mul(x=%y_scale_spectra_log, y=2)
       %y_scale_spectra_log_1: 1x3x4xfp16 = log(x=%y_scale_spectra_maximum_1)
       %y: 1x3x4xfp16 = add(x=%y_scale_spectra_log_1, y=%y_scale_spectra_mul_1)
       return %y
     }
 
-Where bands of numbers up to 1 could add up to more than 16384, the frame is divided by more. What is added
-before the logarithm, and the least that it reads, are divided by the same. Numbers 72 dB below the largest of
-their frame square to 0.
+The unit is 1 where the largest number of a frame is 1 or more and no band of it adds up to more than 16376:
+then each number stays what it was, to the last digit. What is added before the logarithm, and the least that it
+reads, are divided by the square of the unit. Numbers below 2^-12, or 72 dB below the largest of a frame that is
+divided, square to 0.
 
 Refuses when the values are not of fp16, when intervals show that neither the squares nor the bands overflow,
 when a weight is negative, and when a shape is dynamic.
@@ -45,7 +48,6 @@ Grade: checked: that a factor goes out of a logarithm is no identity of polynomi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,13 +55,10 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, mb, var
 
-MOST = 2.0**14
-"""What a band may reach: half of what a sum of products may, and a quarter of fp16."""
-
 
 @dataclass(frozen=True)
 class ScaleSpectra(an.ScaledSquares):
-    """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / m)^2 + (b / m)^2)) + 2 log(m)`."""
+    """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / u)^2 + (b / u)^2)) + 2 log(u)`."""
 
     name = "scale_spectra"
 
@@ -78,20 +77,24 @@ class ScaleSpectra(an.ScaledSquares):
         return m.bind(ops=spectrum.ops, spectrum=spectrum)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The largest number of a frame becomes 1, or less where so many are added up that they overflow."""
+        """A frame is divided by its unit, so that no band overflows."""
         spectrum = m.spectrum
-        room = MOST / (spectrum.squares.count * max(1.0, spectrum.weights))
-        raised = max(0, math.ceil(-math.log2(room) / 2))
-        floor = self.floor(spectrum.guard)
+        quiet, floor = _quiet(spectrum.squares.count * max(1.0, spectrum.weights)), self.floor(spectrum.guard)
         largest = self.largest(mb, spectrum.squares.values, [spectrum.axis])
-        unit = mb.maximum(x=mb.mul(x=largest, y=2.0**raised) if raised else largest, y=floor)
+        unit = quiet.unit(mb, mb.maximum(x=largest, y=floor))
         power = self.summed_squares(mb, spectrum.squares.values, unit)
         bands = an.again(mb, spectrum.mix, **{spectrum.operand: power})
         if spectrum.guard:
-            share = mb.mul(x=mb.square(x=mb.real_div(x=floor, y=unit)), y=spectrum.guard / floor**2)
+            share = an.guard_of(mb, spectrum.guard, floor / quiet.least, unit)
             bands = mb.maximum(x=bands, y=share) if spectrum.clips else mb.add(x=bands, y=share)
         twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
         return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
+
+
+def _quiet(count: float) -> an.Quiet:
+    """A frame whose largest number is 1 or more, of which no band overflows: quieter bins vanish below it."""
+    quiet = an.Quiet.of(count)
+    return an.Quiet(min(1.0, quiet.most), quiet.most)
 
 
 @an.example((1, 8, 4), dtype="fp16")

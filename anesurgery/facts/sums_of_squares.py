@@ -9,7 +9,7 @@ from anesurgery.facts.half import SMALLEST
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.reading import ints, number, readers_after, scaled
+from anesurgery.semantics.reading import clipped_divisor, ints, number, readers_after, scaled
 from anesurgery.semantics.row_lengths import squared
 
 LEAST = 2.0**-12
@@ -36,6 +36,14 @@ class SumOfSquares:
     def most(self) -> float:
         """The whole is at most so many times the largest square, the epsilon left out."""
         return self.count * max(self.factor, 1.0)
+
+    @property
+    def averaged(self) -> int:
+        """How many squares a mean is taken of; 1 where there is none."""
+        if self.total is None or self.total.op_type != "reduce_mean":
+            return 1
+        shape = static_shape(self.total.x)
+        return 1 if shape is None else math.prod(shape[axis] for axis in ints(self.total, "axes"))
 
     @property
     def reduces(self) -> str:
@@ -141,6 +149,12 @@ def added_squares(var: Var, least: int) -> SumOfSquares | None:
 
 
 def is_scaled(x: Var) -> bool:
-    """Is a value divided by the largest magnitude already?"""
+    """Is a value divided already: by the largest magnitude, or by as much as that is not quiet?"""
     division = producer(x, "real_div")
-    return division is not None and producer(division.y, "maximum") is not None
+    return division is not None and producer(_largest(division.y), "maximum") is not None
+
+
+def _largest(unit: Var) -> Var:
+    """The magnitude of `magnitude / clip(magnitude)`; other values are what they are."""
+    division = producer(unit, "real_div")
+    return unit if division is None or clipped_divisor(division) is None else division.x

@@ -1,7 +1,8 @@
 """Norms by a root mean square, as they are written out, and a form of them that cannot overflow in fp16.
 
-Squares of fp16 numbers above 255 overflow. Of numbers that are divided by the largest magnitude among them the
-squares are at most 1, and the norm is the same.
+Squares of fp16 numbers above 255 overflow, and those of numbers below 2^-12 are 0. Numbers whose largest is so
+large, or small, are divided by a unit first, and the norm is the same. Where it is neither, the unit is 1: then
+each number is what it was, and no digit is lost.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
+from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import axes_of, flag, number
 from anesurgery.semantics.row_lengths import squared
@@ -111,21 +113,55 @@ def cannot_overflow(norm: RootNorm) -> Refusal | None:
     return None
 
 
+@dataclass(frozen=True)
+class Quiet:
+    """Largest magnitudes of which no square is lost: such numbers are squared as they are."""
+
+    least: float
+    """A power of two. The square of it, or a mean of squares with it, is no subnormal number."""
+    most: float
+    """A power of two. So many squares of it add up to a quarter of the largest number of fp16 at most."""
+
+    @classmethod
+    def of(cls, added: float, averaged: int = 1) -> Quiet:
+        """Of so many squares that are added up, or that a mean is taken of."""
+        most = 2.0 ** math.floor(math.log2(LARGEST / 4 / added) / 2)
+        return cls(min(2.0 ** math.ceil(math.log2(SUBNORMAL * averaged) / 2), most), most)
+
+    def unit(self, mb: Maker, largest: Var) -> Var:
+        """What numbers with this largest magnitude are divided by: 1 where it is quiet.
+
+        Louder numbers come down to `most`, smaller ones up to `least`.
+        """
+        kind = np_dtype(largest).type
+        return mb.real_div(x=largest, y=mb.clip(x=largest, alpha=kind(self.least), beta=kind(self.most)))
+
+
+SUBNORMAL = 2.0**-14
+"""Below it, numbers of fp16 have fewer digits."""
+
+
 def by_largest(mb: Maker, norm: RootNorm) -> Var:
-    """The norm of values that are divided by the largest magnitude among them.
+    """The norm of values whose squares fp16 holds.
 
     A mean is taken of halves, so that no difference overflows. Below `floor`, a power of two, the magnitude is
-    not divided by, so that the scaled epsilon is at most 4.
+    not divided by, so that the scaled epsilon is at most 4 times the square of what is quiet.
     """
     x, epsilon = norm.x, norm.epsilon
     kind, over = np_dtype(x).type, {"axes": list(norm.axes), "keep_dims": True}
+    quiet = Quiet.of(1, math.prod(static_shape(x)[axis] for axis in norm.axes))  # type: ignore[index]
     if norm.centred:
         half = mb.mul(x=x, y=kind(0.5))
         x, epsilon = mb.sub(x=half, y=mb.reduce_mean(x=half, **over)), epsilon / 4
     floor = 2.0 ** math.floor(math.log2(epsilon) / 2)
-    largest = mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), **over), y=kind(floor))
-    scaled = mb.real_div(x=x, y=largest)
-    part = mb.square(x=mb.real_div(x=kind(floor), y=largest))
-    rest = mb.mul(x=part, y=kind(epsilon / floor**2))
+    unit = quiet.unit(mb, mb.maximum(x=mb.reduce_max(x=mb.abs(x=x), **over), y=kind(floor)))
+    scaled = mb.real_div(x=x, y=unit)
+    rest = guard_of(mb, epsilon, floor / quiet.least, unit)
     mean = mb.reduce_mean(x=mb.square(x=scaled), **over)
     return mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=rest)))
+
+
+def guard_of(mb: Maker, guard: float, least: float, unit: Var) -> Var:
+    """What guards a sum of squares, divided by the square of the unit, which is no less than `least`."""
+    kind, first = np_dtype(unit).type, min(least, 1.0)
+    return mb.mul(x=mb.square(x=mb.real_div(x=kind(first), y=unit)), y=kind(guard / first**2))

@@ -1,4 +1,4 @@
-"""Squares that overflow in fp16, of numbers that are divided by the largest first: what such passes share."""
+"""Squares that overflow in fp16, of numbers that are divided by a unit first: what such passes share."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LargeSquares(Rewrite, abstract=True):
 
 @dataclass(frozen=True)
 class ScaledSquares(LargeSquares, abstract=True):
-    """A pass that divides numbers by the largest magnitude of their row before it squares them."""
+    """A pass that divides numbers by a unit, of the largest magnitude of their row, before it squares them."""
 
     static = True
     tolerance = REASSOCIATED

@@ -13,7 +13,7 @@ from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval
 from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE, Meaning, Operand, Ranges, aligned, times
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import clipped_divisor, number
 from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
 
 DIP = -0.2785
@@ -131,11 +131,24 @@ def _divide(op: Operation, ranges: Ranges) -> Interval:
     """By what is never 0, or by no less than the largest magnitude of the same value."""
     if _no_less_than_size(op.y, op.x, ranges):
         return -1.0, 1.0
+    if (most := _quiet(op.y, op.x, ranges)) is not None:
+        return -most, most
     (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
+    if (bounds := clipped_divisor(op)) is not None and a > 0 and bounds[0] > 0:
+        return a / min(max(a, bounds[0]), bounds[1]), _quotient(b, min(max(b, bounds[0]), bounds[1]))
     if number(op.y) or (c > 0 and np_dtype(op.y).kind == "f"):
         ends = [_quotient(top, down) for top in (a, b) for down in (c, d)]
         return min(ends), max(ends)
     return ANY
+
+
+def _quiet(unit: Var, x: Var, ranges: Ranges) -> float | None:
+    """The most of x over a unit `m / clip(m)` by its own largest magnitude m; None for other divisors."""
+    division = producer(unit, "real_div")
+    bounds = None if division is None else clipped_divisor(division)
+    if division is None or bounds is None or not _no_less_than_size(division.x, x, ranges):
+        return None
+    return bounds[1]
 
 
 def _quotient(top: float, down: float) -> float:

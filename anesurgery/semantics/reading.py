@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, static_shape
+from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, producer, static_shape
 from anesurgery.ops import CARRIERS
 
 
@@ -77,6 +77,15 @@ def number(var: Any) -> float | None:
     if value is None or isinstance(value, str):
         return None
     return float(value if not hasattr(value, "flat") else next(iter(value.flat)))
+
+
+def clipped_divisor(op: Operation) -> tuple[float, float] | None:
+    """The ends of the clip of `m / clip(m)`; None for other divisions."""
+    clip = producer(op.y, "clip")
+    if clip is None or clip.x is not op.x:
+        return None
+    low, high = number(clip.alpha), number(clip.beta)
+    return None if low is None or high is None else (low, high)
 
 
 def scaled(op: Operation) -> tuple[Any, float] | None:

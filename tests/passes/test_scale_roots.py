@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from anesurgery import authoring as an
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
@@ -126,3 +127,36 @@ class _Wrong(ScaleRoots):
 def test_a_wrong_version_is_caught() -> None:
     with pytest.raises(ProofError):
         apply_pass(_Wrong(), built(guarded))
+
+
+def lossless(step: ScaleRoots, root: Root, arithmetic: str) -> bool:
+    """Are numbers whose squares fp16 holds left as they were, to the last bit?"""
+    program = built(root)
+    after, _ = apply_pass(step, program)
+    x = np.random.default_rng(1).uniform(-1.5, 1.5, (3, 4, 16)).astype(HALF)
+    old, new = (next(iter(run(p, {"x": x}, precision=arithmetic).values())) for p in (program, after))
+    return bool(np.array_equal(old, new))
+
+
+@pytest.mark.parametrize("arithmetic", ["fp16", "ane"])
+@pytest.mark.parametrize("name", ["length", "mean", "magnitude", "reciprocal", "unbiased"])
+def test_nothing_is_lost_where_no_square_overflows(name: str, arithmetic: str) -> None:
+    assert lossless(ScaleRoots(), ROOTS[name], arithmetic)
+
+
+class _ByTheLargest(ScaleRoots):
+    name = "by_the_largest"
+    tolerance = an.Tolerance(1e-2)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Right, but each number is rounded once more."""
+        x, axes = m.squares.values[0], an.ints(m.squares.total, "axes")
+        largest = mb.maximum(x=self.largest(mb, [x], axes), y=2.0**-12)
+        squares = self.summed_squares(mb, [x], largest)
+        root = mb.sqrt(x=mb.reduce_sum(x=squares, axes=axes, keep_dims=True))
+        product: Var = mb.mul(x=largest, y=root)
+        return product
+
+
+def test_a_division_by_the_largest_loses_digits() -> None:
+    assert not lossless(_ByTheLargest(), ROOTS["length"], "fp16")

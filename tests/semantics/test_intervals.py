@@ -60,6 +60,11 @@ def integers(x: Any, low: float = LOW, high: float = HIGH) -> Any:
     return mb.cast(x=bounded(x, low, high), dtype="int32")
 
 
+def over_clip(x: Any) -> Any:
+    """1 between 1/2 and 2."""
+    return mb.real_div(x=x, y=mb.clip(x=x, alpha=np.float32(0.5), beta=np.float32(2)))
+
+
 POOL: dict[str, Any] = {"kernel_sizes": [3, 3], "strides": [1, 1], "pad_type": "same"}
 BODIES: dict[str, Body] = {
     **{
@@ -79,6 +84,10 @@ BODIES: dict[str, Body] = {
     "silu of what is not negative": lambda x: mb.silu(x=mb.abs(x=x)),
     "instance_norm": lambda x: mb.instance_norm(x=x, epsilon=np.float32(1e-5)),
     "real_div": lambda x: mb.real_div(x=bounded(x), y=np.float32(-2)),
+    "a magnitude over its clip": lambda x: over_clip(bounded(x, 0.25, 5.0)),
+    "a value over the unit of its magnitude": lambda x: mb.real_div(
+        x=x, y=over_clip(mb.maximum(x=mb.abs(x=x), y=np.float32(0.25)))
+    ),
     "cast": integers,
     "cast of a fraction": lambda x: mb.cast(x=bounded(x, 0.25, 0.75), dtype="int32"),
     "select": lambda x: mb.select(cond=mb.greater(x=x, y=np.float32(0)), a=bounded(x), b=np.float32(7)),
@@ -118,6 +127,7 @@ def test_what_is_made_lies_in_the_interval(name: str) -> None:
         ("one_hot", (0.0, 1.0)),
         ("cast of a fraction", (0.25, 0.75)),
         ("exp", (0.0, 100.0)),
+        ("a value over the unit of its magnitude", (-1.0, 1.0)),
     ],
 )
 def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
@@ -136,6 +146,8 @@ def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
         ("one_hot", (-2.0, 5.0)),
         ("sub", (-5.0, 4.5)),
         ("floor_div", (0.0, np.inf)),
+        ("a magnitude over its clip", (0.5, 2.5)),
+        ("a value over the unit of its magnitude", (-2.0, 2.0)),
     ],
 )
 def test_intervals_are_tight(name: str, exact: Interval) -> None:

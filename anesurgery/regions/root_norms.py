@@ -149,7 +149,8 @@ def by_largest(mb: Maker, norm: RootNorm) -> Var:
     """
     x, epsilon = norm.x, norm.epsilon
     kind, over = np_dtype(x).type, {"axes": list(norm.axes), "keep_dims": True}
-    quiet = Quiet.of(1, math.prod(static_shape(x)[axis] for axis in norm.axes))  # type: ignore[index]
+    shape = static_shape(x)
+    quiet = Quiet.of(1, 1 if shape is None else math.prod(int(shape[axis]) for axis in norm.axes))
     if norm.centred:
         half = mb.mul(x=x, y=kind(0.5))
         x, epsilon = mb.sub(x=half, y=mb.reduce_mean(x=half, **over)), epsilon / 4

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +30,7 @@ from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.exact_steps import inexact_steps, yardstick
 from anesurgery.rewriting.gate import Watch, passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
@@ -179,7 +180,7 @@ def apply(
         raise
     end, worse = None, ""
     if recipe is not None and (session.changes or not misfits):
-        edited, session, end = _gated(model, start, edited, steps, session, recipe.chosen)
+        edited, session, end = _gated(model, start, edited, steps, session, recipe)
         worse = edited.worse_than_layers(target or "any")
     if recipe is not None and worse:
         original = edited = NeuralNetwork.read(model)
@@ -277,7 +278,7 @@ def _rescue(
 
 
 def _gated(
-    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, asked: Collection[str]
+    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, recipe: Recipe
 ) -> tuple[Subject, Session, Standing | None]:
     """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
 
@@ -288,15 +289,34 @@ def _gated(
         return subject_of(steps).read(model).only(edited.member)
 
     assert start.watch is not None
-    passed = passing(steps, start.watch, again, edited, session, asked)
+    passed = passing(steps, start.watch, again, edited, session, recipe.chosen)
     if passed.steps != list(steps):
         session = session.again()
         session.refusals += passed.refusals
         edited = again()
         _run(passed.steps, edited, session, quiet=True)
+    if recipe.exact and (losses := _losses(passed.steps, again, edited, session)):
+        session = session.again()
+        session.refusals += [*passed.refusals, *losses]
+        edited, kept = again(), [step for step in passed.steps if step.name not in dict(losses)]
+        _run(kept, edited, session, quiet=True)
+        passed.end = edited.standing(session.target or "any")
     passed.warn(session)
-    session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in asked]
+    session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end
+
+
+def _losses(
+    steps: Sequence[Pass], again: Callable[[], Subject], edited: Subject, session: Session
+) -> list[tuple[str, Refusal]]:
+    """The steps after which a program is less exact than before them, and by how much."""
+    if not session.changes or [type(graph) for graph in edited.graphs] != [Program]:
+        return []
+    (after,), (given,) = edited.chosen, again().chosen
+    measured = yardstick(given, session)
+    found = inexact_steps(steps, lambda: again().chosen[0], (after, session), measured)
+    words = "undone: {}; apply it by itself to have it"
+    return [(name, Refusal(words.format(loss))) for name, loss in found.items()]
 
 
 def _warned_of_loss(before: Standing | None, edited: Subject, session: Session) -> Standing | None:
@@ -376,6 +396,7 @@ def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:
         psnr=min(recipe.psnr for recipe in recipes),
         strict=any(recipe.strict for recipe in recipes),
         chosen=frozenset(names).union(*(recipe.chosen for recipe in recipes)),
+        exact=any(recipe.exact for recipe in recipes),
     )
 
 
@@ -440,6 +461,8 @@ class Recipe:
     """Is a model that it is not for left as it is, and refused with an error?"""
     chosen: frozenset[str] = frozenset()
     """Names of the steps that the caller asked for, or whose options he chose; the gate does not undo these."""
+    exact: bool = False
+    """Is a step undone after which sampled inputs give outputs further from what the model means?"""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -35,10 +35,11 @@ findings; or a gain was measured on the target, which counts more than the estim
 (`sequence_layout`). A pass that changes what the model gives back (`select_last_token`) is kept only for a
 decoder, where each position sees those before it alone; one that makes inputs and outputs fp16, only where
 the target pays for the casts. `keep_interface` rules out both. A pass that rounds values (`compute_fp16`) is
-kept only where more runs on the ANE for it, or the time falls by a tenth. Last, a model of up to 2^29 stored
-numbers that has norms over a root runs once in fp16 on sampled inputs: `rms_norm` and `group_norm` change
-those whose squares are beyond a quarter of 65504, whatever that costs. The notes of the surgery say what was
-gained; its refusals, what was not kept, and what keeps ops off the ANE still.
+kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes the outputs of
+sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model of up to 2^29
+stored numbers that has norms over a root runs once in fp16 on sampled inputs: `rms_norm` and `group_norm`
+change those whose squares are beyond a quarter of 65504, whatever that costs. The notes of the surgery say what
+was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
 
@@ -90,7 +91,7 @@ class ApplyRemedies(Pass):
         target = an.Target.parse(self.target or session.target, self.compute_units)
         search = Search(target, session, lambda named: _remedies(named, target), self.objection, self.trials)
         start = State(an.copied(program), target, spec=session.spec)
-        end = search.improve(start)
+        end = self.exact(search, start, search.improve(start))
         for step in end.steps:
             an.run_pass(step, program, session)
         session.refusals += [
@@ -103,6 +104,25 @@ class ApplyRemedies(Pass):
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
         self.repair_squares(program, session)
+
+    def exact(self, search: Search, start: State, end: State) -> State:
+        """The end without the steps after which outputs are further from what the model means."""
+        program, session = start.program, search.session.again(prove_sites=False)
+        if not end.steps:
+            return end
+        after = an.copied(program)
+        for step in end.steps:
+            an.run_pass(step, after, session)
+        losses = an.exact_steps.inexact_steps(
+            end.steps, lambda: an.copied(program), (after, session), an.exact_steps.yardstick(program, session)
+        )
+        if not losses:
+            return end
+        for name, loss in losses.items():
+            search.reject(tuple(s for s in end.steps if s.name == name)[:1], f"kept first, and undone: {loss}")
+        left = tuple(step for step in end.steps if step.name not in losses)
+        search.kept = [words for words in search.kept if not any(f" {name}" in words for name in losses)]
+        return search.led(start, left) or start
 
     def repair_squares(self, program: Program, session: Session) -> None:
         """Give norms whose squares overflow on sampled inputs the form that cannot."""

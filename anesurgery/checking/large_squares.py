@@ -27,7 +27,7 @@ def large_squares(program: Program, seed: int = 0) -> dict[str, float]:
     largest: dict[str, float] = {}
     for name, function in program.functions.items():
         squares = {square for op in walk_ops(function) if (square := _square(op)) is not None}
-        if squares and _stored(function) <= MOST_NUMBERS:
+        if squares and stored(function) <= MOST_NUMBERS:
             largest |= _seen(program, name, squares, seed)
     return {name: value for name, value in largest.items() if not value < LARGEST / MARGIN}
 
@@ -41,7 +41,8 @@ def _square(op: Operation) -> Var | None:
     return mean.x
 
 
-def _stored(function: Function) -> int:
+def stored(function: Function) -> int:
+    """How many numbers the constants of a function hold."""
     constants = (op.outputs[0] for op in walk_ops(function) if op.op_type == "const")
     return sum(math.prod(static_shape(v) or ()) for v in constants if hasattr(v, "rank"))
 

@@ -144,7 +144,7 @@ def certify(
         SurgeryError: an empty list of inputs.
     """
     loaded = load(model)
-    engine = _engine(target)
+    engine = arithmetic_of(target)
     first = Predictor(loaded, function=function)
     samples = (
         [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
@@ -163,8 +163,8 @@ def certify(
     return Certificate(rows, outputs, verdict, why, len(samples), walk.tried, gate, worst.values)
 
 
-def _engine(target: str | None) -> str:
-    """The arithmetic of the engine of a target, as far as one is known of its chip."""
+def arithmetic_of(target: str | None) -> str:
+    """The arithmetic of the engine of a target, as far as one is known of its chip: "ane:M1", else "ane"."""
     chips = [chip for chip in Target.parse(target).chips if chip in CHIPS] if target else []
     return f"ane:{chips[0]}" if len(chips) == 1 else "ane"
 

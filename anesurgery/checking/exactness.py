@@ -1,0 +1,175 @@
+"""How near a model comes to what it means, in fp16 and in the engine's arithmetic, on some inputs.
+
+What it means is the model as given, in fp32 as it is stored. A program that computes in fp32 runs on no engine:
+in "fp16" it counts as it is with every value rounded, which is what a conversion to fp16 makes of it, or a GPU
+of a neural network.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.checking.large_squares import MOST_NUMBERS, stored
+from anesurgery.checking.metrics import psnr
+from anesurgery.errors import InterpretError
+from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
+from anesurgery.interpret import run
+from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed
+from anesurgery.interpret.sampling import sample_function
+from anesurgery.interpret.table import Meaning
+from anesurgery.mil import Array, Operation, Program, walk_ops
+from anesurgery.semantics.work import work_of
+
+Values = Mapping[str, Array]
+SLACK = 1.0
+"""dB by which two orders of rounding differ: an edit that is not worse in exact arithmetic may be so in one."""
+SAME = 90.0
+"""dB from which fp16 is as near as it can be; nothing beyond is counted."""
+SEEDS = 2
+"""Inputs that are drawn where none are given: of one, the order of rounding decides too often."""
+MOST_FLOP = 1 << 31
+"""A program of more is not measured: each of ten runs would take a good part of a second."""
+
+
+class EachInHalf:
+    """Every value is rounded to fp16, whatever its type says: read as well as made."""
+
+    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+        """The function between roundings."""
+        return lambda **operands: _halves(row.function(**{k: _halves(v) for k, v in operands.items()}))
+
+
+def _halves(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_halves, value))
+    floats = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.half().float() if floats else value
+
+
+def as_half(program: Program) -> str | Arithmetic:
+    """The arithmetic that stands for fp16: that of the types, or every value rounded where none is of fp16."""
+    mixed = any(is_mixed(walk_ops(function)) for function in program.functions.values())
+    return "fp16" if mixed else EachInHalf()
+
+
+def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
+    """The PSNR in dB of the least exact output of floats; minus infinite where one is not finite."""
+    floats = [name for name, value in wanted.items() if np.asarray(value).dtype.kind == "f"]
+    return min((_near(np.asarray(wanted[n]), np.asarray(outputs[n])) for n in floats), default=math.inf)
+
+
+def _near(wanted: Array, value: Array) -> float:
+    defined = np.isfinite(wanted)
+    a, b = wanted[defined].astype(np.float64), value[defined].astype(np.float64)
+    if not a.size:
+        return math.inf
+    if not np.isfinite(b).all():
+        return -math.inf
+    return psnr(float(np.abs(a).max()), float(np.sqrt(np.mean((a - b) ** 2))))
+
+
+def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """In which arithmetic outputs are further from what the model means, in words; "" for none.
+
+    Args:
+        before: arithmetic -> dB, as `Yardstick.measure` gives it.
+        after: the same after an edit.
+    """
+    for arithmetic, old in before.items():
+        if (new := after[arithmetic]) < min(old, SAME) - SLACK:
+            return (
+                f"outputs would be less exact in {arithmetic} arithmetic on sampled inputs, "
+                f"{_decibels(old)} -> {_decibels(new)} of what the model means"
+            )
+    return ""
+
+
+def _decibels(value: float) -> str:
+    if math.isinf(value):
+        return "identical" if value > 0 else "not finite"
+    return f"{value:.1f} dB"
+
+
+@dataclass
+class Yardstick:
+    """What a program means on some inputs, to hold others against.
+
+    Args:
+        program: as it was given; it must stay so while results are read.
+        engine: the arithmetic that counts beside fp16: "ane", or that of a chip, as "ane:M1".
+        inputs: sets of arrays by input name, for programs of one function; drawn by default.
+        images: names of inputs that are images.
+        seed: of the first that is drawn.
+        seeds: how many are drawn.
+        most_flop: a program of more is not measured.
+    """
+
+    program: Program
+    engine: str = "ane"
+    inputs: Sequence[Values] = ()
+    images: frozenset[str] = frozenset()
+    seed: int = 0
+    seeds: int = SEEDS
+    most_flop: float = MOST_FLOP
+    meant: dict[tuple[str, int], Values] = field(default_factory=dict)
+
+    @cached_property
+    def samples(self) -> dict[tuple[str, int], Values]:
+        """Inputs by function and number."""
+        functions = self.program.functions
+        if self.inputs and len(functions) == 1:
+            return {(next(iter(functions)), i): values for i, values in enumerate(self.inputs)}
+        return {
+            (name, i): sample_function(function, seed=self.seed + i, images=self.images)
+            for name, function in functions.items()
+            for i in range(self.seeds)
+        }
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Does a run take a second or so?"""
+        ops = [op for function in self.program.functions.values() for op in walk_ops(function)]
+        flop = sum(work_of(op).flop for op in ops if op.op_type != "const")
+        return flop <= self.most_flop and sum(map(stored, self.program.functions.values())) <= MOST_NUMBERS
+
+    def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> dict[str, float] | None:
+        """DB of the least exact output by arithmetic, over all inputs; None where that cannot be told.
+
+        Args:
+            program: this one, or what edits made of it.
+            contract: how they changed the interface.
+        """
+        contract = list(contract)
+        if call_of(contract) is not None or not self.is_small:
+            return None
+        try:
+            return {
+                name: min(
+                    (self._near(program, arithmetic, contract, at) for at in self.samples), default=math.inf
+                )
+                for name, arithmetic in (("fp16", as_half(program)), (self.engine, self.engine))
+            }
+        except InterpretError:
+            return None
+
+    def _near(
+        self,
+        program: Program,
+        arithmetic: str | Arithmetic,
+        contract: list[InterfaceChange],
+        at: tuple[str, int],
+    ) -> float:
+        """One function on one set of inputs."""
+        values, function = self.samples[at], at[0]
+        if at not in self.meant:
+            self.meant[at] = run(self.program, values, precision="fp32", function=function)
+        changed = adapt_inputs(contract, values)
+        outputs = run(program, changed, precision=arithmetic, function=function)  # type: ignore[arg-type]
+        return nearness(adapt_outputs(contract, self.meant[at], values), outputs)

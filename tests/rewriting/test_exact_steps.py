@@ -1,0 +1,133 @@
+"""Steps after which a model is less exact are undone, with the figures; others stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import anesurgery as ane
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, OpPattern, Ops, Var, var
+from anesurgery.checking.exactness import EachInHalf, Yardstick, as_half, less_exact
+from anesurgery.files.copying import copied
+from anesurgery.interpret import run
+from anesurgery.loading import load
+from anesurgery.mil import Program, ct, mb, types
+from anesurgery.passes.apply_remedies import ApplyRemedies
+from anesurgery.passes.scale_roots import ScaleRoots
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.exact_steps import inexact_steps, yardstick
+from anesurgery.rewriting.search import Search, State
+from anesurgery.rewriting.session import Session
+from anesurgery.surgery import Recipe
+from anesurgery.testing import apply_pass
+
+HALF = np.float16
+CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
+
+
+class Rounding(an.Rewrite):
+    """A tangent of a number that lost digits on a detour: right in exact arithmetic."""
+
+    name = "rounding"
+    tolerance = an.Tolerance(10.0)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh(x=var("x"))
+
+    def check(self, m: Match) -> Match | None:
+        return None if m.x.op is not None and m.x.op.op_type == "sub" else m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        shifted = mb.sub(x=mb.add(x=m.x, y=HALF(300)), y=HALF(300))
+        tangent: Var = mb.tanh(x=shifted)
+        return tangent
+
+
+def lengths(dtype: type = types.fp16) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=dtype)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        total = mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True)
+        return mb.tanh(x=mb.sqrt(x=total), name="y")
+
+    return program
+
+
+def recipe(exact: bool) -> Recipe:
+    return Recipe(
+        "careful", (ScaleRoots(), Rounding()), chosen=frozenset({"scale_roots", "rounding"}), exact=exact
+    )
+
+
+def test_a_step_that_loses_digits_is_undone_with_the_figures() -> None:
+    surgery = ane.apply(lengths(), recipe(exact=True), target="M1/macOS 14", prove=None, quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"scale_roots"}
+    (reason,) = (refusal.reason for name, refusal in surgery.refusals if name == "rounding")
+    assert reason.startswith("undone: outputs would be less exact in fp16 arithmetic on sampled inputs, ")
+    assert "dB -> " in reason
+
+
+def test_without_the_judgement_it_stays() -> None:
+    surgery = ane.apply(lengths(), recipe(exact=False), target="M1/macOS 14", prove=None, quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"scale_roots", "rounding"}
+
+
+def test_inputs_that_are_given_count() -> None:
+    """Of numbers that the detour holds exactly, nothing is lost."""
+    rows = [{"x": np.full((2, 8), size, HALF)} for size in (0.0, 2.0**-1)]
+    program = lengths()
+    after, session = apply_pass(Rounding(), program)
+    session.inputs = rows[:1]
+    measured = yardstick(lengths(), session)
+    assert not inexact_steps((Rounding(),), lengths, (after, session), measured)
+
+
+def test_the_search_of_auto_undoes_it_too() -> None:
+    program, target, session = lengths(), Target.parse("M1/macOS 14"), Session(target="M1/macOS 14")
+    search = Search(target, session, lambda found: (), lambda own, given: None, 9)
+    start = State(copied(program), target)
+    search.improve(start)
+    search.trials, search.ops = 9, 1e9
+    end = search.attempt(start, Rounding())
+    assert end is not None
+    assert ApplyRemedies().exact(search, start, end) is start
+    assert "less exact" in search.rejected["rounding"][1].reason
+
+
+def test_a_program_of_fp32_is_rounded_to_stand_for_fp16() -> None:
+    half, single = lengths(), lengths(types.fp32)
+    assert as_half(half) == "fp16"
+    assert isinstance(as_half(single), EachInHalf)
+    measured = Yardstick(single).measure(single)
+    assert measured is not None
+    assert 50 < measured["fp16"] < 100
+    (value,) = run(single, {"x": np.full((2, 8), 1e-5, np.float32)}, precision=EachInHalf()).values()  # type: ignore[arg-type]
+    assert not value.any()  # squares of 1e-10 are 0 in fp16
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "less"),
+    [
+        (60.0, 59.5, False),
+        (60.0, 58.0, True),
+        (150.0, 95.0, False),
+        (np.inf, 80.0, True),
+        (-np.inf, -np.inf, False),
+    ],
+)
+def test_orders_of_rounding_are_no_loss(before: float, after: float, less: bool) -> None:
+    assert bool(less_exact({"fp16": before}, {"fp16": after})) is less
+
+
+def test_a_speech_model_keeps_every_digit() -> None:
+    """The magnitudes of its spectrum may overflow, and do not on what is drawn."""
+    path = CORPUS / "silero_unified.mlpackage"
+    if not path.exists():
+        pytest.skip("the corpus is not here")
+    before = load(path).program
+    surgery = ane.apply(path, "safe_numbers", target="M1/macOS 14", prove=None, quiet=True)
+    assert [change.pass_name for change in surgery.changes] == ["scale_roots"]
+    measured = Yardstick(before, "ane:M1")
+    assert measured.measure(surgery.program) == measured.measure(before)

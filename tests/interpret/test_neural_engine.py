@@ -258,7 +258,8 @@ def test_products_on_m2_lie_on_a_grid() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "chip"), [("measured_tables", "M1"), ("grid", "M2"), ("code_ties", "M5"), ("code_scale", "M5")]
+    ("row", "chip"),
+    [("measured_tables", "M1"), ("grid", "M2"), ("code_ties", "M5"), ("cast_ties", "M5"), ("code_scale", "M5")],
 )
 def test_what_one_chip_was_measured_for_is_not_told_of_others(row: str, chip: str) -> None:
     applied = [c for c in (None, *properties.CHIPS) if properties.applies(row, c)]

@@ -30,9 +30,10 @@ SMALLEST_NORMAL = 2.0**-14
 """Where a slice of the last axis becomes infinite on H13 and H14, and below which products are 0 on H13."""
 
 
-def rounding(chip: str | None) -> Callable[[Tensor], Tensor]:
-    """The function that rounds a float32 result to the numbers of fp16, in float32."""
-    return _ties_away if applies("ties", chip) else _ties_even
+def rounding(chip: str | None, op_type: str = "") -> Callable[[Tensor], Tensor]:
+    """The function that rounds a float32 result of an op to the numbers of fp16, in float32."""
+    converts = op_type == "cast" and applies("cast_ties", chip)
+    return _ties_away if applies("ties", chip) and not converts else _ties_even
 
 
 def _ties_even(value: Tensor) -> Tensor:

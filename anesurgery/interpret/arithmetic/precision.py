@@ -116,7 +116,7 @@ def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
         return None
     if precision == "fp16":
         return torch.Tensor.half if np_dtype(var) == np.float16 else None
-    return neural_engine.rounding(neural_engine.chip_of(precision))
+    return neural_engine.rounding(neural_engine.chip_of(precision), var.op.op_type if var.op else "")
 
 
 def meaning(op: Operation, row: Meaning, precision: str | Arithmetic) -> Callable[..., Any]:

@@ -102,6 +102,14 @@ ELEMENTS: tuple[Element, ...] = (
         "away from zero on these chips (for negative numbers a guess), to even on all others",
     ),
     Element(
+        "cast_ties",
+        "a conversion from fp32 to fp16 rounds half-way cases to even",
+        ("M5",),
+        "measured",
+        f"{CADAMCAT}: articles/03 (M5 Pro, macOS 27.0)",
+        "cast",
+    ),
+    Element(
         "non_finite",
         "infinities and NaN among the inputs count as large numbers; no NaN comes out",
         ALL,

@@ -8,7 +8,7 @@ from typing import Any
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Listener, Predictor
-from anesurgery.mil import Function, Operation, Program, Var, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.constant_ends import LARGEST
 
@@ -44,7 +44,7 @@ def _square(op: Operation) -> Var | None:
 def stored(function: Function) -> int:
     """How many numbers the constants of a function hold."""
     constants = (op.outputs[0] for op in walk_ops(function) if op.op_type == "const")
-    return sum(math.prod(static_shape(v) or ()) for v in constants if hasattr(v, "rank"))
+    return sum(math.prod(static_shape(v) or ()) for v in constants if types.is_tensor(v.sym_type))
 
 
 def _seen(program: Program, function: str, squares: Collection[Var], seed: int) -> Mapping[str, float]:

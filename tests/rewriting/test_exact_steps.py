@@ -131,3 +131,12 @@ def test_a_speech_model_keeps_every_digit() -> None:
     assert [change.pass_name for change in surgery.changes] == ["scale_roots"]
     measured = Yardstick(before, "ane:M1")
     assert measured.measure(surgery.program) == measured.measure(before)
+
+
+def test_names_of_classes_are_no_numbers() -> None:
+    path = CORPUS / "mlt_gesture_classifier.mlmodel"
+    if not path.exists():
+        pytest.skip("the corpus is not here")
+    measured = Yardstick(load(path).program)
+    assert measured.is_small
+    assert measured.measure(measured.program) is not None

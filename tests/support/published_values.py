@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 from hazard_graphs import HALF, Build, log_mel, many_keys, model, quantized_product, random, rows_at_places
@@ -294,7 +294,7 @@ PUBLISHED: tuple[Published, ...] = (
         f"M2, Linux driver: {OMARCHY}/omarchy-ane",
     ),
     *(
-        Published(f"{op_type} of {x:g}", measured, lambda o=op_type, x=x: _activation(o, x), source)  # type: ignore[misc]
+        Published(f"{op_type} of {x:g}", measured, partial(_activation, op_type, x), source)
         for source in (f"M1, Linux driver: {OMARCHY}/mlx-omarchy",)
         for op_type, x, measured in (
             ("sigmoid", 8.3203125, "1"),
@@ -311,8 +311,8 @@ PUBLISHED: tuple[Published, ...] = (
     ),
     *(
         Published(
-            f"the largest error of {op_type}", measured, lambda o=op_type: _largest_error(o), f"M4, M6: {STUDY}"
-        )  # type: ignore[misc]
+            f"the largest error of {op_type}", measured, partial(_largest_error, op_type), f"M4, M6: {STUDY}"
+        )
         for op_type, measured in (
             ("sigmoid", "0.0034"),
             ("tanh", "0.0017"),
@@ -326,7 +326,7 @@ PUBLISHED: tuple[Published, ...] = (
         Published(
             f"a product quantized by 1/{16 // wrong}, of a factor quantized by 1/16, where 1 is right",
             str(wrong),
-            lambda wrong=wrong: _product_of_codes(wrong / 16),  # type: ignore[misc]
+            partial(_product_of_codes, wrong / 16),
             M5,
         )
         for wrong in (1, 2, 4, 8)
@@ -374,7 +374,7 @@ PUBLISHED: tuple[Published, ...] = (
         Published(
             f"{'' if times == 1 else f'{times} times '}uniform shares of 4,096 keys, times values",
             measured,
-            lambda times=times: _uniform(times),  # type: ignore[misc]
+            partial(_uniform, times),
             CORE_AI,
             PRODUCTS.format(f"{_on_a_grid(times)} of standard normal values"),
         )
@@ -401,7 +401,7 @@ PUBLISHED: tuple[Published, ...] = (
         Published(
             f"{op_type} in units of the last place",
             measured,
-            lambda o=op_type: _in_places(o, "ane:M4"),  # type: ignore[misc]
+            partial(_in_places, op_type, "ane:M4"),
             f"M4, M6: {STUDY}",
             "where its errors lie; ours rounds correctly",
         )

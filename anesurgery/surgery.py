@@ -312,11 +312,11 @@ def _losses(
     """The steps after which a program is less exact than before them, and by how much."""
     if not session.changes or [type(graph) for graph in edited.graphs] != [Program]:
         return []
-    (after,), (given,) = edited.chosen, again().chosen
-    measured = yardstick(given, session)
-    found = inexact_steps(steps, lambda: again().chosen[0], (after, session), measured)
+    (after,), (before,) = edited.chosen, again().chosen
+    measured = yardstick(before, session)
+    losses = inexact_steps(steps, lambda: again().chosen[0], (after, session), measured)
     words = "undone: {}; apply it by itself to have it"
-    return [(name, Refusal(words.format(loss))) for name, loss in found.items()]
+    return [(name, Refusal(words.format(loss))) for name, loss in losses.items()]
 
 
 def _warned_of_loss(before: Standing | None, edited: Subject, session: Session) -> Standing | None:

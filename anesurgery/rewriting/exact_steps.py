@@ -14,8 +14,8 @@ from anesurgery.rewriting.session import Session
 
 def yardstick(program: Program, session: Session) -> Yardstick:
     """What a program means on the inputs of a session, or on sampled ones."""
-    given = session.inputs
-    inputs = () if given is None else (given,) if isinstance(given, Mapping) else tuple(given)
+    samples = session.inputs
+    inputs = () if samples is None else (samples,) if isinstance(samples, Mapping) else tuple(samples)
     return Yardstick(program, arithmetic_of(session.target), inputs, session.images, session.seed)
 
 
@@ -42,12 +42,12 @@ def inexact_steps(
     kept: list[Pass] = []
     best = start
     for step in steps:
-        found = _after((*kept, step), again, session, measured)
-        loss = "" if found is None else less_exact(best, found)
+        now = _after((*kept, step), again, session, measured)
+        loss = "" if now is None else less_exact(best, now)
         if loss:
             losses[step.name] = loss
         else:
-            kept, best = [*kept, step], best if found is None else found
+            kept, best = [*kept, step], best if now is None else now
     return losses
 
 

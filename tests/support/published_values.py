@@ -42,8 +42,8 @@ class Published:
 
 
 def _value(build: Build, x: Array, arithmetic: str) -> Array:
-    (found,) = run(model(x.shape, build), {"x": x}, precision=arithmetic).values()
-    return np.asarray(found, np.float64)
+    (value,) = run(model(x.shape, build), {"x": x}, precision=arithmetic).values()
+    return np.asarray(value, np.float64)
 
 
 def _number(build: Build, x: float, arithmetic: str, width: int = 1) -> str:
@@ -70,7 +70,7 @@ def _finite() -> Array:
 
 def _ties_of_codes() -> str:
     x = _finite()
-    found = _value(
+    value = _value(
         lambda v: mb.dequantize(
             input=mb.quantize(input=v, scale=HALF(1), output_dtype="int8"), scale=HALF(1), name="y"
         ),
@@ -79,7 +79,7 @@ def _ties_of_codes() -> str:
     )
     wide = x.astype(np.float64)
     away = np.clip(np.sign(wide) * np.floor(np.abs(wide) + 0.5), -128, 127)
-    return "ties away from zero" if np.array_equal(found, away) else "ties to even"
+    return "ties away from zero" if np.array_equal(value, away) else "ties to even"
 
 
 def _ties_of_casts() -> str:
@@ -88,8 +88,8 @@ def _ties_of_casts() -> str:
         return mb.cast(x=mb.cast(x=x, dtype="fp16"), dtype="fp32", name="y")
 
     x = np.array([[2049, 2051, -2049, 4098]], np.float32)
-    (found,) = run(program, {"x": x}, precision="ane:M5").values()
-    return "ties to even" if np.array_equal(found, x.astype(HALF).astype(np.float32)) else "ties away from zero"
+    (value,) = run(program, {"x": x}, precision="ane:M5").values()
+    return "ties to even" if np.array_equal(value, x.astype(HALF).astype(np.float32)) else "ties away from zero"
 
 
 def _product_of_codes(scale: float, clipped: bool = False) -> str:
@@ -126,18 +126,18 @@ def _two_codes() -> str:
 KEYS = 4096
 
 
-def _off(found: Array, wanted: Array) -> str:
-    return f"{100 * np.linalg.norm(wanted - found) / np.linalg.norm(wanted):.2g} % off"
+def _off(value: Array, wanted: Array) -> str:
+    return f"{100 * np.linalg.norm(wanted - value) / np.linalg.norm(wanted):.2g} % off"
 
 
 def _attention_off(arithmetic: str) -> str:
     x = random(1, KEYS, 16, scale=0.1)
     program = model(x.shape, many_keys)
-    wanted, found = (
+    wanted, value = (
         np.asarray(next(iter(run(program, {"x": x}, precision=p).values())), np.float64)
         for p in ("fp32", arithmetic)
     )
-    return _off(found, wanted)
+    return _off(value, wanted)
 
 
 def _of_uniform(times: float, v: Array, arithmetic: str) -> Array:
@@ -178,10 +178,10 @@ def _places(op_type: str, chip: str) -> float:
     if op_type in ("log", "sqrt", "rsqrt"):
         x = np.abs(x)
     build: Build = lambda v: getattr(mb, op_type)(x=v, name="y")  # noqa: E731
-    exact, found = _value(build, x, "fp32"), _value(build, x, chip)
+    exact, value = _value(build, x, "fp32"), _value(build, x, chip)
     right = exact.astype(HALF)
     return float(
-        (np.abs(found - right.astype(np.float64)) / np.spacing(np.abs(right)).astype(np.float64)).max()
+        (np.abs(value - right.astype(np.float64)) / np.spacing(np.abs(right)).astype(np.float64)).max()
     )
 
 
@@ -223,8 +223,8 @@ def _fill() -> str:
         lowest = mb.mul(x=mb.cast(x=x, dtype="fp32"), y=np.finfo(np.float32).min)
         return mb.cast(x=lowest, dtype="fp16", name="y")
 
-    (found,) = run(program, {"x": np.ones((1, 1), HALF)}, precision="fp16").values()
-    return f"{found.flat[0]:g}"
+    (value,) = run(program, {"x": np.ones((1, 1), HALF)}, precision="fp16").values()
+    return f"{value.flat[0]:g}"
 
 
 def _run_time_rows() -> str:
@@ -241,8 +241,8 @@ def _attention_with_mask() -> Array:
         keep = np.tril(np.ones((8, 8), bool))
         return mb.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=keep, name="y")
 
-    (found,) = run(program, {"q": x, "k": x, "v": x}, precision="ane:M1").values()
-    return np.asarray(found, np.float64)[..., 0, :] - x[..., 0, :]
+    (value,) = run(program, {"q": x, "k": x, "v": x}, precision="ane:M1").values()
+    return np.asarray(value, np.float64)[..., 0, :] - x[..., 0, :]
 
 
 def _mask_counts() -> str:

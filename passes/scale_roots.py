@@ -74,7 +74,7 @@ class ScaleRoots(an.ScaledSquares):
         """The root of squares that fp16 holds, times the unit."""
         squares, total = m.squares, m.squares.total
         axes, floor = [] if total is None else an.ints(total, "axes"), self.floor(max(squares.epsilon, m.least))
-        quiet = an.Quiet.of(squares.most, squares.averaged)
+        quiet = an.Quiet.of(squares.most, self.averaged(total))
         unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, squares.values, axes), y=floor))
         inner = self.summed_squares(mb, squares.values, unit)
         if total is not None:

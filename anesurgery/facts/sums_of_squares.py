@@ -38,14 +38,6 @@ class SumOfSquares:
         return self.count * max(self.factor, 1.0)
 
     @property
-    def averaged(self) -> int:
-        """How many squares a mean is taken of; 1 where there is none."""
-        if self.total is None or self.total.op_type != "reduce_mean":
-            return 1
-        shape = static_shape(self.total.x)
-        return 1 if shape is None else math.prod(shape[axis] for axis in ints(self.total, "axes"))
-
-    @property
     def reduces(self) -> str:
         """The op type that adds the squares up: a mean stays one."""
         return "reduce_mean" if self.total is not None and self.total.op_type == "reduce_mean" else "reduce_sum"
@@ -150,11 +142,8 @@ def added_squares(var: Var, least: int) -> SumOfSquares | None:
 
 def is_scaled(x: Var) -> bool:
     """Is a value divided already: by the largest magnitude, or by as much as that is not quiet?"""
-    division = producer(x, "real_div")
-    return division is not None and producer(_largest(division.y), "maximum") is not None
-
-
-def _largest(unit: Var) -> Var:
-    """The magnitude of `magnitude / clip(magnitude)`; other values are what they are."""
-    division = producer(unit, "real_div")
-    return unit if division is None or clipped_divisor(division) is None else division.x
+    if (division := producer(x, "real_div")) is None:
+        return False
+    unit = producer(division.y, "real_div")
+    largest = division.y if unit is None or clipped_divisor(unit) is None else unit.x
+    return producer(largest, "maximum") is not None

@@ -13,13 +13,14 @@ import numpy as np
 from anesurgery.checking.grades import REASSOCIATED
 from anesurgery.errors import Refusal
 from anesurgery.facts.sums_of_squares import LEAST, is_scaled
-from anesurgery.mil import Var, np_dtype
+from anesurgery.mil import Operation, Var, np_dtype, static_shape
 from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.option_limits import option
 from anesurgery.rewriting.pattern import Match
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.intervals import magnitude
+from anesurgery.semantics.reading import ints
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,14 @@ class ScaledSquares(LargeSquares, abstract=True):
     def most(values: Sequence[Var], count: float) -> float:
         """What so many squares of these values add up to at most."""
         return max(magnitude(value) for value in values) ** 2 * count
+
+    @staticmethod
+    def averaged(total: Operation | None) -> int:
+        """How many squares a reduction takes the mean of; 1 where there is none, or it is a sum."""
+        shape = None if total is None else static_shape(total.x)
+        if total is None or shape is None or total.op_type != "reduce_mean":
+            return 1
+        return math.prod(int(shape[axis]) for axis in ints(total, "axes"))
 
     @staticmethod
     def floor(guard: float) -> float:

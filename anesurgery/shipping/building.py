@@ -438,13 +438,20 @@ def _read_stage(model: Any) -> Loaded:
 
 
 def _logits(module: Any, ids: Array) -> Array:
-    """What the checkpoint gives, one row for each token."""
+    """What the checkpoint gives, one row for each token.
+
+    Raises:
+        LoadError: transformers cannot run it.
+    """
     import torch
 
-    with torch.no_grad():
-        found: Array = (
-            module(input_ids=torch.from_numpy(ids.astype(np.int64))[None], use_cache=False).logits[0].numpy()
-        )
+    rows = torch.from_numpy(ids.astype(np.int64))[None]
+    try:
+        with torch.no_grad():
+            found: Array = module(input_ids=rows, use_cache=False).logits[0].numpy()
+    except Exception as error:  # torch raises what it likes
+        words = f"transformers cannot run {type(module).__name__} on {len(ids)} tokens: {error}"
+        raise LoadError(f"{words}; look at the sizes in config.json") from error
     return found
 
 

@@ -202,6 +202,18 @@ def test_chunks_write_the_same(checkpoint: Path, built: Path, tmp_path: Path) ->
     assert bool(said) is (sizes[1] / sizes[0] - 1 > building.TWICE)
 
 
+class Unfit(torch.nn.Module):
+    """As a model with heads of an odd size."""
+
+    def forward(self, **_: Any) -> None:
+        raise RuntimeError("13 must match 14")
+
+
+def test_what_transformers_cannot_run_is_said() -> None:
+    with pytest.raises(LoadError, match="cannot run Unfit on 3 tokens: 13 must match 14; look at the sizes"):
+        building._logits(Unfit(), np.arange(3))
+
+
 def test_a_tied_table_that_two_chunks_store_is_said(tmp_path: Path) -> None:
     tied = save_checkpoint(tmp_path / "checkpoint", tie_word_embeddings=True)
     found = ane.build(tied, tmp_path / "out", context=16, prefill=8, limit="30 KB", quiet=True)

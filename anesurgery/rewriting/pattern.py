@@ -217,7 +217,7 @@ def _match_op(
     ops: tuple[Operation, ...],
     trail: list[tuple[int, str]],
 ) -> Iterator[_State]:
-    """Every way in which `found` and what stands before it fit; near misses go to `trail`, deepest wins."""
+    """Every way in which an op and what stands before it fit; near misses go to `trail`, deepest wins."""
     ops = (*ops, op)
     if pattern.as_ is not None:
         bindings = {**bindings, pattern.as_: op}

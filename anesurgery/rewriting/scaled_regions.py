@@ -330,8 +330,8 @@ class ScaledRegions:
 
     def guards(self, op: Operation, name: str) -> bool:
         """Is a constant added to keep a root away from 0?"""
-        readers = consumers(op.outputs[0])
-        return op.op_type == "add" and any(r.op_type in ("rsqrt", "sqrt") for r in readers)
+        rooted = any(r.op_type in ("rsqrt", "sqrt") for r in consumers(op.outputs[0]))
+        return op.op_type == "add" and rooted and bool(np.all(np.asarray(constant(op.inputs[name])) > 0))
 
 
 def _source(var: Var) -> Var:

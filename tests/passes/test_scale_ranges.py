@@ -142,6 +142,14 @@ def test_an_op_whose_constant_cannot_be_scaled_reads_its_operands_as_they_were()
     assert_close(run(after, X)["y"], run(program, X)["y"], rtol=1e-6)
 
 
+def test_what_is_added_before_a_root_is_a_guard_only_where_it_is_positive() -> None:
+    low = np.array([3, 0.5, -2e4, 1], np.float16)
+    program = built(lambda x: mb.sqrt(x=mb.add(x=mb.mul(x=x, y=np.float16(3e4)), y=low), name="y"))
+    after, session = apply_pass(ScaleRanges(inputs=[X]), program)
+    assert session.changes
+    assert_close(run(after, X)["y"], run(program, X)["y"], rtol=1e-6)
+
+
 def test_refusals() -> None:
     assert_refuses(ScaleRanges(inputs=X), built(lambda x: mb.relu(x=x)), "no value exceeds the limits")
     factor = np.float16(30000)

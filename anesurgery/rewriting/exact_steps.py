@@ -44,7 +44,7 @@ def inexact_steps(
     for step in steps:
         now = _after((*kept, step), again, session, measured)
         loss = "" if now is None else less_exact(best, now)
-        if loss:
+        if loss and not step.rounds:  # what rounds has a gate of its own
             losses[step.name] = loss
         else:
             kept, best = [*kept, step], best if now is None else now

@@ -30,6 +30,12 @@ def choose_sizes(
         str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
     ] = None,
     target: Annotated[str | None, typer.Option(help="The chip and OS on which the time is expected.")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="A plot to write: .png, .svg or .pdf; one that is there is replaced.", show_default=False
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -47,6 +53,8 @@ def choose_sizes(
         with waiting("estimating times", quiet):
             time = size_times(model, shapes, lengths, target, multiple=multiple)
     choice = choose(lengths, count, time=time, multiple=multiple)
+    if plot is not None:
+        choice.save_plot(plot)
     show(choice.to_json(), choice_group(choice), as_json, quiet)
 
 

@@ -43,9 +43,9 @@ from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
+from anesurgery.files.pictures import save_picture
 from anesurgery.files.protobuf import opset_version
 from anesurgery.files.sharing import workers
-from anesurgery.files.writing import write_atomically
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
@@ -66,8 +66,6 @@ WEIGHT, INPUTS = "weight", "inputs"
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
 LEAVES = "an op that reads it would leave the Neural Engine"
 PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
-PICTURES = (".png", ".svg", ".pdf")
-"""What plots end in."""
 Told = Callable[[int, int], None]
 """(weights done, weights in all)."""
 LeftOut = dict[tuple[str, str], str]
@@ -152,12 +150,7 @@ class Compression(Smaller, Drawn):
         Raises:
             SurgeryError: it ends otherwise, no sample was held out, or matplotlib is not installed.
         """
-        place = Path(path).expanduser()
-        if place.suffix not in PICTURES:
-            raise SurgeryError(f"{place} ends in {place.suffix!r}; plots end in {', '.join(PICTURES)}")
-        picture = drawn(self, "plot", place.suffix[1:])
-        write_atomically(place.absolute(), lambda at: at.write_bytes(picture), overwrite=True)
-        return place
+        return save_picture(self, path)
 
     @property
     def chooses(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -12,7 +14,7 @@ from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.target import Target
-from anesurgery.shipping.several_sizes import sizes
+from anesurgery.shipping.several_sizes import SizedModel, sizes
 from anesurgery.splitting.size_choice import Lengths, read_lengths
 
 PROBES = 8
@@ -27,10 +29,18 @@ class SizeTimes:
         milliseconds: length -> time, where the model was made and an estimate is known; none is for a model
             that stays on the CPU.
         inspections: length -> where the ops run.
+        weights: bytes of the weights of all these lengths, stored once.
+        program: bytes that each length adds, its program.
     """
 
     milliseconds: Mapping[int, float]
     inspections: Mapping[int, Inspection]
+    weights: int
+    program: int
+
+    def package(self, count: int) -> int:
+        """Bytes of a package of so many sizes, at most: tables of lengths that are not made are counted too."""
+        return self.weights + count * self.program
 
     def __call__(self, length: int) -> float:
         """The time at a length, on a straight line between two that are known; else that of the nearest."""
@@ -81,7 +91,16 @@ def size_times(
     known = {length: one.time.ms for length, one in inspections.items() if one.time is not None}
     if not known:
         raise SurgeryError(f"size_times: at no length on {aim}: {_why(inspections[probes[-1]])}")
-    return SizeTimes(known, inspections)
+    return SizeTimes(known, inspections, *_stored(made))
+
+
+def _stored(made: SizedModel) -> tuple[int, int]:
+    """Bytes of the weights, once, and of the program of one size, seen where they are written."""
+    with TemporaryDirectory(prefix="anesurgery-") as scratch:
+        folder = made.save(Path(scratch) / "sized")
+        weights = {file.stat().st_ino: file.stat().st_size for file in folder.rglob("*.bin")}
+        programs = sum(file.stat().st_size for file in folder.rglob("*.mlmodel"))
+    return sum(weights.values()), programs // len(made.models)
 
 
 def _probes(weights: Mapping[int, float], multiple: int) -> list[int]:

@@ -6,7 +6,6 @@ the page holds it where matplotlib is installed. Names are escaped by jinja2.
 
 from __future__ import annotations
 
-import io
 import math
 from typing import Any
 
@@ -18,6 +17,7 @@ from anesurgery.display import draws
 from anesurgery.errors import SurgeryError
 from anesurgery.show.compressions import whole_lines
 from anesurgery.show.page import environment
+from anesurgery.show.plots import can_plot, picture
 
 LEAST = 1e-9
 """What is drawn for a loss of less, on an axis of logarithms."""
@@ -27,7 +27,7 @@ LEAST = 1e-9
 def compression_page(compression: Compression) -> str:
     """A compression as an HTML document."""
     first, *lines = whole_lines(compression)
-    plot = svg(compression) if compression.loss is not None and _installed() else None
+    plot = svg(compression) if compression.loss is not None and can_plot() else None
     losses = [
         (point.mode, decimal(point.bytes), point.loss.words(compression.chooses))
         for point in compression.points
@@ -51,9 +51,8 @@ def compression_plot(compression: Compression, kind: str = "png") -> bytes:
     """
     if compression.loss is None:
         raise SurgeryError("no sample was held out, so there is no loss to draw; give some dozens of samples")
-    if not _installed():
-        raise SurgeryError('plots are drawn by matplotlib: pip install "anesurgery[plot]"')
-    return _drawn(compression, compression.loss, kind)
+    loss = compression.loss
+    return picture(lambda axes: _draw(axes, compression, loss), kind)
 
 
 def svg(compression: Compression) -> str:
@@ -62,39 +61,24 @@ def svg(compression: Compression) -> str:
     return text[text.index("<svg") :]
 
 
-def _installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("matplotlib") is not None
-
-
-def _drawn(compression: Compression, loss: Cost, kind: str) -> bytes:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
+def _draw(axes: Any, compression: Compression, loss: Cost) -> None:
     theirs = [
         (point.bytes, _height(point.loss, compression.chooses), point.mode) for point in compression.points
     ]
     ours = [(compression.bytes[1], _height(loss, compression.chooses), f"compress, for {compression.purpose}")]
-    with rc_context({"svg.hashsalt": "anesurgery", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(6.4, 4.2), layout="constrained")
-        axes: Any = figure.subplots()
-        for rows, marker, label in ((theirs, "o", "coremltools, no data"), (ours, "*", "anesurgery")):
-            if rows:
-                axes.scatter(
-                    [x / 1e6 for x, _, _ in rows], [y for _, y, _ in rows], marker=marker, s=70, label=label
-                )
-            for x, y, name in rows:
-                axes.annotate(name, (x / 1e6, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
-        what = "KL, nats" if compression.chooses and loss.rows else "noise over the largest number, squared"
-        axes.set(
-            xlabel="MB of weights", ylabel=f"{what}, of {compression.samples[1]} samples held out", yscale="log"
-        )
-        axes.axvline(compression.bytes[0] / 1e6, linestyle=":", color="grey", label="as given")
-        axes.legend()
-        held = io.BytesIO()
-        figure.savefig(held, format=kind, metadata={"Date": None} if kind == "svg" else None)
-    return held.getvalue()
+    for rows, marker, label in ((theirs, "o", "coremltools, no data"), (ours, "*", "anesurgery")):
+        if rows:
+            axes.scatter(
+                [x / 1e6 for x, _, _ in rows], [y for _, y, _ in rows], marker=marker, s=70, label=label
+            )
+        for x, y, name in rows:
+            axes.annotate(name, (x / 1e6, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
+    what = "KL, nats" if compression.chooses and loss.rows else "noise over the largest number, squared"
+    axes.set(
+        xlabel="MB of weights", ylabel=f"{what}, of {compression.samples[1]} samples held out", yscale="log"
+    )
+    axes.axvline(compression.bytes[0] / 1e6, linestyle=":", color="grey", label="as given")
+    axes.legend()
 
 
 def _height(loss: Cost, chooses: bool) -> float:

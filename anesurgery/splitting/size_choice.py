@@ -14,16 +14,25 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
+from anesurgery.files.pictures import save_picture
 from anesurgery.files.source import read_text
 
 Lengths = Sequence[int] | Mapping[int, float] | str | os.PathLike[str]
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """Times that know how large a package of so many sizes is."""
+
+    def package(self, count: int) -> int:
+        """Bytes of a package with so many sizes."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +43,13 @@ class Choice:
         sizes: in rising order.
         expected: time of a call, averaged over the sample, in the unit of `time`; positions without it.
         padding: share of the positions computed that are padding, from 0 to 1.
+        bytes: of the package with a function for each, where the model was made at sizes; else None.
     """
 
     sizes: tuple[int, ...]
     expected: float
     padding: float
+    bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -63,9 +74,23 @@ class SizeChoice(Drawn):
         """The sizes of the best choice, in rising order."""
         return self.best.sizes
 
+    def save_plot(self, path: str | os.PathLike[str]) -> Path:
+        """Draw the expected value against the number of sizes, by matplotlib; an existing file is replaced.
+
+        Args:
+            path: ends in .png, .svg or .pdf.
+
+        Raises:
+            SurgeryError: it ends otherwise, or matplotlib is not installed.
+        """
+        return save_picture(self, path)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        rows = [{"sizes": list(c.sizes), "expected": c.expected, "padding": c.padding} for c in self.choices]
+        rows = [
+            {"sizes": list(c.sizes), "expected": c.expected, "padding": c.padding, "bytes": c.bytes}
+            for c in self.choices
+        ]
         return {"sizes": list(self.sizes), "timed": self.timed, "choices": rows}
 
 
@@ -86,8 +111,8 @@ def choose_sizes(
         lengths: a list of lengths; a histogram, length -> how often; or the path of a text file with a length
             on each line, or a length and how often.
         count: the most sizes to choose.
-        time: size -> time of a call, in any unit, as measured or estimated; without it,
-            positions computed count.
+        time: size -> time of a call, in any unit, as measured or estimated (`size_times`, which knows the size
+            of the package too); without it, positions computed count.
         multiple: each size is a multiple of this.
 
     Returns:
@@ -113,7 +138,8 @@ def choose_sizes(
         served = [math.fsum(rounded[s] for s in sizes[a : b + 1]) for a, b in zip(starts, ends, strict=False)]
         expected = math.fsum(n * times[end] for n, end in zip(served, ends, strict=True)) / total
         computed = math.fsum(n * sizes[end] for n, end in zip(served, ends, strict=True))
-        choices.append(Choice(tuple(sizes[e] for e in ends), expected, 1 - positions / computed))
+        stored = time.package(len(ends)) if isinstance(time, Stored) else None
+        choices.append(Choice(tuple(sizes[e] for e in ends), expected, 1 - positions / computed, stored))
     return SizeChoice(tuple(choices), time is not None)
 
 

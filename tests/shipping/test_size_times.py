@@ -56,6 +56,18 @@ def test_time_chooses_other_sizes_than_padding_does() -> None:
     assert choice.best.expected == pytest.approx(sum(n * found(served[k]) for k, n in lengths.items()) / total)
 
 
+def test_the_package_is_as_large_as_said(tmp_path: Path) -> None:
+    """The wrong version counts the weights for each size."""
+    found = times()
+    choice = ane.choose_sizes(LENGTHS, 3, time=found)
+    for one in choice.choices:
+        shapes = {"x": [(1, n, 64) for n in one.sizes]}
+        folder = ane.sizes(at, shapes).save(tmp_path / str(len(one.sizes)))
+        written = sum(f.stat().st_size for f in folder.rglob("*") if f.suffix in (".bin", ".mlmodel"))
+        assert one.bytes == pytest.approx(written, rel=0.1)
+    assert "package" in str(choice)
+
+
 def test_a_model_that_stays_on_the_cpu_has_no_time() -> None:
     with pytest.raises(SurgeryError, match="at no length on M4/macOS 15: no time"):
         times([100, 200])

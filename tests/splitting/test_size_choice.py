@@ -102,3 +102,14 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "lengths.txt").write_text("3\n5 2\n9\n")
     out = CliRunner().invoke(app, ["choose-sizes", str(tmp_path / "lengths.txt"), "-k", "2", "--json"])
     assert json.loads(out.stdout)["sizes"] == [5, 9]
+
+
+def test_a_plot_is_drawn(tmp_path: Path) -> None:
+    choice = ane.choose_sizes([3, 5, 5, 9], 2)
+    assert "expected positions" in choice.save_plot(tmp_path / "sizes.svg").read_text()
+    with pytest.raises(ane.SurgeryError, match=r"plots end in .png, .svg, .pdf"):
+        choice.save_plot(tmp_path / "sizes.txt")
+    (tmp_path / "lengths.txt").write_text("3\n5 2\n9\n")
+    words = ["choose-sizes", str(tmp_path / "lengths.txt"), "--plot", str(tmp_path / "again.svg"), "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    assert (tmp_path / "again.svg").is_file()

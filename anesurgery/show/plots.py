@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 from anesurgery.errors import SurgeryError
@@ -12,7 +12,7 @@ from anesurgery.errors import SurgeryError
 
 def can_plot() -> bool:
     """Is matplotlib installed?"""
-    return find_spec("matplotlib") is not None
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def picture(draw: Callable[[Any], None], kind: str) -> bytes:

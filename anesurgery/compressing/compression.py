@@ -43,7 +43,7 @@ from anesurgery.errors import SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
-from anesurgery.files.pictures import save_picture
+from anesurgery.files.plot_files import save_picture
 from anesurgery.files.protobuf import opset_version
 from anesurgery.files.sharing import workers
 from anesurgery.interpret.arithmetic.precision import KEPT

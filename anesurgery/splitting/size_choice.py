@@ -21,7 +21,7 @@ import numpy as np
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.files.pictures import save_picture
+from anesurgery.files.plot_files import save_picture
 from anesurgery.files.source import read_text
 
 Lengths = Sequence[int] | Mapping[int, float] | str | os.PathLike[str]

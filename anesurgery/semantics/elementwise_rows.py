@@ -69,8 +69,11 @@ def _pow(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _log(op: Operation, ranges: Ranges) -> Interval:
-    """Of numbers below 6e-8 nothing is said from below; a step of fp16 is added."""
-    low, high = (max(v, 0.0) + (number(op.inputs.get("epsilon")) or 0.0) for v in ranges.at(op.x))
+    """Of numbers below 6e-8 nothing is said from below; a step of fp16 is added.
+
+    What is above -epsilon has a logarithm too.
+    """
+    low, high = (max(v + (number(op.inputs.get("epsilon")) or 0.0), 0.0) for v in ranges.at(op.x))
     least = math.log(min(low, sys.float_info.max)) if low >= LEAST else -math.inf
     return least - abs(least) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
 

@@ -83,9 +83,10 @@ def test_what_is_assumed_must_make_sense() -> None:
 def test_auto_takes_the_guard_away_where_the_caller_says_so(converted: Callable[..., Any]) -> None:
     made = converted("gpt2")
     plain = ane.apply(made.model, "auto", target="M4/macOS 15", quiet=True)
-    assert "greater_equal" in kinds(plain.program)
+    guards = {"greater_equal", "mod"}  # as three ops, or as one
+    assert guards & {*kinds(plain.program)}
     surgery = ane.apply(made.model, "auto", target="M4/macOS 15", assume={"input_ids": (0, 100)}, quiet=True)
-    assert "greater_equal" not in kinds(surgery.program)
+    assert not guards & {*kinds(surgery.program)}
     assert any("assumed of the inputs: input_ids in [0, 100]" in note for note in surgery.notes)
     (found,) = ane.run(surgery.program, made.inputs, precision="fp16").values()
     (expected,) = ane.run(plain.program, made.inputs, precision="fp16").values()

@@ -210,3 +210,12 @@ def test_the_largest_of_an_empty_window_is_minus_infinity(windows: dict[str, Any
     (values,) = run(program, {"x": np.ones((1, 1, 4), np.float32)}).values()
     assert bool(np.isinf(values).any()) == np.isinf(low)
     assert interval(result(program)) == (low, HIGH)
+
+
+def test_a_logarithm_of_what_an_epsilon_makes_positive() -> None:
+    """The wrong version cuts at 0 first, and says that log(x + 0.01) is at least log(0.01)."""
+    made = program(lambda x: mb.log(x=bounded(x, -0.0099, 0.1), epsilon=np.float32(0.01)))
+    low, high = interval(result(made))
+    (value,) = run(made, {"x": np.linspace(-1, 1, 32, dtype=np.float32).reshape(SHAPE)}).values()
+    assert low <= value.min() < np.log(0.01) - 1
+    assert np.log(0.11) <= high

@@ -1,7 +1,9 @@
 """Choose how many bits each weight gets: the least damage for a size, or the least size for a damage.
 
-The costs of the weights are added, which is an estimate: each was measured alone. The choice begins with the
-smallest form of every weight and goes on to the one that takes away most damage for a byte.
+The costs of the weights are added, which is an estimate: each was measured alone. For a damage, the choice
+begins with the smallest form of every weight and goes on to the one that takes away most damage for a byte. For
+a size that may leave a good part of it unused, where a few weights are large; so the best choice of all is
+looked for too, by dynamic programming over parts of the size.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.filesize import decimal
 
 from anesurgery.compressing.modes import SMALLEST, Mode, apply_configs, config_of, read_mode, written
 from anesurgery.display import Drawn
 from anesurgery.errors import SurgeryError
 from anesurgery.files.sizes import read_size
-from anesurgery.mil import ct, quiet_host
+from anesurgery.mil import Array, ct, quiet_host
 
+PARTS = 1 << 14
+"""Into which a size is cut: each weight takes whole ones, of which hundred weights leave a percent unused."""
 PLAIN = ""
 """Stands for the weight as it is."""
 
@@ -237,6 +242,31 @@ class _Choice:
         for number, mode in self._steps():
             if self._grown(number, mode) <= budget:
                 self.chosen[number] = mode
+        stepwise, damage = self.chosen, self.damage
+        self.chosen = self._best(budget) or stepwise
+        if self.damage >= damage:
+            self.chosen = stepwise
+
+    def _best(self, budget: int) -> list[str] | None:
+        """The modes of least damage within a size, of which each takes whole parts; None where none fits so."""
+        part = max(1, -(-budget // PARTS))
+        room = budget // part
+        least, picks = np.zeros(room + 1), list[tuple[list[str], Array]]()
+        for row, damage in zip(self.rows, self._damage, strict=True):
+            modes = [mode for mode, cost in damage.items() if math.isfinite(cost)]
+            totals = np.full((len(modes), room + 1), np.inf)
+            for number, mode in enumerate(modes):
+                if (parts := -(-_bytes(row, mode) // part)) <= room:
+                    totals[number, parts:] = least[: room + 1 - parts] + damage[mode]
+            picks.append((modes, totals.argmin(0).astype(np.uint8)))
+            least = totals.min(0)
+        if not math.isfinite(least[room]):
+            return None
+        chosen = list[str]()
+        for row, (modes, pick) in zip(reversed(self.rows), reversed(picks), strict=True):
+            chosen.append(modes[pick[room]])
+            room -= -(-_bytes(row, chosen[-1]) // part)
+        return chosen[::-1]
 
     def calm(self, most: float) -> None:
         """The least size within a damage."""

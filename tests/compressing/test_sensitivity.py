@@ -307,3 +307,23 @@ def test_the_commands(package: Path, tmp_path: Path) -> None:
     (tmp_path / "ranges.json").write_text(shown.output)
     again = call("ranges", "--merge", tmp_path / "ranges.json", "--json")
     assert json.loads(again.output) == json.loads(shown.output)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_choice_within_a_size_is_better(seed: int) -> None:
+    """Against all choices; steps by damage for a byte leave room where weights are of very different sizes."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for number in range(4):
+        sizes = np.sort(rng.integers(1, 400, 3)) * int(rng.choice([1, 10]))
+        costs = np.sort(rng.uniform(0, 1, 3))[::-1]
+        rows.append(row(number, {m: (int(b), float(c)) for m, b, c in zip("abc", sizes, costs, strict=True)}))
+    smallest = sum(r.options["a"].bytes for r in rows)
+    budget = int(smallest * rng.uniform(1, 3))
+    listed = itertools.product(
+        *([*((o.bytes, o.kl) for o in r.options.values()), (r.bytes, 0.0)] for r in rows)
+    )
+    least = min(sum(c for _, c in one) for one in listed if sum(b for b, _ in one) <= budget)
+    proposal = propose(rows, max_bytes=budget)
+    assert proposal.bytes <= budget
+    assert proposal.kl == pytest.approx(least, rel=1e-9)

@@ -197,6 +197,11 @@ def _range(op: Operation, ranges: Ranges) -> Interval:
     return (ranges.at(op.start)[0], ranges.at(op.end)[1]) if step is not None and step > 0 else ANY
 
 
+def _filled(op: Operation, ranges: Ranges) -> Interval:
+    """One number everywhere, 0 by default."""
+    return (0.0, 0.0) if op.inputs.get("value") is None else ranges.at(op.value)
+
+
 AXES: dict[str, Callable[[Operation], Axes | None]] = {
     "transpose": _transpose,
     "expand_dims": _expand_dims,
@@ -224,5 +229,6 @@ ROWS: dict[str, Meaning] = {
     "scatter_along_axis": Meaning(axes=_scatter_along_axis),
     "one_hot": Meaning(lambda op, ranges: union([op.on_value, op.off_value], ranges), _one_hot),
     "range_1d": Meaning(_range),
+    **dict.fromkeys(names("fill fill_like"), Meaning(_filled)),
     **dict.fromkeys(names("non_zero shape"), Meaning(positions=0)),
 }

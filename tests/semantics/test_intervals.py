@@ -109,6 +109,8 @@ BODIES: dict[str, Body] = {
     "transpose": one("transpose", perm=[0, 2, 3, 1]),
     "layer_norm": one("layer_norm", axes=[-1], epsilon=np.float32(1e-5)),
     "softmax": one("softmax", axis=-1),
+    "fill_like": lambda x: mb.fill_like(ref_tensor=x, value=np.float32(3)),
+    "a count of ones": lambda x: mb.cumsum(x=mb.fill_like(ref_tensor=x, value=np.float32(1)), axis=2),
 }
 
 
@@ -125,6 +127,8 @@ def test_what_is_made_lies_in_the_interval(name: str) -> None:
     [
         ("avg_pool", (2.0, 3.0)),
         ("one_hot", (0.0, 1.0)),
+        ("fill_like", (0.0, 0.0)),
+        ("a count of ones", (0.0, 2.0)),
         ("cast of a fraction", (0.25, 0.75)),
         ("exp", (0.0, 100.0)),
         ("a value over the unit of its magnitude", (-1.0, 1.0)),
@@ -144,6 +148,8 @@ def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
         ("avg_pool of what is there", (2.0, 3.0)),
         ("avg_pool", (0.0, 3.0)),
         ("one_hot", (-2.0, 5.0)),
+        ("fill_like", (3.0, 3.0)),
+        ("a count of ones", (1.0, 4.0)),
         ("sub", (-5.0, 4.5)),
         ("floor_div", (0.0, np.inf)),
         ("a magnitude over its clip", (0.5, 2.5)),

@@ -242,12 +242,12 @@ def long_count(op: Operation, target: Target) -> str:
     """A running sum in fp16 that may pass what fp16 counts to."""
     if not _half(op):
         return ""
-    shape, axis = static_shape(op.x), number(op.inputs.get("axis"))
-    count = shape[int(axis or 0)] if shape else 0
-    most = bounds.magnitude(op.x) * count
+    length = op.x.shape[int(number(op.inputs.get("axis")) or 0)]
+    most = bounds.magnitude(op.outputs[0])
     if most <= EXACT:
         return ""
-    return f"{count} values are added up one by one; above {EXACT} fp16 skips integers"
+    count = "values of unknown number" if is_symbolic(length) else f"{length} values"
+    return f"{count} are added up one by one; above {EXACT} fp16 skips integers"
 
 
 def large_angle(op: Operation, target: Target) -> str:

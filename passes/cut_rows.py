@@ -16,8 +16,11 @@ After::
       return %s
     }
 
-Refuses when the slice begins at 0 or has an axis alone, when it has a stride or masks, when the value has one
-axis, and when intervals show that it stays below 4094.
+Ends that a mask leaves open, and places counted from the end, are read by the lengths of the axes, as
+`x[..., 4:]` and `x[..., -1:]` of PyTorch are converted.
+
+Refuses when the slice has a stride or takes an axis away, and when intervals show that the value stays below
+4094. A slice that begins at 0, and one of a value of one axis, is left.
 
 Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes from 4095 on
 infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide). It costs two transposes,
@@ -33,11 +36,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 LIMIT = 4094
 """The largest magnitude that such a slice keeps."""
-MASKS = ("begin_mask", "end_mask", "squeeze_mask", "stride")
+OTHERS = {"squeeze_mask": False, "stride": 1}
+"""Parameters that the rewrite does not read, with what each says where it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,11 @@ class CutRows(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One that begins inside the last axis of a value that may be large."""
-        begin, end = (an.ints(m.root, name) for name in ("begin", "end"))
-        if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not begin or not end or not begin[-1]:
+        places = _places(m.root)
+        if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or places is None or not places[0][-1]:
             return None
-        if used := [name for name in MASKS if m.root.inputs.get(name) is not None]:
+        begin, end = places
+        if used := [name for name, rest in OTHERS.items() if set(an.each_axis(m.root, name, rest)) != {rest}]:
             return Refusal(f"the slice has {', '.join(used)}", m.root)
         most = an.magnitude(m.x, products=2)
         if most <= LIMIT:
@@ -64,11 +69,25 @@ class CutRows(Rewrite):
         return m.bind(begin=begin, end=end)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The last two axes exchanged, and back."""
-        turn = [*range(m.x.rank - 2), m.x.rank - 1, m.x.rank - 2]
-        begin, end = ([places[axis] for axis in turn] for places in (m.begin, m.end))
-        part = mb.slice_by_index(x=mb.transpose(x=m.x, perm=turn), begin=begin, end=end)
+        """The last two axes exchanged, and back; if the one before the last begins after 0, it is cut first."""
+        x, begin, end = m.x, [*m.begin], [*m.end]
+        if begin[-2]:
+            x = mb.slice_by_index(x=x, begin=[*begin[:-1], 0], end=[*end[:-1], x.shape[-1]])
+            begin, end = [*[0] * (x.rank - 1), begin[-1]], [*x.shape[:-1], end[-1]]
+        turn = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
+        begin, end = ([places[axis] for axis in turn] for places in (begin, end))
+        part = mb.slice_by_index(x=mb.transpose(x=x, perm=turn), begin=begin, end=end)
         return mb.transpose(x=part, perm=turn)
+
+
+def _places(op: Operation) -> tuple[list[int], list[int]] | None:
+    """Where a slice begins and ends on each axis, counted from the front; None where only a run tells."""
+    shape, begins, ends = an.static_shape(op.x), an.ints(op, "begin"), an.ints(op, "end")
+    if not shape or not begins or not ends:
+        return None
+    opens, closes = (an.each_axis(op, name, False) for name in ("begin_mask", "end_mask"))
+    begin = [0 if o else b + d * (b < 0) for b, o, d in zip(begins, opens, shape, strict=True)]
+    return begin, [d if o else e + d * (e < 0) for e, o, d in zip(ends, closes, shape, strict=True)]
 
 
 @an.example((4, 8), dtype="fp16")

@@ -39,7 +39,32 @@ def test_the_same_bits_for_every_rank(shape: tuple[int, ...]) -> None:
     assert np.array_equal(new, np.full(new.shape, 5000))
 
 
+@pytest.mark.parametrize(
+    "taken",
+    [
+        {"begin": [0, 2], "end": [1, 3], "end_mask": [True, True]},
+        {"begin": [0, -3], "end": [4, -1]},
+        {"begin": [3, -1], "end": [0, 8], "begin_mask": [True, False], "end_mask": [True, False]},
+        {"begin": [1, 2], "end": [3, 7], "stride": [1, 1], "squeeze_mask": [False, False]},
+    ],
+)
+def test_open_ends_and_places_from_the_end(taken: dict[str, Any]) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 8), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.slice_by_index(x=x, **taken, name="y")
+
+    after, session = apply_pass(CutRows(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after)
+
+
+def test_an_open_beginning_is_0() -> None:
+    _, session = apply_pass(CutRows(), built((4, 8), begin_mask=[False, True]))
+    assert not session.changes
+
+
 def test_refusals() -> None:
+    assert_refuses(CutRows(), built((4, 8), squeeze_mask=[True, False]), "the slice has squeeze_mask")
     assert_refuses(CutRows(), built((4, 8), known=True), "is at most 1")
     assert_refuses(CutRows(), built((4, 8), stride=[1, 2]), "the slice has stride")
 

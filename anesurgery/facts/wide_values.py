@@ -62,8 +62,10 @@ THROUGH = (
     | names("reduce_sum_square reduce_l2_norm reduce_log_sum log")
 )
 """Ops that a region may hold."""
-ANGLES = MOVING | names("add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow")
-"""Ops that make an angle of numbers and frequencies."""
+ANGLES = MOVING | names(
+    "add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow cumsum"
+)
+"""Ops that make an angle of numbers and frequencies, or of a count."""
 ENDS = names(
     "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm"
 )

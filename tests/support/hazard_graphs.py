@@ -274,6 +274,12 @@ def angles(length: int) -> Build:
     return lambda x: mb.sin(x=mb.mul(x=positions, y=mb.sigmoid(x=x)), name="y")
 
 
+def counted_angle(x: Var) -> Var:
+    """The cosine of half of the place, which is counted in the run."""
+    ones = mb.fill_like(ref_tensor=x, value=HALF(1))
+    return mb.mul(x=x, y=mb.cos(x=mb.mul(x=mb.cumsum(x=ones, axis=1), y=HALF(0.5))), name="y")
+
+
 def quotient_angle(x: Var) -> Var:
     """The angle of a complex number."""
     a, b = mb.split(x=x, num_splits=2, axis=1)
@@ -779,6 +785,17 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "fp16 holds an angle of 2048 to one or two; `rotary_tables` makes tables, of positions",
+    ),
+    Hazard(
+        "cosines of a running count",
+        counted_angle,
+        random(1, 5000, 4),
+        counted_angle,
+        "num-angle",
+        "widen_to_fp32",
+        "fp16",
+        "above 2048 a count in fp16 skips integers, and the angles are those of other places",
+        twin_shape=(1, 60, 4),
     ),
     Hazard(
         "angle of a quotient",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,9 @@ from published_values import PUBLISHED, Published, ours
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.mil import Program
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.compute_fp16 import ComputeFp16
+from anesurgery.testing import apply_pass
 
 MOVE_THE_LIMIT = {"halve_exponent", "scale_powers"}
 """Repairs after which what is not bounded overflows later, and not never."""
@@ -79,3 +82,28 @@ def test_the_page_says_what_a_run_gives() -> None:
 @pytest.mark.parametrize("value", PUBLISHED, ids=lambda v: f"{v.what} {v.measured}")
 def test_published_values_are_reproduced_or_said_not_to_be(value: Published) -> None:
     assert (ours(value) == value.measured) is value.reproduced
+
+
+def clipped_logarithm(dtype: Any) -> Program:
+    """A log-mel front end's, of no less than 1e-10, which a converter to fp16 makes the least number of it."""
+    held, least = (types.fp16, 2.0**-24) if dtype is np.float16 else (types.fp32, 1e-10)
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 16), dtype=held)])
+    def program(x: Var) -> Var:
+        return mb.log(
+            x=mb.clip(x=mb.relu(x=x), alpha=dtype(least), beta=dtype(np.inf)), epsilon=dtype(0), name="y"
+        )
+
+    return program
+
+
+def test_the_least_number_of_a_logarithm_is_kept_from_fp32() -> None:
+    """As the advice says; of a program of fp16 nobody can tell what the number was."""
+    x = np.random.default_rng(0).standard_normal((4, 16)).astype(np.float16)
+    wide, half = clipped_logarithm(np.float32), clipped_logarithm(np.float16)
+    (meant,) = run(wide, {"x": x.astype(np.float32)}, precision="fp32").values()
+    after = apply_pass(ComputeFp16(), wide)[0]
+    (kept,) = run(after, {"x": x.astype(np.float32)}, precision="fp16").values()
+    (lost,) = run(half, {"x": x}, precision="fp16").values()
+    assert np.abs(kept - meant).max() < 0.01
+    assert np.abs(lost - meant).max() > 6

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -161,18 +161,18 @@ def magnitude(x: Var) -> Var:
 
 
 def power_in_decibels(x: Var) -> Var:
-    """The logarithm of the power of complex numbers, no less than 1e-7."""
+    """The logarithm of the power of complex numbers, no less than 1e-4."""
     real, imaginary = (mb.square(x=v) for v in mb.split(x=x, num_splits=2, axis=1))
-    power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-7))
+    power = mb.maximum(x=mb.add(x=real, y=imaginary), y=HALF(1e-4))
     return mb.mul(x=mb.log(x=power, epsilon=NONE), y=HALF(4.34), name="y")
 
 
 def log_mel(x: Var) -> Var:
-    """Bands of the power of complex numbers, no less than 1e-5."""
+    """Bands of the power of complex numbers, no less than 1e-4."""
     weights = np.abs(random(1, 20, 64, scale=0.02))[0]
     real, imaginary = (mb.square(x=mb.squeeze(x=v, axes=[1])) for v in mb.split(x=x, num_splits=2, axis=1))
     bands = mb.matmul(x=weights, y=mb.add(x=real, y=imaginary))
-    return mb.log(x=mb.clip(x=bands, alpha=HALF(1e-5), beta=HALF(np.inf)), epsilon=NONE, name="y")
+    return mb.log(x=mb.clip(x=bands, alpha=HALF(1e-4), beta=HALF(np.inf)), epsilon=NONE, name="y")
 
 
 def deviation(x: Var) -> Var:
@@ -239,6 +239,12 @@ def large_product(weight: float) -> Build:
 def log_guard(epsilon: float) -> Build:
     """A logarithm that is guarded, as a log-mel front end's is."""
     return lambda x: mb.log(x=mb.add(x=mb.square(x=bounded(x)), y=HALF(epsilon)), epsilon=NONE, name="y")
+
+
+def least_of_log(least: float) -> Build:
+    """A logarithm of what is clipped from below, as log-mel front ends are written."""
+    clip = partial(mb.clip, alpha=HALF(least), beta=HALF(np.inf))
+    return lambda x: mb.log(x=clip(x=mb.relu(x=bounded(x))), epsilon=NONE, name="y")
 
 
 def root_guard(epsilon: float) -> Build:
@@ -743,6 +749,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "",
         "the multiplier of H13 takes subnormal numbers for 0; use 6.1e-5 or more",
         "log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
+    ),
+    Hazard(
+        "least number of a logarithm, subnormal",
+        least_of_log(1e-5),
+        np.zeros((2, 64), HALF),
+        least_of_log(1e-4),
+        "num-eps-subnormal",
+        "",
+        "",
+        "the multiplier of H13 takes subnormal numbers for 0; use 6.1e-5 or more",
+    ),
+    Hazard(
+        "least number of a logarithm, rounded by a converter",
+        least_of_log(2.0**-24),
+        np.zeros((2, 64), HALF),
+        least_of_log(1e-4),
+        "num-eps",
+        "",
+        "",
+        "1e-10 became 6e-8, and none can tell what it was; convert in fp32, of which `compute_fp16` keeps it",
     ),
     Hazard(
         "guard that is 0",

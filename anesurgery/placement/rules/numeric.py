@@ -413,19 +413,21 @@ def _kept_away(var: Var) -> bool:
     return maker is not None and any(is_stored(v) for _, v in operands(maker))
 
 
-def _least_of_logarithm(op: Operation) -> str:
-    """A least number of a logarithm that is the smallest of fp16."""
+def _least_of_logarithm(op: Operation) -> float | None:
+    """The least number that a clip or a maximum leaves of what a logarithm reads, if it may be reached."""
     stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
+    value = op.x if op.op_type == "clip" or stored is not op.x else op.y
+    least = number(stored)
     reads = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
-    if not reads or number(stored) != LEAST or bounds.interval(op.x)[0] > LEAST:
-        return ""
-    return f"{LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
+    return least if reads and least is not None and bounds.interval(value)[0] <= least else None
 
 
 def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
     if op.op_type in ("maximum", "clip"):
-        return _least_of_logarithm(op) if _half(op) else ""
+        if not _half(op) or _least_of_logarithm(op) != LEAST:
+            return ""
+        return f"{LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
     epsilon = _epsilon(op) if _half(op) else None
     if epsilon is None and op.op_type == "rsqrt" and _half(op):
         inner = producer(op.x)
@@ -438,7 +440,11 @@ def lost_epsilon(op: Operation, target: Target) -> str:
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
-    """An epsilon written out that is subnormal in fp16."""
+    """An epsilon written out, or a least number of a logarithm, that is subnormal in fp16."""
+    if op.op_type in ("maximum", "clip"):
+        least = _least_of_logarithm(op) if _half(op) else None
+        subnormal = least is not None and LEAST < least < NORMAL
+        return f"the least number {least:.2g} is subnormal in fp16 (below {NORMAL:.1g})" if subnormal else ""
     epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
     if epsilon is None or not LEAST / 2 < epsilon < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
         return ""
@@ -662,11 +668,12 @@ RULES: tuple[Rule, ...] = (
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
         grade=Grade.DOCUMENTED,
-        advice="1e-7 or more; 1e-5 where the model allows it",
+        advice="1e-7 or more; 1e-5 where the model allows it; of a model converted in fp32, compute_fp16 keeps "
+        "what rests on such a number in fp32",
     ),
     _numeric(
         "num-eps-subnormal",
-        frozenset({"add", "log"}),
+        frozenset({"add", "log", "maximum", "clip"}),
         "the multiplier of H13 takes subnormal numbers for 0; the elementwise unit was seen to keep them, and "
         "which of the two an op uses is not known",
         "sbryngelson/ANEForge: numeric-cliffs",

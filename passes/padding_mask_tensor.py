@@ -28,8 +28,12 @@ Every constant below -32000 that the mask of a softmax is written with (`mul`, `
 `maximum`, `minimum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16
 the largest numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.
 
-Holds for masks of 0 and 1. Rows that keep something give what they gave, since exp(fill) is 0; rows that keep
-nothing give the weights of the scores without a mask.
+Holds for masks of 0 and 1. Rows that keep something give what they gave, since exp(fill) is 0. Rows that keep
+nothing had equal weights where the old fill was so low that scores vanished beside it, or NaN; where a fill is
+added they now have the weights of the scores without a mask. With `equal=True` their weights are equal again:
+what a mask has lowered is cut off at half of the fill, by a `maximum` for each mask, as `safe_numbers` does.
+
+With `equal=True` a mask of two sums stays as it is without it: keys of one mask and of both were not alike.
 
 Refuses when the mask is causal (`causal_mask_tensor` makes one tensor of it), and when a fill is also a
 result of the model.
@@ -76,10 +80,12 @@ class PaddingMaskTensor(Rewrite):
     shares_inner = True
     caveat = (
         "where a mask that keeps a score is multiplied with an infinity, the old numbers are NaN and were not "
-        "compared"
+        "compared; a row in which a sum masks all has the weights of its scores, and with equal=True equal ones"
     )
     fill: float = an.option(-1e4, least=-DEEPEST, most=an.attention.MASKED)
     """What is added to a score that is masked."""
+    equal: bool = False
+    """Do rows that keep nothing have equal weights, for the price of an op?"""
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Find the fills; None where they are finite."""
@@ -115,6 +121,8 @@ class PaddingMaskTensor(Rewrite):
             old, renewed = op.outputs[0], dict(new)
             if op in m.own:
                 new[old] = self.again(mb, op, new, m.fills)
+                if self.equal and [op] == [o for o in m.changed if o in m.own and o.op_type in ("add", "sub")]:
+                    new[old] = mb.maximum(x=new[old], y=an.np_dtype(old).type(self.fill / 2))
                 continue
             reads = [renewed.get(v, v) for _, v in an.operands(op)]
 

@@ -37,7 +37,7 @@ STEPS = (
     passes.ScaleShares(),
     passes.ClipProduct(),
     passes.CausalMaskTensor(),
-    passes.PaddingMaskTensor(),
+    passes.PaddingMaskTensor(equal=True),
     passes.CutRows(),
     passes.WidenToFp32(),
 )

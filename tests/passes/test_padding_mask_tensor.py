@@ -11,6 +11,7 @@ from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import PassError
+from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.padding_mask_tensor import PaddingMaskTensor
 from anesurgery.testing import apply_pass, assert_refuses
@@ -108,6 +109,41 @@ def test_a_softmax_without_a_kept_score_is_finite() -> None:
         values = {"x": np.ones((1, 2, 8, 4), np.float16), "mask_ids": keep}
         assert not np.isfinite(next(iter(ane.run(program, values).values()))).any()
         assert np.isfinite(next(iter(ane.run(after, values).values()))).all()
+
+
+def whole_rows(step: PaddingMaskTensor, mask: Any, dtype: Any = types.fp32) -> tuple[Any, Any, Any]:
+    """The result before, after, and the mean of the values, where a mask keeps nothing."""
+    program = attention(mask, dtype)
+    after, _ = apply_pass(step, program)
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 4)).astype(np.float32)
+    values = {"x": x, "mask_ids": np.zeros((1, 1, 1, 8), np.int32)}
+    old, new = (next(iter(run(p, values, precision="fp32").values())) for p in (program, after))
+    return old, new, np.broadcast_to(x.mean(-2, keepdims=True), x.shape)
+
+
+@pytest.mark.parametrize("mask", [products, selects, inverted, clamped])
+def test_rows_that_keep_nothing_have_equal_weights_where_asked(mask: Any) -> None:
+    old, new, mean = whole_rows(PaddingMaskTensor(equal=True), mask)
+    assert_close(old, mean, rtol=1e-5)
+    assert_close(new, mean, rtol=1e-5)
+
+
+def test_else_a_sum_leaves_them_those_of_the_scores() -> None:
+    """The wrong version, which the caveat states."""
+    _, new, mean = whole_rows(PaddingMaskTensor(), products)
+    assert np.abs(new - mean).max() > 0.1
+    _, new, mean = whole_rows(PaddingMaskTensor(), selects)
+    assert_close(new, mean, rtol=1e-5)
+
+
+def test_safe_numbers_keeps_them_equal() -> None:
+    program = attention(products, types.fp16)
+    surgery = ane.apply(program, "safe_numbers", target="M1/macOS 14", quiet=True)
+    x = np.random.default_rng(0).standard_normal((1, 2, 8, 4)).astype(np.float16)
+    keep = np.zeros((1, 1, 1, 8), np.int32)
+    (found,) = run(surgery.program, {"x": x, "mask_ids": keep}, precision="fp32").values()
+    mean = x.astype(np.float32).mean(-2, keepdims=True)
+    assert_close(found, np.broadcast_to(mean, found.shape), rtol=1e-2)
 
 
 def test_causal_masks_are_for_another_pass() -> None:

@@ -295,8 +295,10 @@ def _gated(
         session.refusals += passed.refusals
         edited = again()
         _run(passed.steps, edited, session, quiet=True)
+    said = len(session.notes)
     if recipe.exact and (losses := _losses(passed.steps, again, edited, session)):
-        session = session.again()
+        notes, session = session.notes[said:], session.again()
+        session.notes += notes
         session.refusals += [*passed.refusals, *losses]
         edited, kept = again(), [step for step in passed.steps if step.name not in dict(losses)]
         _run(kept, edited, session, quiet=True)

@@ -113,9 +113,11 @@ class ApplyRemedies(Pass):
         after = an.copied(program)
         for step in end.steps:
             an.run_pass(step, after, session)
+        said = len(session.notes)
         losses = an.exact_steps.inexact_steps(
             end.steps, lambda: an.copied(program), (after, session), an.exact_steps.yardstick(program, session)
         )
+        search.kept += session.notes[said:]
         if not losses:
             return end
         for name, loss in losses.items():

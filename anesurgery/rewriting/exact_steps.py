@@ -8,6 +8,8 @@ from anesurgery.checking.exactness import Yardstick, less_exact
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program
 from anesurgery.placement.certifying import arithmetic_of
+from anesurgery.placement.standing import placed
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
 
@@ -25,7 +27,8 @@ def inexact_steps(
     """The steps that make outputs less exact in fp16 or in the engine's arithmetic, by name, and by how much.
 
     Each is judged beside the model right before it. Nothing is run step by step where the end is as exact as
-    the beginning.
+    the beginning. A step that repairs what a finding says of the numbers stays, and a note of the session says
+    what it costs: a hazard that the samples do not reach is worse than a loss of digits.
 
     Args:
         steps: in the order in which they run.
@@ -40,21 +43,34 @@ def inexact_steps(
         return {}
     losses: dict[str, str] = {}
     kept: list[Pass] = []
-    best = start
+    best, latest = start, measured.program
     for step in steps:
-        now = _after((*kept, step), again, session, measured)
+        made = _after((*kept, step), again, session)
+        now = None if made is None else measured.measure(made[0], made[1].contract)
         loss = "" if now is None else less_exact(best, now)
-        if loss and not step.rounds:  # what rounds has a gate of its own
+        if loss and made is not None and (repaired := _repaired(latest, step, made[1])):
+            session.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
+        elif loss and not step.rounds:  # what rounds has a gate of its own
             losses[step.name] = loss
-        else:
-            kept, best = [*kept, step], best if now is None else now
+            continue
+        kept, best = [*kept, step], best if now is None else now
+        latest = latest if made is None else made[0]
     return losses
 
 
+def _repaired(program: Program, step: Pass, session: Session) -> str:
+    """The rules by which numbers may go wrong in ops that a step takes away, or that name it as the remedy."""
+    inspections = placed(program, Target.parse(session.target or "any"), advice=True)
+    findings = [finding for one in inspections for finding in one.all_findings if finding.kind == "numeric"]
+    own = [change for change in session.changes if change.pass_name == step.name]
+    edited = {words.split()[-1] for change in own for words in change.before}
+    return ", ".join(dict.fromkeys(f.rule for f in findings if f.remedy == step.name or f.op in edited))
+
+
 def _after(
-    steps: Sequence[Pass], again: Callable[[], Program], session: Session, measured: Yardstick
-) -> dict[str, float] | None:
-    """How exact the program is after some steps; None where the last one does nothing, or fails."""
+    steps: Sequence[Pass], again: Callable[[], Program], session: Session
+) -> tuple[Program, Session] | None:
+    """The program after some steps, and their session; None where the last does nothing, or fails."""
     program, own = again(), session.again(prove_sites=False)
     edits = 0
     try:
@@ -63,4 +79,4 @@ def _after(
             run_pass(step, program, own)
     except SurgeryError:
         return None
-    return measured.measure(program, own.contract) if len(own.changes) > edits else None
+    return (program, own) if len(own.changes) > edits else None

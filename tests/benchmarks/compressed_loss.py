@@ -41,7 +41,7 @@ GROUP = "group-16"
 
 def grouped(bits: int) -> tuple[str, ...]:
     """The forms of which no weight takes more bytes, all together, than tables of groups with so many bits."""
-    others = [n for n in (2, 3, 4, 6) if n != bits]
+    others = [n for n in (2, 3, 4, 6, 8) if n != bits]
     return (
         f"palette{bits}-{GROUP}",
         f"palette{bits}",

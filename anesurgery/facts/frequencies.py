@@ -1,7 +1,7 @@
 """Do the frequencies of rotary positions hold for texts of every length, as far as their table shows it?
 
 A table of cosines shows with which speed each pair of a head turns from position to position. Static forms have
-speeds that anyone can write down: `base ** (-i / pairs)` for a base of two digits (Llama), all of them
+speeds that anyone can write down: `base ** (-i / pairs)` for a base of two digits (Llama) or 2^n, all of them
 slower by one factor (`linear`), or the first as they are, the last slower by one factor, and a ramp in between
 (`yarn`, `llama3`). What a model of Python chooses by the length of the text does not look so: `dynamic` has a
 base that was computed from the length, and each of the two sets of a `longrope` has a factor of its own for
@@ -112,9 +112,10 @@ def _geometric(of: Speeds) -> tuple[tuple[float, float], float | None]:
 
 
 def _is_round(number: float, error: float) -> bool:
-    """Has a number two digits, and zeros?"""
+    """Has a number two digits, and zeros, or is it a power of two?"""
     unit = 10.0 ** (np.floor(np.log10(number)) - 1)
-    return bool(abs(number / (round(number / unit) * unit) - 1) <= error + FINE)
+    written = round(number / unit) * unit, 2.0 ** np.round(np.log2(number))
+    return any(abs(number / one - 1) <= error + FINE for one in written)
 
 
 def _is_ramp(of: Speeds) -> bool:

@@ -44,6 +44,16 @@ EQUIVALENT = {
             ("real_div: x[0] negated", "it is squared"),
         )
     },
+    **{
+        (name, what): "any positive unit gives the same; in fp16 test_exact_steps and the hazards tell"
+        for name in ("group_norm", "rms_norm", "scale_cosines", "scale_roots", "scale_spectra")
+        for what in (
+            "clip: alpha[0] + 1",
+            "clip: alpha[0] negated",
+            "clip: beta[0] + 1",
+            "real_div: x and y swapped",
+        )
+    },
     ("scale_cosines", "maximum: y[0] + 1"): "a cosine does not depend on what the rows are divided by",
     ("scale_spectra", "maximum: y[0] + 1"): "the logarithm does not depend on what its numbers are divided by",
     ("scale_spectra", "real_div: x[0] negated"): "it is squared",

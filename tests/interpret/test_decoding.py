@@ -330,7 +330,7 @@ CALLS: dict[Any, Any] = {
     Predictor: lambda **options: Predictor(MODELS["stateless"], **options)(PREDICTED),
     AddCache: lambda **options: apply_pass(AddCache(**options, required=True), Small(layers=1).program()),
 }
-SWITCHES = {"quiet", "fuse", "required"}
+SWITCHES = {"quiet", "fuse", "required", "fixed_rope"}
 """Options that are true or false, as anything is in Python."""
 
 

@@ -343,10 +343,16 @@ def convolutional() -> nn.Module:
 class Pictures(nn.Module):
     """A vision transformer whose positions are interpolated to the size of the picture."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: int) -> None:
         super().__init__()
-        more = {"image_size": 64, "patch_size": 8, "num_channels": 3}
-        self.inner: Any = family("ViT", TEXT | {"hidden_size": 64, "intermediate_size": 128} | more)
+        form = {
+            "image_size": 64,
+            "patch_size": 8,
+            "num_channels": 3,
+            "hidden_size": 64,
+            "intermediate_size": 128,
+        }
+        self.inner: Any = family("ViT", TEXT | form | more)
 
     def forward(self, x: Tensor) -> Any:
         return self.inner(x, interpolate_pos_encoding=True).last_hidden_state
@@ -428,7 +434,18 @@ stored for each.
 |---|---|---|---|
 {modules}
 """
-MODULES = {"ViT, positions interpolated": (Pictures, [(1, 3, n, n) for n in (32, 48, 64, 80, 96, 112)])}
+
+
+def small_vit() -> nn.Module:
+    """As large as ViT-S/16."""
+    heads = {"num_hidden_layers": 12, "num_attention_heads": 6}
+    return Pictures(image_size=224, patch_size=16, hidden_size=384, intermediate_size=1536, **heads)
+
+
+MODULES: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
+    "ViT, positions interpolated": (Pictures, [(1, 3, n, n) for n in (32, 48, 64, 80, 96, 112)]),
+    "the same, as large as ViT-S/16": (small_vit, [(1, 3, n, n) for n in (128, 160, 192, 224, 256, 288)]),
+}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ the tokens on an axis of their own (`frontend.register_experts`).
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from contextlib import redirect_stderr
 from typing import Any
 
@@ -32,16 +33,42 @@ def convert(module: Any, context: int, *, half: bool = True) -> Any:
     """
     import torch
 
-    prepare(module)
     example = torch.zeros(1, context, dtype=torch.int64)
+    inputs = [ct.TensorType(TOKENS, shape=example.shape, dtype=np.int32)]
+    return converted(module, _logits(module), [example], inputs, [ct.TensorType(LOGITS)], half)
+
+
+def converted(
+    module: Any,
+    call: Any,
+    examples: Sequence[Any],
+    inputs: Sequence[ct.TensorType],
+    outputs: Sequence[ct.TensorType],
+    half: bool,
+) -> Any:
+    """Convert what calls a module of transformers, by trace.
+
+    Args:
+        module: of transformers.
+        call: a module that is traced, which calls it.
+        examples: tensors that it is traced with.
+        inputs: of the package.
+        outputs: likewise.
+        half: is it computed in fp16?
+
+    Raises:
+        LoadError: it cannot be traced or converted; says which module and why.
+    """
+    import torch
+
+    prepare(module)
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             trace: Any = torch.jit.trace
-            traced = trace(_logits(module), example, check_trace=False)
             model = ct.convert(
-                traced,
-                inputs=[ct.TensorType(TOKENS, shape=example.shape, dtype=np.int32)],
-                outputs=[ct.TensorType(LOGITS)],
+                trace(call, tuple(examples), check_trace=False),
+                inputs=list(inputs),
+                outputs=list(outputs),
                 minimum_deployment_target=ct.target.iOS18,
                 compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
                 skip_model_load=True,

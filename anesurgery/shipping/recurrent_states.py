@@ -11,21 +11,18 @@ from __future__ import annotations
 
 import copy
 import inspect
-import io
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stderr
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from anesurgery import registry
-from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.decoder_calls import BACK
 from anesurgery.interpret.state import POSITION
-from anesurgery.mil import Program, ct, quiet_host
-from anesurgery.shipping.converting import LOGITS, TOKENS, prepare
+from anesurgery.mil import Program, ct
+from anesurgery.shipping.converting import LOGITS, TOKENS, converted
 from anesurgery.surgery import Surgery, apply
 
 CACHE = "cache_"
@@ -174,23 +171,7 @@ def convert_step(step: Step, *, half: bool = True) -> Any:
     inputs += [ct.TensorType(POSITION, (1,), dtype=np.int32)] * step.counts
     inputs += [ct.TensorType(n, h.shape, dtype=kind) for n, h in zip(names, step.held, strict=True)]
     outputs = [ct.TensorType(LOGITS), *(ct.TensorType(f"{name}{BACK}", dtype=kind) for name in names)]
-    prepare(step.module)
-    try:
-        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
-            trace: Any = torch.jit.trace
-            model = ct.convert(
-                trace(_stepping(step), tuple(examples), check_trace=False),
-                inputs=inputs,
-                outputs=outputs,
-                minimum_deployment_target=ct.target.iOS18,
-                compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
-                skip_model_load=True,
-            )
-    except SurgeryError:
-        raise
-    except Exception as error:  # torch and coremltools raise what they like
-        raise LoadError(f"{type(step.module).__name__} was not converted: {str(error).strip()}") from error
-    return model
+    return converted(step.module, _stepping(step), examples, inputs, outputs, half)
 
 
 def _stepping(step: Step) -> Any:

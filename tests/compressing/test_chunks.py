@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from decoders import cached
 from typer.testing import CliRunner
 
@@ -136,7 +137,7 @@ def test_chunks_of_two_functions(tmp_path: Path) -> None:
     assert [sorted(chunk.program.functions) for chunk in saved.chunks] == [["long", "short"]] * 2
     values = {"x": wide_samples()[0]["x"][:1]}
     outputs, expected = (ane.run(model, values, function="short")["logits"] for model in (saved, whole.model))
-    np.testing.assert_allclose(outputs, expected, rtol=1e-5, atol=1e-5)
+    assert_close(outputs, expected, rtol=1e-5)
     for model in (chain, both):
         with pytest.raises(SurgeryError, match="the samples fit 2 of the functions long, short; say function="):
             ane.compress(model, 4, inputs=wide_samples(), smallest=1000)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from coremltools.converters.mil.mil import get_new_symbol
 
 import anesurgery as ane
@@ -272,7 +273,7 @@ def test_windows_that_move_further_pad_multiples(
         values = {"x": RNG.standard_normal((1, 4, length)).astype(np.float32)}
         expected, found = ane.run(program, values)["y"], ane.run(folder, values)["y"]
         assert found.shape == expected.shape
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+        assert_close(found, expected)
     with pytest.raises(ane.SurgeryError, match=f"only lengths that are multiples of {share} are padded"):
         ane.run(folder, {"x": np.zeros((1, 4, 5), np.float32)})
     assert ane.run(folder, {"x": np.zeros((1, 4, 3), np.float32)})
@@ -326,4 +327,4 @@ def test_an_added_mask_has_a_place_for_each_step() -> None:
     filled = np.pad(values, ((0, 0), (0, 0), (0, 6)), constant_values=3)  # what is hidden does not count
     mask = (np.arange(16) < 10).astype(np.float32)[None]
     found = ane.run(largest, {"x": filled, "mask": mask})["y"][:, :5]
-    np.testing.assert_allclose(found, ane.run(program, {"x": values})["y"], rtol=1e-5, atol=1e-6)
+    assert_close(found, ane.run(program, {"x": values})["y"])

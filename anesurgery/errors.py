@@ -36,7 +36,7 @@ class LoadError(SurgeryError):
 
 
 class NotExpressible(LoadError):  # noqa: N818 - reads as a statement
-    """A neural network, or a layer of one, that may be sound, but that no ML Program can be made of."""
+    """A model, or a layer of one, that may be sound, but that no ML Program can be made of."""
 
 
 class IsPipeline(LoadError):  # noqa: N818 - reads as a statement

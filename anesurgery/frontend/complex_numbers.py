@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert, inputs_of, known_value
+from anesurgery.frontend.arguments import Convert, inputs_of
 from anesurgery.mil import Var, mb, types
 
 
@@ -62,15 +62,20 @@ def keeping_complex(host: Convert) -> Convert:
     return to
 
 
-def unsqueezing(host: Convert) -> Convert:
-    """Another axis of one, of complex numbers as well."""
+def by_parts(host: Convert) -> Convert:
+    """What only moves numbers, of complex numbers as well: of the real and of the imaginary parts."""
 
-    def unsqueeze(context: Any, node: Any) -> None:
-        x, axis = inputs_of(context, node)[:2]
-        if not types.is_complex(x.dtype):
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if not (isinstance(x, Var) and types.is_complex(x.dtype)):
             host(context, node)
             return
-        real, imaginary = (mb.expand_dims(x=part, axes=[int(known_value(axis))]) for part in _complex(x))
-        context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
+        moved = []
+        for part in _complex(x):
+            context.push(([node.inputs[0]], [part]))
+            host(context, node)
+            moved.append(context[node.name])
+            context.pop()
+        context.add(mb.complex(real_data=moved[0], imag_data=moved[1]), torch_name=node.name)
 
-    return unsqueeze
+    return convert

@@ -8,15 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
-from anesurgery.frontend.complex_numbers import (
-    keeping_complex,
-    multiplying,
-    polar,
-    unsqueezing,
-    view_as_complex,
-)
+from anesurgery.frontend.complex_numbers import by_parts, keeping_complex, multiplying, polar, view_as_complex
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
-from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed
+from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed, rounding_whole_numbers
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
 from anesurgery.frontend.exported_rnns import OUTPUTS, of_export
@@ -361,13 +355,13 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
     **dict.fromkeys(("to", "_to_copy"), keeping_complex),
     "linspace": _with_sizes,
-    "unsqueeze": unsqueezing,
+    **dict.fromkeys(("slice", "select", "unsqueeze", "transpose", "reshape", "view"), by_parts),
     "flip": copying,
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
     ),
     "gelu": lambda _: with_word("approximate", 1)(gelu),
-    "div": with_word("rounding_mode", 2),
+    "div": lambda host: with_word("rounding_mode", 2)(rounding_whole_numbers(host)),
     "reciprocal": lambda _: reciprocal,
     **dict.fromkeys(("add", "sub"), with_factor(1)),
     "rsub": with_factor(0),

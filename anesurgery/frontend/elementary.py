@@ -132,6 +132,26 @@ def dividing_whole_numbers(host: Convert) -> Convert:
     return floor_divide
 
 
+def rounding_whole_numbers(host: Convert) -> Convert:
+    """`torch.div(a, b, rounding_mode=...)` of integers is an integer: it counts rows that are gathered."""
+
+    def div(context: Any, node: Any) -> None:
+        operands = inputs_of(context, node)[:2]
+        mode = known_value(argument(context, node, 2, "rounding_mode"))
+        if mode is None or any(np_dtype(v).kind not in "iu" for v in operands if isinstance(v, Var)):
+            host(context, node)
+            return
+        a, b = promoted(operands)
+        quotient = mb.floor_div(x=a, y=b)
+        if mode == "trunc":  # towards 0: one more where it is below and there is a rest
+            rest = mb.not_equal(x=mb.mul(x=quotient, y=b), y=a)
+            up = mb.logical_and(x=rest, y=mb.less(x=quotient, y=0))
+            quotient = mb.add(x=quotient, y=mb.cast(x=up, dtype="int32"))
+        context.add(mb.identity(x=quotient, name=node.name))
+
+    return div
+
+
 def all_true(context: Any, node: Any) -> None:
     """`torch.all` of all elements, as `torch.export` decomposes it."""
     x = inputs_of(context, node)[0]

@@ -26,6 +26,10 @@ STEPS = MOVING | names("cast add sub")
 """Ops between the largest position and the comparison."""
 
 
+class LengthError(NotImplementedError):
+    """A choice by the length of the text, of which a conversion would keep one side."""
+
+
 def limit_passed(cond: Var, number: Callable[[Var], float | None]) -> float | None:
     """The most tokens for which it would choose otherwise; None where it chooses as for short texts.
 
@@ -86,9 +90,7 @@ def choosing(host: Convert) -> Convert:
         if len(arguments) == 3 and _differ(*arguments[1:]) and _reads_tokens():
             limit = limit_passed(arguments[0], _number) if isinstance(arguments[0], Var) else None
             if limit is not None:
-                raise NotImplementedError(
-                    f"{node.name}: the length of the text chooses numbers: {in_words(limit)}"
-                )
+                raise LengthError(f"{node.name}: the length of the text chooses numbers: {in_words(limit)}")
         host(context, node)
 
     return convert

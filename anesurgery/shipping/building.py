@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from anesurgery import __version__, registry
 from anesurgery.checking.metrics import compare_arrays
 from anesurgery.compressing.modes import read_mode
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, hashes
@@ -51,7 +50,7 @@ from anesurgery.surgery import Recipe, apply
 
 SINGLE_ROWS = "pointwise_convolution"
 """Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
-STAGES, REPORT = "stages", "report.json"
+STAGES, REPORT, STEPS = "stages", "report.json", "steps"
 MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
 USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
@@ -239,15 +238,42 @@ class _Builder:
     options: Options
     quiet: bool
     notes: list[str] = field(default_factory=list)
+    refusal: SurgeryError | None = None
+    """Why no cache is added to the graph of a whole text, where that was tried."""
 
     def build(self) -> Build:
         """Every stage that is not there yet, and the folder from the last one."""
         (self.out / STAGES).mkdir(parents=True, exist_ok=True)
         (self.out / NAME).unlink(missing_ok=True)
-        half = self.converted()
-        return self.finished(self.cached(self.compressed(half)))
+        try:
+            model = self.cached(self.compressed(self.converted()))
+        except (NotExpressible, PassError) as refusal:
+            model = self.by_steps(refusal)
+        return self.finished(model)
 
-    @cached_property
+    def by_steps(self, refusal: SurgeryError) -> Path:
+        """The package that reads a token at a time with the cache of transformers.
+
+        Args:
+            refusal: why the graph of a whole text gets no cache.
+
+        Raises:
+            SurgeryError: the refusal, where this does not help either.
+        """
+        if self.refusal is not None or self.several:
+            raise refusal
+        self.refusal = refusal
+        try:
+            return self.cached(self.compressed(self.converted()))
+        except SurgeryError as error:
+            raise refusal from error
+
+    @property
+    def several(self) -> bool:
+        """Is it asked for functions that a model which reads a token at a time has not?"""
+        return bool(self.options.contexts or self.options.shorter or self.options.width > 1)
+
+    @property
     def key(self) -> str:
         """Of the checkpoint and of what converts it."""
         with quiet_host():
@@ -255,7 +281,8 @@ class _Builder:
             import torch
             import transformers
         versions = [__version__, *(m.__version__ for m in (coremltools, torch, transformers))]
-        return _hash([versions, self.checkpoint.fingerprint, self.options.context])
+        own = [self.options.context, *([STEPS] if self.refusal else [])]
+        return _hash([versions, self.checkpoint.fingerprint, *own])
 
     def stage(self, name: str, key: str, make: Callable[[Path], object], suffix: str = ".mlpackage") -> Path:
         """The result of a stage, made where it is not there yet or was made from something else."""
@@ -276,14 +303,26 @@ class _Builder:
                 module = self.checkpoint.module(work)
                 ids = self.tried(int(module.config.get_text_config().vocab_size))
                 arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
-                step = step_of(module, self.options.context)
                 with mapped_constants(work):
-                    model = convert(module, self.options.context) if step is None else convert_step(step)
+                    model = self.traced(module)
                     loaded = _read_stage(model)
                 loaded.spec.description.metadata.userDefined.pop(DATED, None)
                 save(loaded, place)
 
         return self.stage("converted", self.key, make)
+
+    def traced(self, module: Any) -> Any:
+        """The graph of a whole text; or of a token, where more than keys and values is kept, or it must be.
+
+        Raises:
+            LoadError: it cannot be converted.
+        """
+        step = step_of(module, self.options.context)
+        if step is not None and (step.recurrent or self.refusal is not None):
+            return convert_step(step)
+        if self.refusal is not None:
+            raise self.refusal
+        return convert(module, self.options.context)
 
     def tried(self, words: int) -> Array:
         """A few tokens, the same in each build."""
@@ -348,12 +387,15 @@ class _Builder:
         """
         if not is_step(_read_stage(model).program):
             return False
-        if self.options.contexts or self.options.shorter or self.options.width > 1:
+        if self.several:
             raise SurgeryError(
                 "contexts, shorter and width need a decoder that keeps only keys and values; this one has a "
                 "recurrent state, and reads its prompt token by token: leave them out"
             )
-        self.notes.append("it has a recurrent state, and reads prompts token by token: there is no prefill")
+        why = "it has a recurrent state"
+        if self.refusal is not None:
+            why = f"the graph of a whole text gets no cache ({_first_line(self.refusal)})"
+        self.notes.append(f"{why}, and reads prompts token by token: there is no prefill")
         return True
 
     def parts(self, model: Path) -> int:
@@ -466,6 +508,10 @@ def _linked(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:
         shutil.copy2(source, target)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 def _hash(value: Any) -> str:

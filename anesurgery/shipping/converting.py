@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery import frontend
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, NotExpressible, SurgeryError
+from anesurgery.frontend.length_choices import LengthError
+from anesurgery.frontend.traceable import Traceable
 from anesurgery.mil import ct, quiet_host
 
 TOKENS, LOGITS = "input_ids", "logits"
@@ -65,8 +67,10 @@ def converted(
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             trace: Any = torch.jit.trace
+            with Traceable():
+                traced = trace(call, tuple(examples), check_trace=False)
             model = ct.convert(
-                trace(call, tuple(examples), check_trace=False),
+                traced,
                 inputs=list(inputs),
                 outputs=list(outputs),
                 minimum_deployment_target=ct.target.iOS18,
@@ -76,7 +80,8 @@ def converted(
     except SurgeryError:
         raise
     except Exception as error:  # torch and coremltools raise what they like
-        raise LoadError(f"{type(module).__name__} was not converted: {str(error).strip()}") from error
+        kind = LoadError if isinstance(error, LengthError) else NotExpressible
+        raise kind(f"{type(module).__name__} was not converted: {str(error).strip()}") from error
     return model
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,28 +25,33 @@ from anesurgery.mil import Program, ct
 from anesurgery.shipping.converting import LOGITS, TOKENS, converted
 from anesurgery.surgery import Surgery, apply
 
-CACHE = "cache_"
+Path = tuple[str | int, ...]
+"""From the cache or the module on: modules, attributes, and places in lists and dictionaries."""
+KEPT = "cache_"
 """The beginning of the names of what is kept."""
-RECURRENT = ("conv_states", "recurrent_states")
+CACHE, MODULE = "cache", "module"
+"""The roots of paths: most families keep all in a cache, and some in their modules."""
+COLUMNS = "conv_states"
+GROWING = {"update": ("keys", "values"), "update_indexer": ("indexer_keys",)}
+"""Method of a layer of a cache -> the attributes to which it appends what it is given."""
 DECODE = "decode"
 MIXING = ("add_cache", "position_function")
 """Steps of `llm_ane` that make a step of a model that reads all its tokens at once."""
-KEYS = ("keys", "values")
 SHAPES = 8
 """How many shapes of states are joined, at most: columns, sums, and keys and values of two kinds of layers."""
-CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 """What the cache is called by models of transformers."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A tensor that a layer of a cache holds."""
+    """A tensor that is kept from one token to the next."""
 
-    layer: int
-    kind: str
-    number: int
-    """Of several of a kind."""
+    path: Path
+    """Where it is kept."""
     shape: tuple[int, ...]
+    axis: int | None = None
+    """The one that grows with the text, here as long as the context; None for a state of a fixed size."""
 
 
 @dataclass(frozen=True)
@@ -63,92 +68,160 @@ class Step:
 
     @property
     def counts(self) -> bool:
-        """Must it know how many tokens came before? Only keys and values have places."""
-        return any(h.kind in KEYS for h in self.held)
+        """Must it know how many tokens came before? Only what grows has places."""
+        return any(h.axis is not None for h in self.held)
+
+    @property
+    def recurrent(self) -> bool:
+        """Does it keep more than `add_cache` does: keys, values, and the last columns of convolutions?"""
+        return any(h.axis is None and COLUMNS not in h.path for h in self.held)
 
     def filled(self, position: Any, tensors: Sequence[Any]) -> Any:
         """A cache that holds these tensors after so many tokens."""
-        cache = copy.copy(self.cache)
-        cache.layers = [copy.copy(layer) for layer in self.cache.layers]
-        for layer in cache.layers:
-            for kind in RECURRENT:
-                setattr(layer, kind, dict(getattr(layer, kind, {})))
-            if _reads_keys(layer):
-                _keep_keys(layer, position, self.context)
+        import torch
+
+        cache = _copied(self.cache)
         for held, tensor in zip(self.held, tensors, strict=True):
-            layer = cache.layers[held.layer]
-            if held.kind in KEYS:
-                setattr(layer, held.kind, tensor)
+            owner, last = _at(self.module, cache, held.path[:-1]), held.path[-1]
+            if isinstance(owner, (dict, list)):
+                owner[last] = tensor  # type: ignore[index]
             else:
-                getattr(layer, held.kind)[held.number] = tensor
+                setattr(owner, str(last), tensor)
+        for i, layer in enumerate(cache.layers if self.counts else ()):
+            layer.get_mask_sizes = lambda *_: (self.context, 0)
+            layer.get_seq_length = lambda *_: position[0].to(torch.int64)
+            for method, names in GROWING.items():
+                kept = [h for h in self.held if h.path in [(CACHE, "layers", i, name) for name in names]]
+                if kept:
+                    setattr(layer, method, _blending(layer, kept, position))
         return cache
 
     def taken(self, cache: Any) -> list[Any]:
         """The tensors of a cache."""
-        layers = cache.layers
-        return [
-            getattr(layers[h.layer], h.kind) if h.kind in KEYS else getattr(layers[h.layer], h.kind)[h.number]
-            for h in self.held
-        ]
+        return [_at(self.module, cache, held.path) for held in self.held]
+
+
+def _blending(layer: Any, kept: Sequence[Held], position: Any) -> Any:
+    """What takes new rows into a layer: blended in at a position, where the layer itself appends them."""
+    import torch
+
+    def update(*new: Any, **_: Any) -> Any:
+        results = []
+        for held, value in zip(kept, new, strict=False):
+            places = torch.arange(held.shape[held.axis or 0], dtype=torch.int32)
+            own = (places == position).to(value.dtype)
+            own = own.reshape([-1 if axis == held.axis else 1 for axis in range(len(held.shape))])
+            name = str(held.path[-1])
+            setattr(layer, name, getattr(layer, name) * (1 - own) + value * own)
+            results.append(getattr(layer, name))
+        return tuple(results) if len(results) > 1 else results[0]
+
+    return update
 
 
 def step_of(module: Any, context: int) -> Step | None:
-    """How a module reads one token; None where it keeps nothing but keys and values, as `add_cache` can do.
+    """How a module reads one token; None where transformers keeps nothing for it, or what is not followed.
 
     Args:
         module: of transformers.
         context: the most tokens that are kept.
     """
-    import torch
-
     parameters = inspect.signature(module.forward).parameters
     argument = next((name for name in CACHE_NAMES if name in parameters), None)
     if argument is None:
         return None
-    with torch.no_grad():
-        cache = getattr(module(torch.zeros(1, 1, dtype=torch.int64), use_cache=True), argument, None)
-    held = tuple(h for i, layer in enumerate(getattr(cache, "layers", ())) for h in _held(i, layer, context))
-    if not any(h.kind == "recurrent_states" for h in held):
+    own = {id(tensor) for _, tensor in _in_modules(module)}
+    try:
+        (cache, one), (_, two) = (_after(module, argument, count, own) for count in (1, 2))
+    except Exception:  # of transformers, which raises what it likes
         return None
-    return Step(module, argument, cache, held, context)
+    if not one or one.keys() != two.keys():
+        return None
+    held = [_held(path, one[path], two[path], context) for path in one]
+    return Step(module, argument, cache, tuple(h for h in held if h), context) if all(held) else None
 
 
-def _held(number: int, layer: Any, context: int) -> list[Held]:
-    """What a layer holds, with as many keys and values as the context."""
-    found = [
-        Held(number, kind, i, tuple(tensor.shape))
-        for kind in RECURRENT
-        for i, tensor in getattr(layer, kind, {}).items()
-        if tensor is not None
-    ]
-    if _reads_keys(layer):
-        for kind in KEYS:
-            batch, heads, _, width = getattr(layer, kind).shape
-            found.append(Held(number, kind, 0, (batch, heads, context, width)))
-    return found
+def _after(module: Any, argument: str, count: int, own: Collection[int]) -> tuple[Any, dict[Path, Any]]:
+    """The cache after so many tokens, and the shapes of what it and the modules hold, but for `own`."""
+    import torch
+    import transformers
+
+    ids = torch.zeros(1, count, dtype=torch.int64)
+    with torch.no_grad():
+        cache = getattr(module(ids, use_cache=True), argument, None)
+        if cache is None:  # some take one, and make none
+            cache = transformers.DynamicCache(config=module.config)
+            module(ids, use_cache=True, **{argument: cache})
+    kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _in_modules(module) if id(t) not in own)]
+    return cache, {path: tuple(tensor.shape) for path, tensor in kept}
 
 
-def _reads_keys(layer: Any) -> bool:
-    """Has a layer read a key?"""
-    return getattr(layer, "keys", None) is not None
+def _held(path: Path, one: tuple[int, ...], two: tuple[int, ...], context: int) -> Held | None:
+    """What is kept at a place, by its shapes after one token and after two; None where that is not followed."""
+    if one == two:
+        return Held(path, one)
+    grown = [axis for axis, (n, m) in enumerate(zip(one, two, strict=False)) if n != m]
+    named = any(path[-1] in names for names in GROWING.values())
+    if not named or len(one) != len(two) or len(grown) != 1 or two[grown[0]] != 2:
+        return None
+    return Held(path, tuple(context if axis in grown else n for axis, n in enumerate(one)), grown[0])
 
 
-def _keep_keys(layer: Any, position: Any, context: int) -> None:
-    """Let a layer hold as many keys and values as the context, and blend new ones in at a position."""
+def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """The tensors of floats in a container of a cache, and where they are."""
     import torch
 
-    places = torch.arange(context, dtype=torch.int32).reshape(1, 1, context, 1)
+    if torch.is_tensor(value) and value.is_floating_point():
+        yield path, value
+    for name, inner in _items(value):
+        yield from _tensors(inner, (*path, name))
 
-    def update(keys: Any, values: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
-        new = (places == position).to(keys.dtype)
-        layer.keys, layer.values = (
-            old * (1 - new) + value * new for old, value in ((layer.keys, keys), (layer.values, values))
-        )
-        return layer.keys, layer.values
 
-    layer.update = update
-    layer.get_mask_sizes = lambda _: (context, 0)
-    layer.get_seq_length = lambda: position[0].to(torch.int64)
+def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, by name."""
+    if isinstance(value, dict):
+        return value.items()
+    if isinstance(value, list):
+        return enumerate(value)
+    return vars(value).items() if _is_cache(value) else ()
+
+
+def _is_cache(value: Any) -> bool:
+    """Is it a cache of transformers, or a layer of one?"""
+    kind = type(value)
+    return kind.__module__.startswith("transformers.") and kind.__name__.endswith(("Cache", "Layer"))
+
+
+def _in_modules(module: Any) -> Iterator[tuple[Path, Any]]:
+    """The tensors that modules hold, parameters and buffers apart."""
+    for name, inner in module.named_modules():
+        for attribute, value in vars(inner).items():
+            if not attribute.startswith("_"):
+                yield from _tensors(value, (MODULE, name, attribute))
+
+
+def _copied(value: Any) -> Any:
+    """Containers of their own with the same contents."""
+    if isinstance(value, list):
+        return [_copied(v) for v in value]
+    if isinstance(value, dict):
+        return {name: _copied(v) for name, v in value.items()}
+    if not _is_cache(value):
+        return value
+    other = copy.copy(value)
+    vars(other).update({name: _copied(v) for name, v in vars(value).items()})
+    return other
+
+
+def _at(module: Any, cache: Any, path: Sequence[Any]) -> Any:
+    """What is at a place."""
+    root, *names = path
+    value = cache
+    if root == MODULE:
+        value, names = module.get_submodule(names[0]), names[1:]
+    for name in names:
+        value = value[name] if isinstance(value, (dict, list)) else getattr(value, name)
+    return value
 
 
 def convert_step(step: Step, *, half: bool = True) -> Any:
@@ -163,7 +236,7 @@ def convert_step(step: Step, *, half: bool = True) -> Any:
     """
     import torch
 
-    names = [f"{CACHE}{i}" for i in range(len(step.held))]
+    names = [f"{KEPT}{i}" for i in range(len(step.held))]
     examples = [torch.zeros(1, 1, dtype=torch.int64), *[torch.zeros(1, dtype=torch.int32)] * step.counts]
     examples += [torch.zeros(h.shape) for h in step.held]
     kind = np.float16 if half else np.float32
@@ -197,7 +270,7 @@ def _stepping(step: Step) -> Any:
 
 def is_step(program: Program) -> bool:
     """Does a program read one token after what it kept, as `convert_step` makes it?"""
-    return any(name.startswith(CACHE) for function in program.functions.values() for name in function.inputs)
+    return any(name.startswith(KEPT) for function in program.functions.values() for name in function.inputs)
 
 
 def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: bool) -> Surgery:
@@ -215,7 +288,7 @@ def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: boo
     steps = [step for step in registry.recipe_module("llm_ane").llm_ane.steps if step.name not in MIXING]
     if cache == "state":
         steps.append(registry.make_pass("io_as_cache"))
-        steps += [registry.make_pass("join_states", joined=f"{CACHE}of_{i}") for i in range(SHAPES * joined)]
+        steps += [registry.make_pass("join_states", joined=f"{KEPT}of_{i}") for i in range(SHAPES * joined)]
     if POSITION in function.inputs:
         steps.append(registry.make_pass("position_function"))
     return apply(loaded.program, steps, target=target, prove=None, quiet=True)

@@ -138,6 +138,10 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "ones_like_bool": lambda x: torch.where(torch.ones_like(x, dtype=torch.bool), x, -x),
     "new_zeros_scalar": lambda x: x + x.new_zeros(()),
     "new_zeros_bool": lambda x: torch.where(x.new_zeros((4,), dtype=torch.bool), -x, x),
+    "rotation_of_parts": lambda x: torch.view_as_real(
+        torch.view_as_complex(x.reshape(2, 2, 2))[:, :, None].transpose(0, 1)[:, 1:]
+        * torch.polar(torch.ones(2), x[0, ::2] / 4).reshape(2, 1)[None, :, None, 0]
+    ),
     "rotation": lambda x: torch.view_as_real(
         torch.view_as_complex(x.reshape(2, 2, 2)).to(torch.complex64)
         * (1.5 * torch.polar(torch.ones(2), x[0, ::2] / 4))[None]

@@ -63,6 +63,31 @@ def falcon() -> Any:
     return _random(transformers.FalconH1ForCausalLM(transformers.FalconH1Config(**HYBRID)))
 
 
+def doge() -> Any:
+    """Masks that hang on the values of other tokens, in sliding windows."""
+    torch.manual_seed(0)
+    config = transformers.DogeConfig(**HYBRID, sliding_window=9, keep_window_size=CONTEXT)
+    return _random(transformers.DogeForCausalLM(config))
+
+
+def griffin() -> Any:
+    """It keeps what is recurrent in its modules."""
+    torch.manual_seed(0)
+    kinds = {"lru_width": 48, "attention_window_size": 11, "block_types": ["recurrent", "attention"]}
+    return _random(transformers.RecurrentGemmaForCausalLM(transformers.RecurrentGemmaConfig(**HYBRID, **kinds)))
+
+
+def sparse() -> Any:
+    """Keys of an indexer beside keys and values."""
+    torch.manual_seed(0)
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8}
+    index = {"v_head_dim": 12, "index_topk": CONTEXT, "index_head_dim": 16, "index_n_heads": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1}
+    sizes = {**HYBRID, "num_key_value_heads": 4, "topk_group": 1, "first_k_dense_replace": 1}
+    config = transformers.DeepseekV32Config(**sizes, **latent, **index, **experts)
+    return _random(transformers.DeepseekV32ForCausalLM(config))
+
+
 def logits_of(module: Any, ids: list[int]) -> Array:
     with torch.no_grad():
         rows: Array = module(torch.tensor([ids]), use_cache=False).logits[0].numpy()
@@ -87,7 +112,7 @@ def step(module: Any) -> Step:
     return found
 
 
-@pytest.mark.parametrize("build", [mamba, falcon])
+@pytest.mark.parametrize("build", [mamba, falcon, doge, griffin, sparse])
 def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> None:
     module, ids = build(), [*PROMPT, *range(20, 36)]
     rows = Decoder(convert_step(step(module), half=False)).feed(ids)
@@ -99,7 +124,7 @@ class Forgets(Step):
 
     def taken(self, cache: Any) -> list[Any]:
         pairs = zip(self.held, super().taken(cache), strict=True)
-        return [t * 0 if held.kind == "recurrent_states" else t for held, t in pairs]
+        return [t * 0 if "recurrent_states" in held.path else t for held, t in pairs]
 
 
 def test_a_state_that_is_lost_is_found() -> None:
@@ -112,15 +137,18 @@ def test_a_state_that_is_lost_is_found() -> None:
 
 def test_what_a_hybrid_holds_and_what_needs_no_step() -> None:
     found = step(falcon())
-    assert found.held[:3] == (
-        Held(0, "conv_states", 0, (1, 128, 4)),
-        Held(0, "recurrent_states", 0, (1, 6, 16, 8)),
-        Held(0, "keys", 0, (1, 2, CONTEXT, 12)),
-    )
+    first = ("cache", "layers", 0)
+    assert {held for held in found.held if held.path[:3] == first} == {
+        Held((*first, "conv_states", 0), (1, 128, 4)),
+        Held((*first, "recurrent_states", 0), (1, 6, 16, 8)),
+        Held((*first, "keys"), (1, 2, CONTEXT, 12), 2),
+        Held((*first, "values"), (1, 2, CONTEXT, 12), 2),
+    }
     assert found.counts
-    assert not replace(found, held=found.held[:2]).counts
+    assert found.recurrent
+    assert not replace(found, held=tuple(h for h in found.held if h.axis is None)).counts
     config = transformers.LlamaConfig(hidden_size=16, num_attention_heads=2, num_hidden_layers=1, vocab_size=9)
-    assert step_of(transformers.LlamaForCausalLM(config).eval(), CONTEXT) is None
+    assert not step(transformers.LlamaForCausalLM(config).eval()).recurrent
 
 
 @pytest.fixture(scope="module")
@@ -151,3 +179,16 @@ def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
 def test_what_a_step_has_no_functions_for_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(SurgeryError, match="recurrent state, and reads its prompt token by token: leave them"):
         ane.build(checkpoint, tmp_path / "out", context=CONTEXT, width=4, quiet=True)
+
+
+def test_a_graph_that_gets_no_cache_is_built_by_its_steps(tmp_path: Path) -> None:
+    doge().save_pretrained(tmp_path / "checkpoint")
+    checkpoints.tokenizer().save(str(tmp_path / "checkpoint" / "tokenizer.json"))
+    made = ane.build(tmp_path / "checkpoint", tmp_path / "out", context=CONTEXT, quiet=True)
+    assert made.psnr > 60
+    (note,) = made.notes
+    assert note.startswith("the graph of a whole text gets no cache (add_cache")
+    assert note.endswith("and reads prompts token by token: there is no prefill")
+    assert list(ane.generate(tmp_path / "out", PROMPT, 15, quiet=True).written) == greedy(doge(), 15)
+    with pytest.raises(SurgeryError, match="meets values of other tokens"):
+        ane.build(tmp_path / "checkpoint", tmp_path / "wide", context=CONTEXT, width=4, quiet=True)

@@ -20,6 +20,10 @@ After::
 computed. `output` names the logits, the widest output by default. `anesurgery.generate` reads such models.
 With `select_last_token` one row is left.
 
+`each_part=True` is for a head that was cut by vocabulary (`split_head`): `part_tokens` and `part_values` hold
+the likeliest token of each part and its logit, the parts on the last axis, and the reader takes the best. No
+row of the whole vocabulary is joined then. A head that was not cut has one part.
+
 Refuses when no output holds floats for more than one word, for fewer words than `k`, and when these are drawn
 at random.
 
@@ -32,13 +36,14 @@ Grade: none: the interface changes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
-from anesurgery.interpret.decoder_calls import TOKENS, TOP_TOKENS, TOP_VALUES
+from anesurgery.interpret.decoder_calls import INPUTS, PART_TOKENS, PART_VALUES, TOKENS, TOP_TOKENS, TOP_VALUES
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,8 @@ class PickTokens(Pass):
     """What the logits of the likeliest tokens are bent below."""
     output: str | None = None
     """The name of the logits; the widest output by default."""
+    each_part: bool = False
+    """Give the likeliest token of each part of the head, and its logit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -62,6 +69,8 @@ class PickTokens(Pass):
             raise an.PassError(
                 f"{self.name}: the likeliest token depends on no temperature or cap; they need k=2 or more"
             )
+        if self.each_part and self.k > 1:
+            raise an.PassError(f"{self.name}: each part gives one token; each_part=True takes no k")
 
     def requires(self, program: Program) -> Refusal | None:
         """Logits.
@@ -69,11 +78,11 @@ class PickTokens(Pass):
         Raises:
             UnknownName: there is no such output.
         """
-        for function in program.functions.values():
+        for function in _reading(program):
             outputs = [v.name for v in function.outputs]
             if self.output is not None and self.output not in outputs:
                 raise an.UnknownName("output", self.output, outputs)
-            if {TOKENS, TOP_TOKENS} & set(outputs):
+            if {TOKENS, TOP_TOKENS, PART_TOKENS} & set(outputs):
                 return Refusal("the model gives tokens already")
             if (head := self.logits(function)) is None:
                 return Refusal(f"no output holds logits: {', '.join(outputs)}")
@@ -92,20 +101,26 @@ class PickTokens(Pass):
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
         names: dict[str, None] = {}
-        for function in program.functions.values():
+        sizes: list[int] = []
+        for function in _reading(program):
             logits = self.logits(function)
             assert logits is not None
+            sizes = [int(part.shape[-1]) for part in _parts(logits)]
             with an.GraphEdits(self, session, function) as edits:
                 edits.replace_output(logits, *self.picked(edits.last(), logits))
+                edits.remove([logits.op] if logits.op is not None else [])
             names[logits.name] = None
-        new = (TOKENS,) if self.k == 1 else (TOP_VALUES, TOP_TOKENS)
+        new = (TOP_VALUES, TOP_TOKENS) if self.k > 1 else (TOKENS,)
+        new = (PART_VALUES, PART_TOKENS) if self.each_part else new
         (name,) = names if len(names) == 1 else (next(iter(names)),)
         words = f"{' and '.join(new)} in place of {', '.join(names)}"
-        change = an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name))
+        change = an.InterfaceChange(words, (*new, *names), outputs=lambda o, i: self.expected(o, name, sizes))
         session.declare(self.name, name, change, list(names), new)
 
     def picked(self, mb: Builder, logits: Var) -> list[Var]:
         """The outputs in place of logits."""
+        if self.each_part:
+            return _of_parts(mb, _parts(logits))
         if self.k == 1:
             return [mb.reduce_argmax(x=logits, axis=-1, keep_dims=False, name=TOKENS)]
         values, tokens = mb.topk(x=logits, k=self.k, axis=-1, name="top")
@@ -116,15 +131,50 @@ class PickTokens(Pass):
         values = mb.mul(x=values, y=kind(factor), name=TOP_VALUES)
         return [values, mb.identity(x=tokens, name=TOP_TOKENS)]
 
-    def expected(self, outputs: an.Values, name: str) -> an.Values:
-        """What the new model gives, from what the old one gave."""
+    def expected(self, outputs: an.Values, name: str, sizes: Sequence[int]) -> an.Values:
+        """What the new model gives, from what the old one gave; `sizes` are those of the parts of the head."""
         rest, logits = {n: v for n, v in outputs.items() if n != name}, outputs[name]
+        if self.each_part:
+            starts = np.cumsum([0, *sizes[:-1]])
+            pieces = np.split(logits, starts[1:], axis=-1)
+            tokens = [np.argmax(p, -1).astype(np.int32) + at for p, at in zip(pieces, starts, strict=True)]
+            values = np.stack([np.max(p, -1) for p in pieces], -1)
+            return {**rest, PART_VALUES: values, PART_TOKENS: np.stack(tokens, -1).astype(np.int32)}
         if self.k == 1:
             return {**rest, TOKENS: np.argmax(logits, -1).astype(np.int32)}
         order = np.argsort(-logits, axis=-1, kind="stable")[..., : self.k]
         values = np.take_along_axis(logits, order, -1)
         values = values if self.cap is None else self.cap * np.tanh(values / self.cap)
         return {**rest, TOP_VALUES: values / self.temperature, TOP_TOKENS: order.astype(np.int32)}
+
+
+def _reading(program: Program) -> list[an.Function]:
+    """The functions that read tokens: all but those that make inputs of them from the position."""
+    return [function for name, function in program.functions.items() if not name.endswith(INPUTS)]
+
+
+def _parts(logits: Var) -> list[Var]:
+    """The parts of a head that are joined on the last axis; the head itself where none are."""
+    op = logits.op
+    while op is not None and op.op_type in ("cast", "identity"):
+        op = op.x.op
+    if op is None or op.op_type != "concat" or int(an.constant(op.axis)) not in (-1, logits.rank - 1):
+        return [logits]
+    return list(op.inputs["values"])
+
+
+def _of_parts(mb: Builder, parts: Sequence[Var]) -> list[Var]:
+    """The largest logit of each part, and its token."""
+    values = [mb.reduce_max(x=part, axes=[-1], keep_dims=True) for part in parts]
+    tokens, start = [], 0
+    for part in parts:
+        place = mb.reduce_argmax(x=part, axis=-1, keep_dims=True)
+        tokens.append(mb.add(x=place, y=np.int32(start)) if start else place)
+        start += int(part.shape[-1])
+    if len(parts) == 1:
+        return [mb.identity(x=values[0], name=PART_VALUES), mb.identity(x=tokens[0], name=PART_TOKENS)]
+    joined = ((values, PART_VALUES), (tokens, PART_TOKENS))
+    return [mb.concat(values=listed, axis=-1, name=name) for listed, name in joined]
 
 
 @an.example((1, 2, 4), dtype="fp16", opset="iOS18")

@@ -37,6 +37,9 @@ def build(
         typer.Option("--shorter", min=2, help="A shorter prefill with functions of its own; several times."),
     ] = None,
     width: Annotated[int, typer.Option(min=1, help="Tokens that a step reads; the last is new.")] = 1,
+    head: Annotated[
+        str, typer.Option(help="logits, or argmax: of each part of the vocabulary the likeliest token.")
+    ] = "logits",
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -59,6 +62,7 @@ def build(
             contexts=smaller or (),
             shorter=shorter or (),
             width=width,
+            head=head,
             overwrite=overwrite,
             quiet=True,
         )

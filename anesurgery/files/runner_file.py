@@ -17,7 +17,7 @@ from typing import Any
 from anesurgery.doors import fits, in_words
 from anesurgery.errors import LoadError
 
-NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 2
+NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 3
 AGAIN = "build the folder again"
 PIECE = 1 << 20
 """Bytes that are hashed at once."""
@@ -47,6 +47,8 @@ class Runner:
         sampling: what the checkpoint samples with: `temperature`, `top_k`, `top_p`, `min_p`,
             `repetition_penalty`, as far as it says so.
         hashes: file -> SHA-256 of its bytes, in hexadecimal.
+        values: the output that holds the logits of these tokens, one for each part of the vocabulary, of which
+            the largest is the likeliest; "" where `logits` holds logits.
     """
 
     model: str
@@ -62,6 +64,7 @@ class Runner:
     ends: tuple[int, ...] = ()
     sampling: dict[str, Any] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
+    values: str = ""
 
     def text(self) -> str:
         """The text that `runner.json` holds."""
@@ -98,6 +101,7 @@ KINDS: dict[str, Any] = {
     "ends": list[int],
     "sampling": dict[str, Any],
     "hashes": dict[str, str],
+    "values": str,
 }
 """What each entry must be."""
 

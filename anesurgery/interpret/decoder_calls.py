@@ -38,6 +38,9 @@ INPUTS = "_inputs"
 
 TOKENS, TOP_TOKENS, TOP_VALUES = "tokens", "top_tokens", "top_values"
 """Outputs in place of logits: the likeliest token of each row; or the likeliest few, with their logits."""
+PART_TOKENS, PART_VALUES = "part_tokens", "part_values"
+"""Outputs in place of logits: the likeliest token of each part of the vocabulary, with their logits."""
+VALUES = {TOP_TOKENS: TOP_VALUES, PART_TOKENS: PART_VALUES}
 
 VIEWS = ("cast", "expand_dims", "reshape")
 """What may stand between an input that picks a token and the products that it picks in."""
@@ -144,6 +147,11 @@ class Call:
         return filled or not self.one_row or bool(self.picker)
 
     @property
+    def greedy(self) -> bool:
+        """Does it tell the likeliest token only?"""
+        return self.output in (TOKENS, PART_TOKENS)
+
+    @property
     def looked_up(self) -> tuple[Rows, ...]:
         """All inputs that need a table."""
         return self.rows if self.embedded is None else (self.embedded, *self.rows)
@@ -171,7 +179,8 @@ class Call:
             return {self.output: rows[None]}
         if not self.values:
             return {self.output: np.argmax(rows, -1).astype(np.int32)[None]}
-        order = np.argsort(-rows, axis=-1, kind="stable")[:, : int(np.isfinite(rows[0]).sum())]
+        key = np.isinf(rows) if self.output == PART_TOKENS else -rows  # parts are in the order of tokens
+        order = np.argsort(key, axis=-1, kind="stable")[:, : int(np.isfinite(rows[0]).sum())]
         return {
             self.output: order.astype(np.int32)[None],
             self.values: np.take_along_axis(rows, order, -1)[None],
@@ -233,11 +242,11 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
         best.name,
         vocabulary or sys.maxsize,
         (vocabulary or sys.maxsize) if picked else 0,
-        TOP_VALUES if best.name == TOP_TOKENS else "",
+        VALUES.get(best.name, ""),
         Rows(tokens.name, shape, axis, np_dtype(tokens)) if embedded else None,
         tuple(_rows(v, shape[axis]) for n, v in free.items() if v is not tokens and n not in pickers),
         pickers[0] if pickers else "",
-        shape[axis] > 1 and _count(best, best.name == TOP_TOKENS or not picked) == 1,
+        shape[axis] > 1 and _count(best, best.name in VALUES or not picked) == 1,
         maker,
     )
 
@@ -248,7 +257,7 @@ def _answer(outputs: Mapping[str, Var], name: str | None) -> Var | None:
     if not logits or any(static_shape(v) is None for v in logits):
         return None
     best = max(logits, key=lambda v: int(v.shape[-1]))
-    return outputs.get(TOKENS, outputs.get(TOP_TOKENS, best)) if name is None else best
+    return next((outputs[n] for n in (TOKENS, *VALUES) if n in outputs and name is None), best)
 
 
 def _count(var: Var, wide: bool) -> int:

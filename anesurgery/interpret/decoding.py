@@ -218,7 +218,16 @@ class Decoder:
             choose: gives a token.
             rng: its random numbers.
             stops: after these no other token is chosen.
+
+        Raises:
+            InterpretError: the model tells the likeliest token only, and another one may be chosen.
         """
+        call = self._calls[0]
+        if call.greedy and isinstance(choose, Sampler) and not choose.greedy:
+            raise InterpretError(
+                f"the model gives {call.output}, the likeliest, and no logits to sample from; leave out the "
+                "options of sampling, or make it with its logits"
+            )
         for step in range(steps):
             read = (self._read.ravel(),) if isinstance(choose, Sampler) else ()
             token = int(self._whole(choose(logits, rng, *read)))

@@ -58,6 +58,11 @@ class Sampler:
                 f"repetition_penalty={self.repetition_penalty!r}; it must be above 0, and finite"
             )
 
+    @property
+    def greedy(self) -> bool:
+        """Does it take the likeliest token, whatever was written?"""
+        return not self.temperature and self.repetition_penalty == 1
+
     def __call__(self, logits: Array, rng: np.random.Generator, read: Sequence[int] = ()) -> int:
         """The number of a token.
 

@@ -15,7 +15,7 @@ import shutil
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,13 @@ from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.shipping.checkpoint import Checkpoint, silent
-from anesurgery.shipping.converting import convert
+from anesurgery.shipping.converting import LOGITS, convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import convert_step, finished_step, is_step, step_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
-from anesurgery.surgery import Recipe, apply
+from anesurgery.surgery import Recipe, Surgery, apply
 
 SINGLE_ROWS = "pointwise_convolution"
 """Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
@@ -61,6 +61,7 @@ STRIDE = 7
 TRIED = 24
 """Tokens that the model and the checkpoint are compared on."""
 BITS = (4, 8)
+HEADS = ("logits", "argmax")
 TWICE = 0.01
 """Of all weights: what chunks may hold more than once without a word."""
 AGREE = 30.0
@@ -80,6 +81,7 @@ class Options:
     contexts: tuple[int, ...] = ()
     shorter: tuple[int, ...] = ()
     width: int = 1
+    head: str = HEADS[0]
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def build(
     contexts: Sequence[int] = (),
     shorter: Sequence[int] = (),
     width: int = 1,
+    head: str = HEADS[0],
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -160,6 +163,8 @@ def build(
             ones.
         width: tokens that a step reads, of which the last is new; more than 1 for engines on which queries of
             few positions fail.
+        head: "logits" of all tokens, or "argmax": of each part of the vocabulary the likeliest token and its
+            logit, so that no row of the whole vocabulary leaves the model; nothing is sampled then.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -175,7 +180,9 @@ def build(
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))
     checkpoint = Checkpoint.read(source)
     functions = {"contexts": tuple(contexts), "shorter": tuple(shorter), "width": width}
-    options = _options(checkpoint, context, target, bits, limit, prefill, cache, functions)
+    if head not in HEADS:
+        raise SurgeryError(f"head={head!r}; it may be {' or '.join(map(repr, HEADS))}")
+    options = replace(_options(checkpoint, context, target, bits, limit, prefill, cache, functions), head=head)
     _check_out(place, overwrite)
     return _Builder(checkpoint, place, options, quiet).build()
 
@@ -351,19 +358,20 @@ class _Builder:
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
         steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
-        key = _hash([self.key, own.bits, own.target, steps])
+        key = _hash([self.key, own.bits, own.target, own.head, steps])
 
         def make(place: Path) -> None:
             if stepped:
                 step = _read_stage(model)
-                finished_step(step, target=own.target, cache=own.cache, joined=parts == 1).save(place)
+                made = finished_step(step, target=own.target, cache=own.cache, joined=parts == 1)
+                self.picked(made).save(place)
                 return
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
             if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
                 surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
             one_row = registry.make_pass("select_last_token", position="input")
             surgery = apply(surgery.program, one_row, prove=None, quiet=True)
-            surgery.save(place)
+            self.picked(surgery).save(place)
 
         def cut(place: Path) -> None:
             split(whole, parts, compare=False).save(place)
@@ -378,6 +386,13 @@ class _Builder:
                 "table of embeddings, is stored in each"
             )
         return chunks
+
+    def picked(self, surgery: Surgery) -> Surgery:
+        """The model with the likeliest tokens in place of logits, where they are asked for."""
+        if self.options.head == HEADS[0]:
+            return surgery
+        parts = registry.make_pass("pick_tokens", each_part=True, output=LOGITS)
+        return apply(surgery.program, parts, prove=None, quiet=True)
 
     def stepped(self, model: Path) -> bool:
         """Does the model have a recurrent state, so that it reads a token at a time?
@@ -437,8 +452,10 @@ class _Builder:
         for count in range(1, len(stored["ids"]) + 1, STRIDE):  # prompts, which other functions read
             decoder.reset()
             rows.append(decoder.feed(stored["ids"][:count], whole=False))
-        wanted = [stored["logits"], *stored["logits"][::STRIDE, None]]
-        compared = compare_arrays("logits", np.concatenate(wanted), np.concatenate(rows))
+        wanted = np.concatenate([stored["logits"], *stored["logits"][::STRIDE, None]])
+        given = np.concatenate(rows)
+        told = ~np.isneginf(given) | (self.options.head == HEADS[0])
+        compared = compare_arrays("logits", wanted[told], given[told])
         top = float(np.mean(np.argmax(found, -1) == np.argmax(stored["logits"], -1)))
         if not compared.psnr >= AGREE and self.options.bits is None:
             raise SurgeryError(

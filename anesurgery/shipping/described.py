@@ -41,8 +41,9 @@ def runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashe
         "chat_template.jinja" if "chat_template.jinja" in hashes else "",
         checkpoint.special,
         checkpoint.ends,
-        checkpoint.sampling,
+        {} if call.greedy else checkpoint.sampling,
         hashes,
+        call.values,
     )
 
 

@@ -70,7 +70,8 @@ def _tokens(source: Path, seed: int) -> dict[str, Any]:
     runner = read_runner(source)
     runner.check(source)
     decoder = Decoder(source)
-    words = min(decoder.vocabulary, next(iter(_words(runner.functions["decode"], runner.logits))))
+    told = runner.functions["decode"]["outputs"][runner.logits]["shape"][-1]
+    words = decoder.vocabulary if runner.values else min(decoder.vocabulary, told)
     prompt = np.random.default_rng(seed).integers(0, words, min(PROMPT, runner.context - 1)).tolist()
     steps = min(STEPS, runner.context - len(prompt))
     return {"prompt": prompt, "written": list(stream(decoder, prompt, steps, stop=runner.ends or None))}
@@ -106,8 +107,3 @@ def _arrays(source: Path, seed: int) -> dict[str, Any]:
 def _numbers(port: Var, array: Array) -> dict[str, Any]:
     """An array as the Swift side reads it."""
     return {"shape": list(array.shape), "dtype": dtype_name(port), "values": array.ravel().tolist()}
-
-
-def _words(function: dict[str, dict[str, dict[str, list[int]]]], logits: str) -> list[int]:
-    """How many tokens the logits of a function tell apart."""
-    return [function["outputs"][logits]["shape"][-1]]

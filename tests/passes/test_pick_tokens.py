@@ -9,12 +9,13 @@ import pytest
 from decoders import Decoder, cached
 
 import anesurgery as ane
-from anesurgery.errors import PassError, UnknownName
+from anesurgery.errors import InterpretError, PassError, UnknownName
 from anesurgery.interpret.decoding import generate
 from anesurgery.interpret.sampler import Sampler
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.pick_tokens import PickTokens
+from anesurgery.passes.split_head import SplitHead
 from anesurgery.testing import apply_pass, assert_refuses
 
 
@@ -62,6 +63,27 @@ def test_soft_caps_and_temperatures_of_the_few() -> None:
     assert "hidden" in made
 
 
+def test_each_part_of_a_head_gives_its_likeliest_token() -> None:
+    program = cached(words=200)
+    steps = [SplitHead(most=64), AddCache(prefill=4), PickTokens(each_part=True)]
+    surgery = ane.apply(Decoder(half=True, words=200).program(), steps, prove="model", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    after = surgery.program
+    decode = after.functions["decode"]
+    assert {v.name: tuple(v.shape) for v in decode.outputs} == {
+        "part_values": (1, 1, 4),
+        "part_tokens": (1, 1, 4),
+    }
+    assert not any(int(v.shape[-1]) == 200 for op in decode.operations for v in op.outputs if v.val is None)
+    writing = generate(after, [3, 1, 4], 18)
+    assert writing.written == generate(program, [3, 1, 4], 18).written
+    assert max(writing.written) >= 64  # of another part than the first
+    for sampler in (Sampler(temperature=1.0), Sampler(repetition_penalty=1.2)):
+        with pytest.raises(InterpretError, match="the model gives part_tokens, the likeliest, and no logits"):
+            generate(after, [3, 1, 4], 2, sampler)
+
+
 def test_rows_that_are_drawn() -> None:
     @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS18)
     def program(x: Var) -> Var:
@@ -84,6 +106,7 @@ def test_refusals() -> None:
         ({"k": 0}, "k=0; it must be a positive integer"),
         ({"k": 2, "temperature": 0}, "temperature=0; it must be above 0"),
         ({"cap": 30.0}, "the likeliest token depends on no temperature or cap"),
+        ({"k": 2, "each_part": True}, "each part gives one token; each_part=True takes no k"),
     ):
         with pytest.raises(PassError, match=words):
             PickTokens(**options)

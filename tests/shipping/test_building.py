@@ -19,7 +19,7 @@ import torch
 from checkpoints import save_checkpoint
 
 import anesurgery as ane
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import InterpretError, LoadError, SurgeryError
 from anesurgery.files.runner_file import hashes, read_runner
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
@@ -56,6 +56,25 @@ def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> No
     prompt = [5, 60, 7, 8, 9, 33, 44, 55, 12, 13, 4]
     assert list(ane.generate(built, prompt, 25, quiet=True).written) == greedy(checkpoint, prompt, 25)
     assert list(ane.stream(built, prompt, 25)) == greedy(checkpoint, prompt, 25)
+
+
+def test_a_head_in_parts_gives_the_likeliest_token_of_each(
+    checkpoint: Path, built: Path, tmp_path: Path
+) -> None:
+    made = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, head="argmax", quiet=True)
+    assert made.psnr > building.AGREE
+    runner = read_runner(tmp_path / "out")
+    assert (runner.logits, runner.values, runner.sampling) == ("part_tokens", "part_values", {})
+    assert runner.functions["decode"]["outputs"][runner.values]["shape"] == [1, 1, 1]
+    prompt = [5, 60, 7, 8, 9, 33, 44, 55, 12, 13, 4]
+    expected = ane.generate(built, prompt, 25, quiet=True).written
+    assert ane.generate(tmp_path / "out", prompt, 25, quiet=True).written == expected
+    assert "".join(ane.chat(tmp_path / "out", "hello", steps=3))
+    with pytest.raises(InterpretError, match="no logits to sample from"):
+        next(iter(ane.chat(tmp_path / "out", "hello", steps=3, sampler=ane.Sampler(temperature=1.0))))
+    ane.swift(tmp_path / "out", tmp_path / "Package")
+    fixture = json.loads((tmp_path / "Package" / "Tests" / "RunnerTests" / "fixture.json").read_text())
+    assert fixture["written"]
 
 
 def logits_of_prompts(folder: Path, ids: list[int]) -> Array:

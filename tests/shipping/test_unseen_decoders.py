@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from unseen_again import CONFIGURATIONS as AGAIN
 from unseen_decoders import CONFIGURATIONS, PROMPT, ROUNDING, STEPS, TIE, Text, compared, tried
-
-REFUSED = {
-    "llama4": "was not converted",
-    "doge": "meets values of other tokens",
-    "jetmoe": "was not converted",
-    "minimax": "sums over scores that no causal softmax has masked",
-}
+from unseen_families import CONFIGURATIONS as FAMILIES
 
 FAR = 10 * ROUNDING
 
@@ -57,12 +51,9 @@ WRONG = {"hy_v3": "two tokens 1.2e-3 of the range apart, where fp16 of transform
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN])
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN, *FAMILIES])
 def test_the_text_is_that_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name in WRONG:
         request.applymarker(pytest.mark.xfail(reason=WRONG[name], strict=True))
     text = tried(name, tmp_path)
-    if name in REFUSED:
-        assert REFUSED[name] in text.refused
-    else:
-        assert text.right, text
+    assert text.right, text

@@ -26,14 +26,16 @@ import numpy as np
 import torch
 import transformers
 import unseen_again
+import unseen_families
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
 
-MARKS = {name: (f"<!-- {name}: begin -->", f"<!-- {name}: end -->") for name in ("unseen", "unseen again")}
-"""Set of configurations -> between what its table stands on the page."""
+AGAIN, FAMILIES = "again", "families"
+MARKS = {"": "unseen", AGAIN: "unseen again", FAMILIES: "unseen families"}
+"""Set of configurations -> the name of its table on the page."""
 CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
 TIE = 1e-3
 """Of a range: what fp16 cannot be asked to tell apart."""
@@ -129,25 +131,11 @@ CONFIGURATIONS: dict[str, Row] = {
     "glm4": _row("Glm4", head_dim=16),
     "llama_llama3": _row("Llama", rope_parameters=LLAMA_3),
     "llama_yarn": _row("Llama", rope_parameters=YARN),
-    "llama4": _row(
-        "Llama4",
-        "Llama4TextConfig",
-        head_dim=16,
-        intermediate_size_mlp=100,
-        num_local_experts=2,
-        num_experts_per_tok=1,
-        attention_chunk_size=32,
-        no_rope_layers=[1, 0],
-    ),
-    "doge": _row("Doge", keep_window_size=400),
-    "jetmoe": _row("JetMoe", kv_channels=16, num_local_experts=4, num_experts_per_tok=2),
-    "minimax": _row("MiniMax"),
-    "mamba": (
-        "MambaConfig",
-        {"name": "MambaForCausalLM", "vocab_size": 307, "hidden_size": 48, "state_size": 8},
-    ),
 }
 """Name -> the class of its configuration, and its options with the class of its module."""
+
+
+SETS = {"": CONFIGURATIONS, AGAIN: unseen_again.CONFIGURATIONS, FAMILIES: unseen_families.CONFIGURATIONS}
 
 
 @dataclass(frozen=True)
@@ -188,7 +176,7 @@ class Text:
 
 def save_checkpoint(name: str, folder: Path) -> None:
     """Write a checkpoint with random weights, the same each time, and a tokenizer."""
-    config, options = (CONFIGURATIONS | unseen_again.CONFIGURATIONS)[name]
+    config, options = next(rows[name] for rows in SETS.values() if name in rows)
     options = dict(options)
     kind = getattr(transformers, options.pop("name"))
     torch.manual_seed(0)
@@ -302,14 +290,14 @@ def main() -> None:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     parser.add_argument("--keep", type=Path, help="a file with what came out before, which is not tried again")
-    parser.add_argument("--again", action="store_true", help="the second set (`unseen_again`)")
+    parser.add_argument("--set", default="", choices=list(SETS), help="another set than the first")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     keep = options.keep
     rows = json.loads(keep.read_text()) if keep and keep.exists() else {}
     found = {name: Text(**row) for name, row in rows.items()}
-    rows_of = unseen_again.CONFIGURATIONS if options.again else CONFIGURATIONS
+    rows_of = SETS[options.set]
     for name in options.names or rows_of:
         if name in found:
             continue
@@ -324,8 +312,10 @@ def main() -> None:
             keep.write_text(json.dumps({name: asdict(text) for name, text in found.items()}))
     found = {name: found[name] for name in rows_of if name in found}
     if options.page:
-        (begin, end), page = MARKS["unseen again" if options.again else "unseen"], options.page.read_text()
-        command = f"python tests/support/unseen_decoders.py{' --again' * options.again} --page docs/decoders.md"
+        mark, page = MARKS[options.set], options.page.read_text()
+        more = f" --set {options.set}" if options.set else ""
+        command = f"python tests/support/unseen_decoders.py{more} --page docs/decoders.md"
+        begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
         text = f"{begin}\n{table(found, command)}\n{end}"
         options.page.write_text(re.sub(f"{begin}.*?{end}", lambda _: text, page, flags=re.DOTALL))
 

@@ -133,10 +133,21 @@ public final class Runner {
         }
         for name in held.keys { held[name] = values["\(name)_out"] }
         guard let array = values[file.logits]?.multiArrayValue else { throw RunnerError.missing(file.logits) }
+        if let best = values[file.values]?.multiArrayValue { return Runner.row(of: array, best) }
         let scalars = MLShapedArray<Float>(converting: array).scalars
         guard length > 1 && function.picks.isEmpty else { return scalars }
         let words = scalars.count / length
         return Array(scalars[(last * words)..<((last + 1) * words)])
+    }
+
+    /// A row of logits from the likeliest token of each part of the vocabulary: all others are below these.
+    private static func row(of tokens: MLMultiArray, _ values: MLMultiArray) -> [Float] {
+        let places = MLShapedArray<Int32>(converting: tokens).scalars.map { Int($0) }
+        var logits = [Float](repeating: -.infinity, count: (places.max() ?? 0) + 1)
+        for (place, value) in zip(places, MLShapedArray<Float>(converting: values).scalars) {
+            logits[place] = value
+        }
+        return logits
     }
 
     private func merge(_ made: MLFeatureProvider, into values: inout [String: MLFeatureValue]) throws {

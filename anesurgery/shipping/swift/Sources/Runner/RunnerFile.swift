@@ -32,6 +32,8 @@ public struct RunnerFile: Decodable {
     public let functions: [String: Function]
     public let tokens: String
     public let logits: String
+    /// The logits of the tokens that `logits` holds then, one for each part of the vocabulary, or "".
+    public let values: String
     public let context: Int
     public let ends: [Int]
     public let sampling: [String: Double]
@@ -40,7 +42,7 @@ public struct RunnerFile: Decodable {
     public static func read(_ folder: URL) throws -> RunnerFile {
         let data = try Data(contentsOf: folder.appendingPathComponent("runner.json"))
         let file = try JSONDecoder().decode(RunnerFile.self, from: data)
-        guard file.format == "anesurgery runner", file.version == 2 else {
+        guard file.format == "anesurgery runner", file.version == 3 else {
             throw RunnerError.version(file.version)
         }
         return file

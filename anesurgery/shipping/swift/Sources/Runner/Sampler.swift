@@ -26,8 +26,10 @@ public struct Sampler {
                 logits[Int(token)] = old > 0 ? old / repetitionPenalty : old * repetitionPenalty
             }
         }
+        guard temperature > 0 else {
+            return Int32(logits.indices.reduce(0) { logits[$1] > logits[$0] ? $1 : $0 })
+        }
         let order = logits.indices.sorted { logits[$0] > logits[$1] }
-        guard temperature > 0 else { return Int32(order[0]) }
         let kept = topK > 0 ? Array(order.prefix(topK)) : order
         let largest = logits[order[0]]
         var weights = kept.map { exp((logits[$0] - largest) / temperature) }

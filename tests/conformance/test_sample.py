@@ -14,7 +14,7 @@ import run
 pytestmark = pytest.mark.first
 
 
-@pytest.fixture(scope="module", params=[48, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[144, pytest.param(12, marks=pytest.mark.slow)])
 def every(request: pytest.FixtureRequest) -> int:
     """Of the tests, every so-many-th."""
     return int(request.param)

@@ -253,9 +253,7 @@ def left_of(read: list[int], new: int, drop: int, context: int = 24) -> list[int
 
 @pytest.mark.parametrize("mask", ["added", "window"])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
-def test_beyond_the_context_the_oldest_tokens_are_forgotten_and_positions_begin_anew(
-    mask: str, positions: str
-) -> None:
+def test_beyond_the_context_positions_begin_anew(mask: str, positions: str) -> None:
     stateless = Small(layers=2, mask=mask, positions=positions).program()
     whole = Decoder(stateless)
     for writes in ("slice", "blend"):

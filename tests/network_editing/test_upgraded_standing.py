@@ -159,7 +159,7 @@ def test_pixels_are_checked_as_pixels(corpus: Path, target: str) -> None:
     assert not [words for words in surgery.notes if "in fp32, which the ANE does not run" in words]
 
 
-def test_what_nobody_knows_of_the_program_is_no_reason_to_leave_the_layers(corpus: Path) -> None:
+def test_what_nobody_knows_is_no_reason_to_leave_the_layers(corpus: Path) -> None:
     """On an M1 the fp32 pixels are cast on the CPU, and it is open where the ops behind them run."""
     surgery = ane.apply(
         corpus / "blazeface_scaled.mlmodel", "auto", target="M1/macOS 14", prove=None, quiet=True

@@ -23,7 +23,7 @@ import torch
 
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import SLAB, Shares, corrected, moments, objective
+from anesurgery.compressing.second_order import SLAB, Shares, corrected, moments, objective, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
 from anesurgery.files.package import Loaded
@@ -615,8 +615,10 @@ def correct(
         crossed: [groups, columns, columns], what the inputs have lost, times the inputs: the numbers that are
             rounded are those whose products with the inputs are nearest to what the plain ones make.
     """
-    reader, weight = one.readers[0], np.asarray(one.var.val)
-    rows, shares = reader.of(weight.astype(np.float64)), [Shares.of(hessian) for hessian in hessians]
+    reader, weight, unit = one.readers[0], np.asarray(one.var.val), unit_of(hessians)
+    hessians, crossed = (None if each is None else (each / unit).astype(np.float32) for each in (hessians, crossed))
+    centres = None if centres is None else centres / np.sqrt(unit)
+    rows, shares = reader.of(weight.astype(np.float32)), [Shares.of(hessian) for hessian in hessians]
     if crossed is not None:
         rows = rows + np.stack([_taken_up(*each) for each in zip(shares, rows, crossed, strict=True)])
     channels, axis = reader.channels, reader.channel
@@ -628,7 +630,7 @@ def correct(
     del first
     form = best.grid.form(best.rows, reader.back, weight.dtype, version)
     array = decoded(form).reshape(weight.shape)
-    stored = reader.of(array.astype(np.float64))
+    stored = reader.of(array.astype(np.float32))
     error = best.error if np.array_equal(stored, best.rows) else _error(rows, stored, hessians)
     whole = max(whole, float(np.finfo(np.float64).tiny))
     return Corrected(one, kind, form, array, error / whole, size_of(form), plainly / whole)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, Seen, candidates, joined, op_by_op
@@ -25,7 +26,7 @@ from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished, portable
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import Shares, corrected, objective
+from anesurgery.compressing.second_order import Shares, corrected, objective, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard
@@ -188,7 +189,8 @@ def _trials(
 
 def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     reader, weight = one.readers[0], np.asarray(one.var.val)
-    rows = reader.of(weight.astype(np.float64))
+    rows = reader.of(weight.astype(np.float32))
+    hessians = (hessians / unit_of(hessians)).astype(np.float32)
     fitting = Fitting(rows, hessians, reader.channels, reader.channel, weight.ndim, weight.dtype)
     grids = {form: fitting.grid(form) for form in forms}
     number = _some(rows.shape[1])
@@ -218,7 +220,11 @@ def _error(rows: Array, grid: Grid, hessians: Array) -> float:
 def _handed_on(rows: Array, grid: Grid, hessians: Array) -> float:
     """The same with the error of each column handed on to the others."""
     groups = enumerate(zip(rows, hessians, strict=True))
-    return sum(corrected(part, Shares.of(h), partial(_column, grid, n)).error for n, (part, h) in groups)
+    return sum(corrected(part, _rough(h), partial(_column, grid, n)).error for n, (part, h) in groups)
+
+
+def _rough(hessian: Array) -> Shares:
+    return Shares.of(hessian, dtype=torch.float32)
 
 
 def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
@@ -228,6 +234,6 @@ def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
 def _rounded(one: Candidate, grid: Grid) -> Array:
     """The weight in the form that all would have, without correction."""
     reader, weight = one.readers[0], np.asarray(one.var.val)
-    rows = reader.of(weight.astype(np.float64))
+    rows = reader.of(weight.astype(np.float32))
     made = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
     return np.ascontiguousarray(reader.back(made).astype(weight.dtype))

@@ -52,8 +52,24 @@ def moments(inputs: torch.Tensor) -> Array:
 
 
 def objective(difference: Array, hessian: Array) -> float:
-    """The squared error of the products of all rows, for a difference of weights [rows, columns]."""
-    return float(np.vdot(difference @ hessian, difference))
+    """The squared error of the products of all rows, for a difference of weights [rows, columns].
+
+    Products are made in fp32, and of the Hessian one half counts twice.
+    """
+    wide, total = torch.from_numpy(np.ascontiguousarray(difference, np.float32)), 0.0
+    for start in range(0, len(hessian), STRIPE):
+        part, before = slice(start, start + STRIPE), slice(start + STRIPE)
+        some = hessian[before, part].astype(np.float32)
+        some[:start] *= 2
+        met = wide[:, before] @ torch.from_numpy(some)
+        total += float(met.mul_(wide[:, part]).sum(dtype=torch.float64))
+    return total
+
+
+def unit_of(hessians: Array) -> float:
+    """What Hessians [groups, columns, columns] are divided by, so that fp32 holds products with them."""
+    mean = float(np.diagonal(hessians, axis1=1, axis2=2).mean())
+    return mean if mean > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -63,26 +79,35 @@ class Shares:
     order: Array
     """[columns]: those that vary most first."""
     factor: torch.Tensor
-    """[columns, columns], upper, in that order: of the inverse of the damped Hessian."""
+    """[columns, columns], upper, in that order and in fp32: of the inverse of the damped Hessian."""
     damping: float = 0.0
     """What the diagonal was increased by."""
 
     @classmethod
-    def of(cls, hessian: Array, damping: float = DAMPING) -> Shares:
+    def of(cls, hessian: Array, damping: float = DAMPING, dtype: torch.dtype = torch.float64) -> Shares:
         """Factor a Hessian [columns, columns].
 
         Args:
             hessian: of the squared error.
             damping: of the mean of its diagonal.
+            dtype: in which it is factored; fp32 is enough for an estimate.
         """
         order = np.argsort(-np.diag(hessian), kind="stable")
-        return cls(order, *_factor(hessian[np.ix_(order, order)], damping))
+        factor, added = _factor(torch.from_numpy(hessian[np.ix_(order, order)]).to(dtype), damping)
+        return cls(order, factor.float(), added)
 
     def solved(self, rows: Array) -> Array:
-        """Rows [rows, columns] times the inverse of the damped Hessian."""
-        turned = torch.from_numpy(np.ascontiguousarray(rows[:, self.order])) @ self.factor.T @ self.factor
-        numbers = np.empty_like(rows)
-        numbers[:, self.order] = turned.numpy()
+        """Rows [rows, columns] times the inverse of the damped Hessian, in fp32."""
+        turned = torch.from_numpy(np.ascontiguousarray(rows[:, self.order], np.float32))
+        half, whole = torch.empty_like(turned), torch.empty_like(turned)
+        for start in range(0, len(self.order), STRIPE):  # the factor is upper: the rest of it is 0
+            part = slice(start, start + STRIPE)
+            half[:, part] = turned[:, start:] @ self.factor[part, start:].T
+        for start in range(0, len(self.order), STRIPE):
+            part, before = slice(start, start + STRIPE), slice(start + STRIPE)
+            whole[:, part] = half[:, before] @ self.factor[before, part]
+        numbers = np.empty(rows.shape, np.float32)
+        numbers[:, self.order] = whole.numpy()
         return numbers
 
 
@@ -91,7 +116,7 @@ class Rounded:
     """Rows of rounded numbers."""
 
     rows: Array
-    """[rows, columns]. Columns whose input was always 0 are rounded to the nearest."""
+    """[rows, columns], in fp32. Columns whose input was always 0 are rounded to the nearest."""
     error: float
     """Of the products, squared: the sum of what the columns handed on, less what the damping adds to it."""
 
@@ -100,13 +125,13 @@ def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | No
     """Rows rounded column by column with the error handed on.
 
     Args:
-        rows: [rows, columns], float64.
+        rows: [rows, columns].
         shares: of the Hessian.
         nearest: rounds a column.
         before: what looks at each block of columns before it is rounded.
     """
     order = shares.order
-    left = torch.from_numpy(np.ascontiguousarray(rows.T[order]))  # columns first: each is read in one piece
+    left = torch.from_numpy(rows.T[order].astype(np.float32))  # columns first: each is read in one piece
     made, errors = torch.empty_like(left), torch.empty_like(left)
     work = _Work(shares, left, made, errors, nearest)
     if before is None:
@@ -118,10 +143,10 @@ def corrected(rows: Array, shares: Shares, nearest: Nearest, before: Before | No
             before(left[some], order[some], shares.factor.diagonal()[some])
             work.hand_on(block, BLOCKS[1:])
             work.after(block.start, block.stop, len(order))
-    found = np.empty_like(rows)
+    found = np.empty(rows.shape, np.float32)
     found[:, order] = made.numpy().T
-    damped = float(torch.linalg.vector_norm(errors)) ** 2
-    lost = damped - shares.damping * float(np.linalg.norm(found - rows)) ** 2
+    damped = float(errors.square_().sum(dtype=torch.float64))
+    lost = damped - shares.damping * float(np.square(found - rows).sum(dtype=np.float64))
     return Rounded(found, max(0.0, lost))
 
 
@@ -165,15 +190,14 @@ class _Work:
             self.left[after].addmm_(self.shares.factor[start:end, after].T, self.errors[start:end], alpha=-1)
 
 
-def _factor(hessian: Array, damping: float) -> tuple[torch.Tensor, float]:
+def _factor(matrix: torch.Tensor, damping: float) -> tuple[torch.Tensor, float]:
     """The upper Cholesky factor of the inverse of a damped Hessian, and what was added to its diagonal.
 
     The factor of the matrix with its rows and columns turned round is inverted, and turned round again.
     """
-    matrix = torch.from_numpy(np.ascontiguousarray(hessian))
     mean = float(matrix.diagonal().mean())
     if not mean > 0:
-        return torch.eye(len(matrix), dtype=torch.float64), 1.0
+        return torch.eye(len(matrix), dtype=matrix.dtype), 1.0
     while True:
         added = damping * mean
         turned = matrix.flip(0, 1)

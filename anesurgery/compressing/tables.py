@@ -28,6 +28,8 @@ MOST_PRODUCTS = 10**9
 other, and how far the products are off is found on all of them."""
 TOGETHER = 16
 """Rows whose curvature is found together; only times depend on it."""
+FEW = 32
+"""Entries below which all are compared with each value; only times depend on it."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,10 @@ class Table:
 
     @cached_property
     def _one(self) -> tuple[Array, Array] | None:
-        """The entries of a single table of numbers, and the middles between them."""
+        """The entries of a single table of numbers, and the middles between them, in fp32."""
         if self.entries.shape[0] > 1 or self.width > 1:
             return None
-        entries = self.entries[0, :, 0].astype(np.float64)
+        entries = self.entries[0, :, 0].astype(np.float32)
         return entries, (entries[1:] + entries[:-1]) / 2
 
     @property
@@ -77,7 +79,7 @@ class Table:
             flat = vectors.reshape(-1, self.width)
             return clustered([flat], 0, entries[:1])[1][0].reshape(vectors.shape[:2])
         if self._one is not None:
-            return np.searchsorted(self._one[1], values)
+            return _above(self._one[1], values)
         middles = (entries[:, 1:, 0] + entries[:, :-1, 0]) / 2
         of_rows = middles[self.tables[group]]
         return np.stack([(column[:, None] > of_rows).sum(1) for column in values.T], axis=1)
@@ -93,7 +95,7 @@ class Table:
         """The nearest entries."""
         if self._one is not None:
             entries, middles = self._one
-            return entries[np.searchsorted(middles, values)]
+            return entries[_above(middles, values)]
         columns = values.reshape(len(values), -1)
         return self._numbers(self._codes(columns, group), group).reshape(values.shape)
 
@@ -138,7 +140,7 @@ class Table:
     ) -> tuple[Table, Array]:
         """The entries of each table by least squares over all products: a step of Newton's."""
         codes = [self.codes(part, group) for group, part in enumerate(rounded)]
-        off = [((a - b) @ h).astype(np.float32) for a, b, h in zip(rows, rounded, hessians, strict=True)]
+        off = [np.asarray((a - b) @ h, np.float32) for a, b, h in zip(rows, rounded, hessians, strict=True)]
         entries = self.entries.astype(np.float64)
         products = rows.size * rows.shape[-1] * entries.shape[1]
         every = 1 + products // MOST_PRODUCTS
@@ -165,6 +167,16 @@ class Table:
                 indices if kept is None else np.where(kept[group][mine], indices, -1),
                 off[group][mine],
             )
+
+
+def _above(middles: Array, values: Array) -> Array:
+    """The entry next to each value: how many of the middles between them lie below it."""
+    if len(middles) >= FEW:
+        return np.searchsorted(middles, values)
+    count = np.zeros(values.shape, np.uint8)
+    for middle in middles:
+        count += values > middle
+    return count
 
 
 def _vectors(values: Array, width: int) -> Array:

@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
+from anesurgery.compressing.chunks import read_subject
 from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
@@ -126,7 +127,8 @@ def apply(
     """Apply passes to a model; the model given is not changed.
 
     Args:
-        model: path of a package or .mlmodel, MLModel, or MIL Program; passes over layers need a neural network.
+        model: path of a package, .mlmodel or folder of chunks, MLModel, MIL Program or chain, whose chunks are
+            edited one after the other; passes over layers need a neural network.
         passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these. In a list, the steps of
             a recipe are judged as they are alone, and the passes beside it are asked for by name.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
@@ -163,7 +165,7 @@ def apply(
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
-    subject = subject_of(steps).read(model).only(member)
+    subject = read_subject(model, subject_of(steps)).only(member)
     stays = prove in ("model", "both") or subject.must_stay or compressed != KEEP
     original, edited = (subject, subject.clone()) if stays else (None, subject)
     start = _Start.of(subject, original, recipe, target)
@@ -286,7 +288,7 @@ def _gated(
         if start.model is not None:
             return start.model.clone()
         edited.check_source()
-        return subject_of(steps).read(model).only(edited.member)
+        return read_subject(model, subject_of(steps)).only(edited.member)
 
     assert start.watch is not None
     passed = passing(steps, start.watch, again, edited, session, recipe.chosen)

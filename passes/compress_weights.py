@@ -104,7 +104,7 @@ class CompressWeights(Pass):
         if (given := self.given(session)) is not None:
             return given
         function = (self.more or {}).get("function")
-        model = Predictor(whole.mlmodel() if session.wired else whole.loaded, function=function)
+        model = Predictor(whole.runnable, function=function)
         return [model.sample(session.seed + number) for number in range(SAMPLES)]
 
     def record(self, compression: Compression, session: Session) -> None:

@@ -46,6 +46,12 @@ def compress(
         bool | None,
         typer.Option(help="Bits for each weight by what each form costs at the outputs; estimated for size."),
     ] = None,
+    max_size: Annotated[
+        str | None,
+        typer.Option(
+            help="Most bytes of all weights, such as '300 MB': each gets a form of its own.", show_default=False
+        ),
+    ] = None,
     activations: Annotated[
         str | None,
         typer.Option(help="8 bits for what linear and conv read: percentile, kl or max; with --bits 8."),
@@ -102,6 +108,7 @@ def compress(
         "function": function,
         "mixed": mixed,
         "forms": forms or None,
+        "max_bytes": max_size,
         "activations": activations,
         "balance": balance,
         "work": work,

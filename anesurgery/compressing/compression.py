@@ -15,7 +15,7 @@ from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.calibration_data import Samples, read_samples
-from anesurgery.compressing.chunks import ProgramChain, is_chunked
+from anesurgery.compressing.chunks import read_subject
 from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
@@ -46,10 +46,11 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
 from anesurgery.files.protobuf import opset_version
 from anesurgery.files.sharing import workers
+from anesurgery.files.sizes import read_size
 from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
-from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, operands
+from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
 from anesurgery.placement.demand import rows_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
@@ -198,6 +199,7 @@ def compress(
     inputs: Any = None,
     forms: str | Sequence[str] | None = None,
     mixed: bool | None = None,
+    max_bytes: int | str | None = None,
     activations: str | None = None,
     balance: bool | None = None,
     target: str | None = None,
@@ -226,6 +228,8 @@ def compress(
             measured after correction. Each weight is tried in each form, which takes several times as long.
             By default they are estimated for size, so that all take no more bytes than with the same bits
             each; for speed, and with False, each weight gets the same.
+        max_bytes: most bytes of all weights, a number or as "300 MB": each gets a form of its own, of `forms`
+            or of those of all bits, or stays, so that the outputs lose least within it.
         activations: let linear and conv read 8 bits too (W8A8, with bits=8), by ranges that hold 99.99 % of the
             numbers ("percentile"), keep most of their spread ("kl"), or hold the largest ("max"). Ops whose
             products do not stand it keep their inputs, and the report says why.
@@ -259,7 +263,8 @@ def compress(
         LoadError: the model cannot be read.
     """
     _check(bits, for_, mixed)
-    _check_activations(bits, mixed, activations)
+    room = None if max_bytes is None else read_size(max_bytes)
+    _check_activations(bits, mixed, activations, room)
     asked = _asked(forms, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
     given = _read(model)
@@ -267,12 +272,13 @@ def compress(
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
     estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
+    estimate = estimate or (room is not None and not mixed)
     how = ESTIMATED if estimate else TRIED if mixed else EVEN
     before = [one for part in given.parts for one in placed(part, aim)]
     left_out: LeftOut = {}
     with workers(jobs, scheduler) as those:
         finished = Finished(_folder(work), those)
-        plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, finished, asked)
+        plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, finished, asked, room)
         while True:
             weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
             after = [one for part in edited.parts for one in placed(part, aim)]
@@ -291,9 +297,7 @@ def compress(
 
 def _read(model: Any) -> MLProgram:
     """A model, or one that was read already."""
-    if isinstance(model, MLProgram):
-        return model
-    return ProgramChain.read(model) if is_chunked(model) else MLProgram.read(model)
+    return model if isinstance(model, MLProgram) else read_subject(model)
 
 
 def _measured(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
@@ -316,10 +320,12 @@ def _check(bits: float, purpose: str, mixed: bool | None) -> None:
         raise SurgeryError(f"for_={purpose!r}; it may be {' or '.join(map(repr, PURPOSES))}")
 
 
-def _check_activations(bits: float, mixed: bool | None, method: str | None) -> None:
+def _check_activations(bits: float, mixed: bool | None, method: str | None, room: int | None) -> None:
     check_method(method)
-    if method is not None and (bits != 8 or mixed):
-        raise SurgeryError("activations are quantized beside weights of 8 bits: say bits=8, without mixed")
+    if method is not None and (bits != 8 or mixed or room is not None):
+        raise SurgeryError(
+            "activations are quantized beside weights of 8 bits: say bits=8, without mixed and max_bytes"
+        )
 
 
 def _asked(forms: str | Sequence[str] | None, activations: str | None) -> tuple[str, ...]:
@@ -354,7 +360,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
             )
         name = fitting[0] if fitting else next(iter(functions))
     for values in samples:
-        if isinstance(given, (ProgramPipeline, ProgramChain)):
+        if isinstance(given, ProgramPipeline):
             check_names(functions[name], values)
         else:
             bound(given.loaded, values, name)
@@ -382,6 +388,8 @@ class _Plan:
     finished: Finished
     forms: tuple[str, ...]
     """Asked for by name, in place of those that follow from the bits."""
+    room: int | None = None
+    """Bytes of all weights at most, in place of what they take in the first of the forms."""
 
     def choices(self, readers: Iterable[Any], version: int, rows: Rows) -> dict[str | None, Choice]:
         """The forms that a weight may have, by all ops that read it, in every function."""
@@ -394,7 +402,7 @@ class _Plan:
         if self.forms:
             return self._asked(bounds, version, rows)
         counts = MIXED if self.how == TRIED else (int(self.bits),)
-        if self.how == ESTIMATED and self.bits < MIXED[-1]:
+        if self.how == ESTIMATED and (self.bits < MIXED[-1] or self.room is not None):
             counts = (*counts, *(n for n in MIXED if n != self.bits))
         found = [choose(bits, self.target, bounds, version, self.purpose) for bits in counts]
         if found[0].form is None and self.how == ESTIMATED:
@@ -424,7 +432,8 @@ def _corrected(
     known = [dict(values) for values in samples]
     plain = [dict(values) for values in samples]
     parts = edited.parts
-    for loaded in parts:
+    rooms = _rooms([_bytes_of(loaded) for loaded in parts], plan.room)
+    for loaded, room in zip(parts, rooms, strict=True):
         functions = loaded.program.functions
         name = plan.function if plan.function in functions else next(iter(functions))
         wanted = functions[name].inputs
@@ -440,7 +449,8 @@ def _corrected(
             reach = None if plan.activations is None else METHODS[plan.activations]
             scaled += balance_channels(loaded, name, taken, forms, reach)
         further = loaded is not parts[-1]
-        outputs, weights = _Part(loaded, name, plan, left_out).run(taken, plain_taken, told, further)
+        part = _Part(loaded, name, replace(plan, room=room), left_out)
+        outputs, weights = part.run(taken, plain_taken, told, further)
         found += weights
         if further:
             known, plain = (
@@ -448,6 +458,11 @@ def _corrected(
                 for each, of_part in zip((known, plain), outputs, strict=True)
             )
     return found, scaled
+
+
+def _rooms(sizes: Sequence[int], room: int | None) -> list[int | None]:
+    """The bytes that the weights of each program may take, each by its share."""
+    return [None if room is None else room * size // max(1, sum(sizes)) for size in sizes]
 
 
 class _Part:
@@ -541,18 +556,31 @@ class _Part:
         """Choose among the possible forms by what they cost at the outputs."""
         kinds = {one: [f for f in self.possible[one.var] if f is not None] for one in self.found}
         kinds = {one: forms for one, forms in kinds.items() if forms}
-        if all(len(forms) == 1 for forms in kinds.values()):
+        if not kinds or (self.plan.room is None and all(len(forms) == 1 for forms in kinds.values())):
             return
-        if self.plan.how == ESTIMATED:
-            modes = estimated(self.loaded, self.name, samples, kinds, self.plan.finished)
+        room, plan = self._room(kinds), self.plan
+        if plan.how == ESTIMATED:
+            modes = estimated(self.loaded, self.name, samples, kinds, plan.finished, room)
         else:
             modes = assigned(
-                self.loaded, self.name, samples, kinds, self.plan.bits, self.version, self.plan.finished
+                self.loaded, self.name, samples, kinds, plan.bits, self.version, plan.finished, room
             )
+        goal = f"{plan.bits:g} bits are the average" if room is None else "there is room for it"
         for one in kinds:
             form = modes.get(one.var)
-            plain = Choice(None, f"it costs most at the outputs, and {self.plan.bits:g} bits are the average")
+            plain = Choice(None, f"it costs most at the outputs, and {goal}")
             self.choices[one.var] = plain if form is None else self.possible[one.var][form]
+
+    def _room(self, kinds: Iterable[Candidate]) -> int | None:
+        """The bytes that weights with a choice may take, when all else has its own, and each op a bias."""
+        if self.plan.room is None:
+            return None
+        weights = list(kinds)
+        biased = {r.op: r for one in weights for r in one.readers if takes_bias(r.op)}
+        held = {key_of(op.bias): stored_bytes(op.bias) for op in biased if op.inputs.get("bias") is not None}
+        gained = sum(r.count * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
+        replaced = sum(stored_bytes(one.var) for one in weights) + sum(held.values())
+        return self.plan.room - (_bytes_of(self.loaded) - replaced) - gained
 
     def _row(self, one: Candidate, size: int, made: Corrected | None) -> CompressedWeight:
         kinds = tuple(dict.fromkeys(r.op.op_type for r in one.readers))
@@ -641,19 +669,21 @@ def _share(inspections: Sequence[Inspection]) -> float:
 
 
 def _bytes(subject: MLProgram) -> int:
-    """Of all weights; equal ones, which are stored once, count once in a program."""
-    total = 0
-    for part in subject.parts:
-        seen: dict[Any, int] = {}
-        for function in part.program.functions.values():
-            for op in function.operations:
-                for _, var in () if is_weight(op) else operands(op):
-                    if is_compressed(var):
-                        seen[_stored_key(var)] = stored_bytes(var)
-                    elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
-                        seen[key_of(var)] = stored_bytes(var)
-        total += sum(seen.values())
-    return total
+    """Of all weights."""
+    return sum(map(_bytes_of, subject.parts))
+
+
+def _bytes_of(part: Loaded) -> int:
+    """Of the weights of a program; equal ones, which are stored once, count once."""
+    seen: dict[Any, int] = {}
+    for function in part.program.functions.values():
+        for op in function.operations:
+            for _, var in () if is_weight(op) else operands(op):
+                if is_compressed(var):
+                    seen[_stored_key(var)] = stored_bytes(var)
+                elif var.op is not None and var.op.op_type == "const" and isinstance(var.val, np.ndarray):
+                    seen[key_of(var)] = stored_bytes(var)
+    return sum(seen.values())
 
 
 def _stored_key(var: Var) -> Any:

@@ -22,8 +22,8 @@ import numpy as np
 import torch
 
 from anesurgery.compressing.fitted import Fitting
-from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import SLAB, Shares, corrected, moments, objective, unit_of
+from anesurgery.compressing.rounding import best, lost, nearest
+from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
 from anesurgery.files.package import Loaded
@@ -42,8 +42,6 @@ MOST_INPUTS = 4096
 """Rows of inputs that are looked at together, which take memory beside those that are there."""
 MOST_VALUES = 1 << 30
 """Bytes of the values of all samples that are there at once; more of them are set aside on the disk."""
-ROUNDS = 2
-"""The second begins with the scales or entries that fit the numbers of the first best."""
 
 Values = Mapping[str, Any]
 NOTHING: Array = np.empty(0)
@@ -249,18 +247,7 @@ class Correction:
 
 def _aside(corrected: Corrected, folder: Path | None) -> Corrected:
     """A weight whose codes are on the disk, without the numbers that it decodes to."""
-
-    def put(form: Form) -> Form:
-        return Form(form.op_type, {name: part(value) for name, value in form.inputs.items()})
-
-    def part(value: Any) -> Any:
-        if isinstance(value, Result):
-            inner.setdefault(value.form, put(value.form))
-            return Result(inner[value.form], value.number)
-        return set_aside(value, folder) if isinstance(value, np.ndarray) else value
-
-    inner: dict[Form, Form] = {}
-    return replace(corrected, form=put(corrected.form), array=NOTHING)
+    return replace(corrected, form=corrected.form.of(lambda array: set_aside(array, folder)), array=NOTHING)
 
 
 def takes_bias(op: Operation) -> bool:
@@ -616,22 +603,23 @@ def correct(
             rounded are those whose products with the inputs are nearest to what the plain ones make.
     """
     reader, weight, unit = one.readers[0], np.asarray(one.var.val), unit_of(hessians)
-    hessians, crossed = (None if each is None else (each / unit).astype(np.float32) for each in (hessians, crossed))
+    hessians = (hessians / unit).astype(np.float32)
+    crossed = None if crossed is None else (crossed / unit).astype(np.float32)
     centres = None if centres is None else centres / np.sqrt(unit)
     rows, shares = reader.of(weight.astype(np.float32)), [Shares.of(hessian) for hessian in hessians]
     if crossed is not None:
         rows = rows + np.stack([_taken_up(*each) for each in zip(shares, rows, crossed, strict=True)])
     channels, axis = reader.channels, reader.channel
     grid = Fitting(rows, hessians, channels, axis, weight.ndim, weight.dtype, shares).grid(kind)
-    whole = _error(rows, None, hessians) + _of_means(rows, centres)
-    first = _nearest(rows, grid, hessians)
+    whole = lost(rows, None, hessians) + _of_means(rows, centres)
+    first = nearest(rows, grid, hessians)
     plainly = first.error + _of_means(rows - first.rows, centres)
-    best = _best(first, rows, shares, hessians)
+    rounding = best(first, rows, shares, hessians)
     del first
-    form = best.grid.form(best.rows, reader.back, weight.dtype, version)
+    form = rounding.grid.form(rounding.rows, reader.back, weight.dtype, version)
     array = decoded(form).reshape(weight.shape)
     stored = reader.of(array.astype(np.float32))
-    error = best.error if np.array_equal(stored, best.rows) else _error(rows, stored, hessians)
+    error = rounding.error if np.array_equal(stored, rounding.rows) else lost(rows, stored, hessians)
     whole = max(whole, float(np.finfo(np.float64).tiny))
     return Corrected(one, kind, form, array, error / whole, size_of(form), plainly / whole)
 
@@ -643,31 +631,6 @@ def _taken_up(shares: Shares, rows: Array, crossed: Array) -> Array:
     return shares.solved(rows @ crossed)
 
 
-@dataclass(frozen=True)
-class _Try:
-    """Rows of a grid, and how far their products are from those of the weight."""
-
-    error: float
-    rows: Array
-    """In fp32, which holds the numbers of every grid."""
-    grid: Grid
-
-    def or_better(self, other: _Try) -> _Try:
-        """Another one, where its error is less."""
-        return other if other.error < self.error else self
-
-
-def _best(first: _Try, rows: Array, shares: Sequence[Shares], hessians: Array) -> _Try:
-    """The rows with the least error: rounded by a grid, then by the one that fits what came out, ..."""
-    best, grid = first, first.grid
-    for _ in range(ROUNDS):
-        handed_on = _handed_on(rows, shares, grid)
-        best = best.or_better(handed_on)
-        grid, numbers = grid.refitted(rows, handed_on.rows, hessians)
-        best = best.or_better(_Try(_error(rows, numbers, hessians), numbers, grid))
-    return best
-
-
 def joined(one: Candidate, each: Sequence[Met]) -> tuple[Array, Array | None]:
     """The moments for all readers of a weight, and the means that these are about.
 
@@ -677,7 +640,7 @@ def joined(one: Candidate, each: Sequence[Met]) -> tuple[Array, Array | None]:
     if len(each) == 1:
         return each[0].moments, None if centres[0] is None else centres[0][None]
     rows, tiny = one.readers[0].of(np.asarray(one.var.val, np.float64)), float(np.finfo(np.float64).tiny)
-    counts = [max(_error(rows, None, met.moments) + _of_means(rows, met.centre), tiny) for met in each]
+    counts = [max(lost(rows, None, met.moments) + _of_means(rows, met.centre), tiny) for met in each]
     means = [c / np.sqrt(n) for c, n in zip(centres, counts, strict=True) if c is not None]
     total = np.asarray(sum(met.moments / n for met, n in zip(each, counts, strict=True)))
     return total, np.stack(means) if means else None
@@ -690,7 +653,7 @@ def _of_means(rows: Array, centres: Array | None) -> float:
 
 def size_of(form: Form) -> int:
     """As a package holds it: numbers of less than a byte are packed."""
-    return sum(_size(np.asarray(value)) for value in arrays_of(form).values())
+    return sum(_size(np.asarray(value)) for value in form.arrays.values())
 
 
 def decoded(form: Form) -> Array:
@@ -703,54 +666,3 @@ def _size(value: Array) -> int:
         return 0
     width = int(types.numpy_type_to_builtin_type(value.dtype).get_bitwidth())
     return -(-value.size * width // 8)
-
-
-def arrays_of(form: Form) -> dict[tuple[str, str], Any]:
-    """The arrays of a form and of those that it is decoded from: (op type, input) -> array."""
-    arrays: dict[tuple[str, str], Any] = {}
-    for name, value in form.inputs.items():
-        inner = {(form.op_type, name): value} if not isinstance(value, Result) else arrays_of(value.form)
-        arrays |= inner
-    return arrays
-
-
-def _handed_on(rows: Array, shares: Sequence[Shares], grid: Grid) -> _Try:
-    """The rows of all groups, corrected."""
-    numbers, total = np.empty(rows.shape, np.float32), 0.0
-    for group, some in _slabs(rows):
-        of_rows = grid.of_rows(some)
-        rounded = corrected(rows[group, some], shares[group], partial(_column, of_rows, group))
-        numbers[group, some], total = rounded.rows, total + rounded.error
-    return _Try(total, numbers, grid)
-
-
-def _nearest(rows: Array, grid: Grid, hessians: Array) -> _Try:
-    """The rows of all groups, rounded to the nearest."""
-    numbers = np.empty(rows.shape, np.float32)
-    for group, some in _slabs(rows):
-        numbers[group, some] = grid.of_rows(some).nearest(rows[group, some], group)
-    return _Try(_error(rows, numbers, hessians), numbers, grid)
-
-
-def _slabs(rows: Array) -> Iterator[tuple[int, Array]]:
-    """(group, numbers of its rows) of what is rounded together."""
-    for group in range(len(rows)):
-        yield from (
-            (group, some) for some in np.split(np.arange(rows.shape[1]), range(SLAB, rows.shape[1], SLAB))
-        )
-
-
-def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
-    return grid.nearest(column, group, at)
-
-
-def _error(rows: Array, other: Array | None, hessians: Array) -> float:
-    """The squared error of the products of all rows where others take their place; all without."""
-    total = 0.0
-    for group, hessian in enumerate(hessians):
-        for start in range(0, rows.shape[1], MOST_INPUTS):
-            part = rows[group, start : start + MOST_INPUTS]
-            total += objective(
-                part if other is None else part - other[group, start : start + MOST_INPUTS], hessian
-            )
-    return total

@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,8 @@ from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished, portable
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.grids import Grid
-from anesurgery.compressing.second_order import Shares, corrected, objective, unit_of
+from anesurgery.compressing.rounding import handed_on, nearest
+from anesurgery.compressing.second_order import Shares, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard
@@ -67,6 +67,7 @@ def estimated(
     samples: Sequence[Mapping[str, Any]],
     kinds: Mapping[Candidate, Sequence[str]],
     finished: Finished,
+    room: int | None = None,
 ) -> dict[Var, str]:
     """The form of each weight, so that all take no more bytes than if each had the first of its forms.
 
@@ -76,6 +77,10 @@ def estimated(
         samples: as it takes them.
         kinds: the forms that each weight may have; the first is that of the size asked for.
         finished: whose workers try the forms.
+        room: the bytes that all may take, in place of those.
+
+    Raises:
+        SurgeryError: the smallest forms take more.
     """
     executable = Executable(loaded.program, function=name, fuse=False)
     trials = _trials(executable, samples, kinds, finished)
@@ -83,11 +88,11 @@ def estimated(
     costs = _shared_out(loaded, name, samples[:MOST_RUNS], grids, finished.workers)
     by_var = {one.var: one for one in kinds}
     rows = [_row(n, one, trials[one], costs[one.var.name]) for n, one in enumerate(kinds)]
-    budget = sum(trials[one].bytes[forms[0]] for one, forms in kinds.items())
-    proposal = propose(rows, max_bytes=budget, smallest=0)
     even = {one.var.name: forms[0] for one, forms in kinds.items()}
+    budget = sum(trials[one].bytes[forms[0]] for one, forms in kinds.items()) if room is None else room
+    proposal = propose(rows, max_bytes=budget, smallest=0)
     gains = proposal.kl < GAIN * sum(row.options[even[row.weight]].kl for row in rows)
-    modes = proposal.modes if gains else even
+    modes = even if room is None and not gains else proposal.modes
     return {var: modes[var.name] for var in by_var if var.name in modes}
 
 
@@ -196,9 +201,10 @@ def _trial(one: Candidate, forms: Sequence[str], hessians: Array) -> _Trial:
     number = _some(rows.shape[1])
     some = rows[:, number]
     few = {form: grid.of_rows(number) for form, grid in grids.items()}
-    errors = {form: _error(some, grid, hessians) for form, grid in few.items()}
+    errors = {form: nearest(some, grid, hessians).error for form, grid in few.items()}
     first = max(errors[forms[0]], float(np.finfo(np.float64).tiny))
-    gain = min(1.0, _handed_on(some, few[forms[0]], hessians) / first)
+    shares = [Shares.of(hessian, dtype=torch.float32) for hessian in hessians]
+    gain = min(1.0, handed_on(some, shares, few[forms[0]]).error / first)
     sizes = {form: grid.bytes(weight.size) for form, grid in grids.items()}
     return _Trial(grids[forms[0]], sizes, {form: gain * error / first for form, error in errors.items()})
 
@@ -211,29 +217,9 @@ def _some(count: int) -> Array:
     )
 
 
-def _error(rows: Array, grid: Grid, hessians: Array) -> float:
-    """Of the products of rows rounded to the nearest numbers."""
-    groups = enumerate(zip(rows, hessians, strict=True))
-    return sum(objective(part - grid.nearest(part, group), hessian) for group, (part, hessian) in groups)
-
-
-def _handed_on(rows: Array, grid: Grid, hessians: Array) -> float:
-    """The same with the error of each column handed on to the others."""
-    groups = enumerate(zip(rows, hessians, strict=True))
-    return sum(corrected(part, _rough(h), partial(_column, grid, n)).error for n, (part, h) in groups)
-
-
-def _rough(hessian: Array) -> Shares:
-    return Shares.of(hessian, dtype=torch.float32)
-
-
-def _column(grid: Grid, group: int, column: Array, at: int) -> Array:
-    return grid.nearest(column, group, at)
-
-
 def _rounded(one: Candidate, grid: Grid) -> Array:
     """The weight in the form that all would have, without correction."""
     reader, weight = one.readers[0], np.asarray(one.var.val)
     rows = reader.of(weight.astype(np.float32))
-    made = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
-    return np.ascontiguousarray(reader.back(made).astype(weight.dtype))
+    numbers = np.stack([grid.nearest(part, group) for group, part in enumerate(rows)])
+    return np.ascontiguousarray(reader.back(numbers).astype(weight.dtype))

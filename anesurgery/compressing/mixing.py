@@ -30,6 +30,7 @@ def assigned(
     bits: float,
     version: int,
     finished: Finished,
+    room: int | None = None,
 ) -> dict[Var, str]:
     """The form of each weight for an average number of bits.
 
@@ -41,6 +42,7 @@ def assigned(
         bits: of a number, on average.
         version: of the specification.
         finished: corrects weights.
+        room: bytes that all may take, in place of those bits.
 
     Raises:
         SurgeryError: even the smallest forms have more bits.
@@ -63,5 +65,5 @@ def assigned(
         types = tuple(r.op.op_type for r in one.readers)
         size = int(np.prod(one.var.shape))
         rows.append(Row(number, one.var.name, types, size, stored_bytes(one.var), options, {}))
-    modes = propose(rows, bits=bits, smallest=0).modes
+    modes = propose(rows, bits=bits if room is None else None, max_bytes=room, smallest=0).modes
     return {var: modes[var.name] for var in by_var if var.name in modes}

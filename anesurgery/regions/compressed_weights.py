@@ -32,6 +32,30 @@ class Form:
     op_type: str
     inputs: Mapping[str, Any]
 
+    @property
+    def arrays(self) -> dict[tuple[str, str], Any]:
+        """What it holds, and what it is decoded from does: (op type, input) -> array or number."""
+        arrays: dict[tuple[str, str], Any] = {}
+        for name, value in self.inputs.items():
+            arrays |= value.form.arrays if isinstance(value, Result) else {(self.op_type, name): value}
+        return arrays
+
+    def of(self, change: Callable[[Array], Array]) -> Form:
+        """The same ops with other arrays; one that several inputs are results of stays one."""
+        forms: dict[Form, Form] = {}
+
+        def other(form: Form) -> Form:
+            if form not in forms:
+                forms[form] = Form(form.op_type, {name: part(value) for name, value in form.inputs.items()})
+            return forms[form]
+
+        def part(value: Any) -> Any:
+            if isinstance(value, Result):
+                return Result(other(value.form), value.number)
+            return change(value) if isinstance(value, np.ndarray) else value
+
+        return other(self)
+
 
 @dataclass(frozen=True, eq=False)
 class Result:

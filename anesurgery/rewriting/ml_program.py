@@ -289,8 +289,8 @@ class ProgramPipeline(MLProgram):
             IsPipeline: there are several.
         """
         if len(self.graphs) > 1:
-            names = ", ".join(self.pipeline.programs)
-            raise IsPipeline(f"a pipeline has several programs ({names}); `subject.graphs` lists them")
+            names = ", ".join(name for name, graph in self.members.items() if graph is not None)
+            raise IsPipeline(f"it has several programs ({names}); `subject.graphs` lists them")
         return self.graphs[0]
 
     @property

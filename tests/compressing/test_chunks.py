@@ -197,3 +197,45 @@ def test_the_command_takes_chunks(folder: Path, tmp_path: Path) -> None:
     assert "samples held out: KL" in done.stdout
     assert len(load_chain(tmp_path / "small").chunks) == 2
     assert "exists" in str(CliRunner().invoke(cli.app, call).exception)
+
+
+def test_the_recipe_takes_chunks(package: Path, folder: Path, tmp_path: Path) -> None:
+    """The wrong version compresses each chunk by itself, for inputs that nobody gives it."""
+    given = samples()
+    options: dict[str, Any] = {"inputs": given, "target": "M5", "quiet": True}
+    found = ane.compress(folder, 4, inputs=given, target="M5", smallest=1000)
+    how: dict[str, Any] = {"bits": 4, "more": {"smallest": 1000}}
+    surgery = ane.apply(folder, ane.passes.CompressWeights(**how), **options)
+    assert [change.pass_name for change in surgery.changes] == ["compress_weights"] * 2
+    saved = load_chain(surgery.save(tmp_path / "small"))
+    expected = load_chain(found.save(tmp_path / "expected"))
+    for values in given[:2]:
+        np.testing.assert_array_equal(*(ane.run(one, values)["logits"] for one in (saved, expected)))
+    pipeline = ane.recipes.compressed(folder, **how, **options)
+    np.testing.assert_array_equal(*(ane.run(one, given[0])["logits"] for one in (saved, pipeline)))
+    chain = ane.split(package, parts=2)
+    before = [ane.to_text(chunk.program) for chunk in chain.chunks]
+    steps = [ane.passes.CompressWeights(bits=8, more={"smallest": 1000}), "remove_identity"]
+    both = ane.apply(chain, steps, **options)
+    assert [ane.to_text(chunk.program) for chunk in chain.chunks] == before
+    assert both.save(tmp_path / "both.mlpackage").suffix == ".mlpackage"
+    with pytest.raises(LoadError):
+        surgery.save(folder)
+
+
+def test_passes_edit_chunks(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        h = mb.relu(x=mb.identity(x=mb.linear(x=x, weight=FIRST)))
+        return mb.linear(x=mb.sigmoid(x=mb.identity(x=h)), weight=SECOND, name="logits")
+
+    package = ane.save(ane.load(program), tmp_path / "whole.mlpackage")
+    folder = ane.split(package, parts=2).save(tmp_path / "cut")
+    surgery = ane.apply(folder, "remove_identity", prove="both", quiet=True)
+    assert [change.pass_name for change in surgery.changes] == ["remove_identity"] * 2
+    saved, values = load_chain(surgery.save(tmp_path / "edited")), samples()[0]
+    np.testing.assert_array_equal(*(ane.run(one, values)["logits"] for one in (saved, folder)))
+    first, second = (ane.apply(folder, "remove_identity", member=n, quiet=True) for n in ("chunk_1", "chunk_2"))
+    assert len(first.changes) + len(second.changes) == 2
+    with pytest.raises(UnknownName, match="chunk_3"):
+        ane.apply(folder, "remove_identity", member="chunk_3", quiet=True)

@@ -14,6 +14,7 @@ from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
 from anesurgery.compressing.fitted import grid_of
+from anesurgery.errors import SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.forks import Fork
 from anesurgery.mil import Program, Var, ct, function_of, mb, types
@@ -134,3 +135,23 @@ def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     costs = [option.kl for option in estimating._row(0, one, trial, cost).options.values()]
     assert np.isfinite(costs).all()
     assert min(costs) > 1e3
+
+
+def test_weights_take_the_bytes_that_are_asked_for() -> None:
+    """The wrong version takes the bytes of equal forms, or lets biases that weights gain take more."""
+    given, program = samples(), branches((1.0, 0.02, 0.02))
+    options: dict[str, Any] = {"inputs": given, "for_": "size", "smallest": 1000}
+    losses = []
+    for room in (2500, 3600, 5200):
+        found = ane.compress(program, 3, max_bytes=room, **options)
+        assert 0.85 * room < found.bytes[1] <= room
+        assert found.loss is not None
+        losses.append(found.loss.kl)
+    assert losses[0] > 2 * losses[1] > 4 * losses[2]
+    named = ane.compress(program, 4, max_bytes=4500, forms=("palette4-group-16", "palette6"), **options)
+    assert set(forms(named)) <= {"palette4-group-16", "palette6"}
+    assert named.bytes[1] <= 4500
+    with pytest.raises(SurgeryError, match="the smallest forms measured take"):
+        ane.compress(program, 4, max_bytes=900, **options)
+    with pytest.raises(SurgeryError, match="bits=8, without mixed and max_bytes"):
+        ane.compress(program, 8, max_bytes=4000, activations="max", **options)

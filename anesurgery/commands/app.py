@@ -160,14 +160,14 @@ def apply(
         raise UnknownName("proof", prove, PROOFS)
     load_engine(quiet)
     chosen = _steps(steps, option or [])
-    from anesurgery.files.writing import check_target
+    from anesurgery.compressing.chunks import check_out
     from anesurgery.rewriting.passes import subject_of
     from anesurgery.show import surgeries
     from anesurgery.surgery import apply as operate
     from anesurgery.surgery import steps_of
 
     if target_path is not None and not dry_run:
-        check_target(Path(source), target_path, overwrite, subject_of(steps_of(chosen)).suffix)
+        check_out(source, target_path, overwrite, subject_of(steps_of(chosen)).suffix)
     surgery = operate(
         source,
         chosen,

@@ -125,7 +125,9 @@ def is_chunked(model: Any) -> bool:
     )
 
 
-def check_out(model: str | os.PathLike[str], place: Path, overwrite: bool) -> None:
+def check_out(
+    model: str | os.PathLike[str], place: Path, overwrite: bool, suffix: str = MLProgram.suffix
+) -> None:
     """Refuse a place that the result cannot be written to, before any work is done.
 
     Raises:
@@ -135,7 +137,7 @@ def check_out(model: str | os.PathLike[str], place: Path, overwrite: bool) -> No
     if is_chunked(source) and not target.suffix:
         check_folder(source, target, overwrite)
     else:
-        check_target(source, target, overwrite)
+        check_target(source, target, overwrite, suffix)
 
 
 def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:

@@ -5,7 +5,7 @@ cache among them, a pipeline, and chunks. What a chip needs before comes first, 
 
     recipes.compressed("model.mlpackage", bits=4, inputs=samples, target="M5").save("small.mlpackage")
     ane.apply("vit.mlpackage", ["vit_ane", ane.passes.CompressWeights(bits=8, inputs=samples)], target="M1")
-    ane.apply("gpt2_chunks", ane.passes.CompressWeights(bits=4, inputs=samples), target="M5").save("small_chunks")
+    ane.apply("gpt2_chunks", ane.passes.CompressWeights(bits=4, inputs=samples)).save("small_chunks")
 """
 
 from __future__ import annotations

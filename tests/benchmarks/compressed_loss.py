@@ -62,10 +62,10 @@ SIZES: tuple[tuple[int, tuple[str, ...], dict[str, dict[str, Any]]], ...] = (
 )
 """Bits, modes of coremltools, and ours of no more bytes than the largest of these.
 
-coremltools leaves a weight as it is whose channels are no multiple of a group; within the same bytes ours choose.
+coremltools leaves a weight as it is whose channels are no multiple of a group; ours choose within the same bytes.
 """
 BESIDE = 192
-"""Bytes of a file that a weight takes beside its numbers at most: where two arrays lie, and up to the next place."""
+"""Bytes of a file that a weight takes beside its numbers at most: where two arrays lie, and gaps between."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32

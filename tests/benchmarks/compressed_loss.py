@@ -62,7 +62,8 @@ SIZES: tuple[tuple[int, tuple[str, ...], dict[str, dict[str, Any]]], ...] = (
 )
 """Bits, modes of coremltools, and ours of no more bytes than the largest of these.
 
-coremltools leaves a weight as it is whose channels are no multiple of a group; ours choose within the same bytes.
+coremltools leaves a weight as it is whose channels are no multiple of a group; within the
+same bytes ours choose.
 """
 BESIDE = 192
 """Bytes of a file that a weight takes beside its numbers at most: where two arrays lie, and gaps between."""

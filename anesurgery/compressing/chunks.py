@@ -91,7 +91,7 @@ class ProgramChain(ProgramPipeline):
         """That of the whole, and what each chunk takes and gives."""
         seen = {
             MEMBER.format(member, name): signature
-            for member, graph in self.members.items()
+            for member, graph in zip(self.members, self.graphs, strict=True)
             for name, signature in signatures(graph).items()
         }
         return Interface(seen, parts(self.spec.description), self.spec.specificationVersion)

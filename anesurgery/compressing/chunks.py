@@ -88,7 +88,7 @@ class ProgramChain(ProgramPipeline):
 
     @property
     def interface(self) -> Interface:
-        """That of the whole, and what each chunk takes and gives."""
+        """What callers of the whole see, and what each chunk takes and gives."""
         seen = {
             MEMBER.format(member, name): signature
             for member, graph in zip(self.members, self.graphs, strict=True)
@@ -141,5 +141,7 @@ def check_out(
 
 
 def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:
-    """A model as passes of a kind edit it: chunks one after the other."""
+    """A model as passes of a kind edit it, chunks one after the other; one that was read already is itself."""
+    if isinstance(model, Subject):
+        return model
     return ProgramChain.read(model) if kind is MLProgram and is_chunked(model) else kind.read(model)

@@ -267,7 +267,7 @@ def compress(
     _check_activations(bits, mixed, activations, room)
     asked = _asked(forms, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
-    given = _read(model)
+    given = read_subject(model)
     edited = given.clone()
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
@@ -293,11 +293,6 @@ def compress(
     theirs, reasons = points(given, against, smallest, partial(_measured, given, samples, name))
     notes = (*found.notes, *reasons)
     return replace(found, balanced=tuple(scaled), points=tuple(theirs), notes=notes)
-
-
-def _read(model: Any) -> MLProgram:
-    """A model, or one that was read already."""
-    return model if isinstance(model, MLProgram) else read_subject(model)
 
 
 def _measured(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
@@ -669,12 +664,12 @@ def _share(inspections: Sequence[Inspection]) -> float:
 
 
 def _bytes(subject: MLProgram) -> int:
-    """Of all weights."""
+    """Count the bytes of all weights."""
     return sum(map(_bytes_of, subject.parts))
 
 
 def _bytes_of(part: Loaded) -> int:
-    """Of the weights of a program; equal ones, which are stored once, count once."""
+    """Count those of the weights of a program; equal ones, which are stored once, count once."""
     seen: dict[Any, int] = {}
     for function in part.program.functions.values():
         for op in function.operations:

@@ -10,7 +10,7 @@ from typing import Any
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
 from anesurgery.files import protobuf
-from anesurgery.files.chain import Chain, is_chain, read_chain
+from anesurgery.files.chain import Chain, is_chain, is_chunked, read_chain
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -65,9 +65,7 @@ def load_as_is(model: Any) -> Loaded:
 def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
     if isinstance(model, Loaded):
         return model
-    if isinstance(model, Chain) or (
-        isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser())
-    ):
+    if is_chunked(model):
         raise IsPipeline(f"{_words(model)} is a chain of models; give one of its packages")
     if isinstance(model, Program):
         return Loaded(model, compute_units=compute_units)

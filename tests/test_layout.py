@@ -212,14 +212,14 @@ def test_only_doors_load_models() -> None:
 
 UNREAD = {
     "readers": """
-        checking.comparison._single compressing.chunks.ProgramChain.read compressing.chunks.read_subject
+        checking.comparison._single compressing.chunks.read_chunks compressing.chunks.read_subject
         interpret.decoding._decoder interpret.predictor._read loading._load loading._words loading.load_as_is
         loading.load_graph loading.load_member network_editing.neural_network.NeuralNetwork._given
         network_editing.neural_network.NeuralNetwork.read network_editing.upgrade._specification
         rewriting.ml_program.MLProgram.read rewriting.subject.Subject.read shipping.building._read_stage
     """,
     "what kind of model it is, before anything reads it": """
-        compressing.chunks.is_chunked placement.models._Programs.__init__ placement.models._label
+        files.chain.is_chunked placement.models._Programs.__init__ placement.models._label
         placement.models.inspect_other placement.models.kind_of placement.models.of_layers
         placement.models.spec_of
     """,

@@ -57,7 +57,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.rewriting.ml_program import MLProgram, ProgramPipeline
+from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence
 
 FIRST = 7
 """The specification version (iOS 16) in which weights can be compressed."""
@@ -355,7 +355,7 @@ def _fitting(given: MLProgram, samples: Sequence[Mapping[str, Any]], name: str |
             )
         name = fitting[0] if fitting else next(iter(functions))
     for values in samples:
-        if isinstance(given, ProgramPipeline):
+        if isinstance(given, ProgramSequence):
             check_names(functions[name], values)
         else:
             bound(given.loaded, values, name)

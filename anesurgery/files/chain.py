@@ -8,34 +8,28 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from anesurgery.display import Drawn
 from anesurgery.errors import LoadError
-from anesurgery.files.package import (
-    PIPELINES,
-    PROGRAM,
-    WEIGHTS,
-    Loaded,
-    stored_bytes,
-    write_package,
-    write_spec,
-)
-from anesurgery.files.pipeline_file import write_member
+from anesurgery.files.package import PIPELINES, Loaded, stored_bytes, write_package
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
+from anesurgery.files.sequence import SUFFIX, Ends, ModelSequence, is_network
 from anesurgery.files.source import read_text
-from anesurgery.files.writing import check_place, check_target, write_atomically
+from anesurgery.files.writing import check_place, write_atomically
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 MANIFEST = "chain.json"
 NETWORK_SUFFIX = ".mlmodel"
 DECIDING = {"neuralNetworkClassifier": "pipelineClassifier", "neuralNetworkRegressor": "pipelineRegressor"}
 """Kind of the last model -> kind of the pipeline that decides as it does."""
 FORMAT = "anesurgery chain"
-SUFFIX = ".mlpackage"
 
 
 @dataclass(frozen=True)
@@ -54,14 +48,6 @@ class Border:
         return sum(self.sizes)
 
 
-class Ends(NamedTuple):
-    """What goes in and comes out."""
-
-    inputs: tuple[str, ...]
-    """What the caller gives, states left out."""
-    outputs: tuple[str, ...]
-
-
 @dataclass(frozen=True)
 class Placed:
     """Where a chunk runs on a target, as far as `inspect` can tell."""
@@ -77,52 +63,55 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Chain(Drawn):
+class Chain(ModelSequence, Drawn):
     """Chunks of a model, in the order in which they run."""
 
-    chunks: tuple[Loaded, ...]
-    inputs: tuple[str, ...]
-    """What the caller gives, states left out."""
-    outputs: tuple[str, ...]
     borders: tuple[Border, ...] = ()
     """Between two chunks each, of the default function; none for a chain that was read from a folder."""
     weights: tuple[int, ...] = ()
     """Bytes of weights of each chunk, likewise."""
-    source: Path | None = None
-    """The model that was cut, which is never written to."""
     placed: tuple[Placed, ...] = ()
     """Of each chunk, where a target was named."""
     target: str = ""
     """That target, in words."""
-    functions: Mapping[str, Ends] = field(default_factory=dict)
-    """What each function takes and gives, the default one first; empty where there is one only."""
     compared: str = ""
     """What a run beside the model that was cut showed, in words; empty where nobody compared."""
 
-    @property
-    def spec(self) -> Any:
-        """The specification of a pipeline with the interface of the whole, and without its models."""
-        whole = proto.Model_pb2.Model(specificationVersion=max(c.version for c in self.chunks))
-        last = self.chunks[-1].spec
-        getattr(whole, DECIDING.get(last.WhichOneof("Type"), "pipeline")).SetInParent()
-        whole.description.metadata.CopyFrom(last.description.metadata)
-        if last.WhichOneof("Type") in DECIDING:
-            for field in ("predictedFeatureName", "predictedProbabilitiesName"):
-                setattr(whole.description, field, getattr(last.description, field))
-        for function, ends in (self.functions or {"": Ends(self.inputs, self.outputs)}).items():
-            place = whole.description.functions.add(name=function) if function else whole.description
-            for kind, names in (("input", ends.inputs), ("output", ends.outputs)):
-                features = self._features(function, kind)
-                getattr(place, kind).extend(features[name] for name in names)
-        whole.description.defaultFunctionName = next(iter(self.functions), "")
-        return whole
+    @classmethod
+    def of(cls, chunks: Sequence[Loaded], ends: Mapping[str, Ends], **cut: Any) -> Self:
+        """Chunks of a model.
 
-    def _features(self, function: str, kind: str) -> dict[str, Any]:
-        """The features of a function by name, as the first chunk that has each describes it."""
-        places = [c.spec.description for c in self.chunks]
-        if function:
-            places = [f for place in places for f in place.functions if f.name == function]
-        return {f.name: f for place in reversed(places) for f in getattr(place, kind)}
+        Args:
+            chunks: in the order in which they run.
+            ends: what each function takes and gives, the default one first; "" where there is one only.
+            cut: where they came from and how they were cut, as the fields are called.
+        """
+        named = {f"chunk_{number}": chunk for number, chunk in enumerate(chunks, 1)}
+        return cls(_described(chunks, ends), named, compute_units=chunks[0].compute_units, **cut)
+
+    @property
+    def chunks(self) -> tuple[Loaded, ...]:
+        """The models, in order."""
+        return tuple(self.loaded.values())
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What the caller gives to the default function, states left out."""
+        return next(iter(self.ends.values())).inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """What the default function gives."""
+        return next(iter(self.ends.values())).outputs
+
+    @property
+    def functions(self) -> Mapping[str, Ends]:
+        """What each function takes and gives, the default one first; empty where there is one only."""
+        return self.ends if self.spec.description.functions else {}
+
+    def copy(self, clone: Callable[[Loaded], Loaded]) -> Self:
+        """A chain with programs of its own, which `clone` makes, and whose weights may become others."""
+        return replace(super().copy(clone), weights=())
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the chain atomically.
@@ -135,25 +124,26 @@ class Chain(Drawn):
         Raises:
             LoadError: it exists, is the source or in it, or cannot be written.
         """
-        with work(sum(self.weights) or max(map(stored_bytes, self.chunks))):
-            return self._save(Path(path).expanduser().absolute(), overwrite)
-
-    def _save(self, target: Path, overwrite: bool) -> Path:
-        networks = all(map(is_network, self.chunks))
-        if target.suffix == SUFFIX and self.functions:
-            raise LoadError(f"{target}: a pipeline has one function; give a folder for chunks of several")
-        if target.suffix == SUFFIX or (networks and target.suffix == NETWORK_SUFFIX):
-            check_target(self.source, target, overwrite, target.suffix)
-            return write_atomically(target, self._write_pipeline, overwrite)
+        target = Path(path).expanduser().absolute()
+        if target.suffix in (SUFFIX, self._suffix(target)):
+            return super().save(target, overwrite=overwrite)
         check_folder(self.source, target, overwrite)
-        return write_atomically(target, self._write_folder, overwrite)
+        with work(stored_bytes(*self.chunks)):
+            return write_atomically(target, self._write_folder, overwrite)
+
+    def write(self, place: Path) -> None:
+        """Write one file of all chunks.
+
+        Raises:
+            LoadError: they have several functions.
+        """
+        if self.functions:
+            raise LoadError("a pipeline has one function; give a folder for chunks of several")
+        super().write(place)
 
     def _write_folder(self, folder: Path) -> None:
         folder.mkdir()
-        names = [
-            f"chunk_{number}{NETWORK_SUFFIX if is_network(chunk) else SUFFIX}"
-            for number, chunk in enumerate(self.chunks, 1)
-        ]
+        names = [f"{n}{NETWORK_SUFFIX if is_network(c) else SUFFIX}" for n, c in self.loaded.items()]
         for name, chunk in zip(names, self.chunks, strict=True):
             if is_network(chunk):
                 (folder / name).write_bytes(chunk.spec.SerializeToString())
@@ -169,29 +159,35 @@ class Chain(Drawn):
             content["functions"] = {name: ends._asdict() for name, ends in self.functions.items()}
         (folder / MANIFEST).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
-    def _write_pipeline(self, place: Path) -> None:
-        spec = self.spec
-        pipeline = PIPELINES[spec.WhichOneof("Type")](spec)
-        weights = place / "Data" / WEIGHTS
-        if place.suffix == SUFFIX:
-            weights.mkdir(parents=True)
-        for number, chunk in enumerate(self.chunks):
-            pipeline.names.append(f"chunk_{number + 1}")
-            part = pipeline.models.add()
-            if is_network(chunk):
-                part.CopyFrom(chunk.spec)
-            else:
-                part.description.CopyFrom(chunk.spec.description)
-                write_member(part, chunk, None, weights / f"{number}-weight.bin")
-        if place.suffix == SUFFIX:
-            write_spec(spec, place)
-        else:
-            place.write_bytes(spec.SerializeToString())
+
+def _described(chunks: Sequence[Loaded], ends: Mapping[str, Ends]) -> Any:
+    """The specification of a pipeline with the interface of the whole, and the names of its models."""
+    whole = proto.Model_pb2.Model(specificationVersion=max(c.version for c in chunks))
+    last = chunks[-1].spec
+    kind = DECIDING.get(last.WhichOneof("Type"), "pipeline")
+    getattr(whole, kind).SetInParent()
+    whole.description.metadata.CopyFrom(last.description.metadata)
+    if kind != "pipeline":
+        for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+            setattr(whole.description, field, getattr(last.description, field))
+    for function, names in ends.items():
+        place = whole.description.functions.add(name=function) if function else whole.description
+        for field, wanted in (("input", names.inputs), ("output", names.outputs)):
+            features = _features(chunks, function, field)
+            getattr(place, field).extend(features[name] for name in wanted)
+    whole.description.defaultFunctionName = next(iter(ends))
+    for number in range(1, len(chunks) + 1):
+        PIPELINES[kind](whole).names.append(f"chunk_{number}")
+        PIPELINES[kind](whole).models.add()
+    return whole
 
 
-def is_network(chunk: Loaded) -> bool:
-    """Is a chunk a neural network, and no ML Program?"""
-    return chunk.spec is not None and chunk.spec.WhichOneof("Type") != PROGRAM
+def _features(chunks: Sequence[Loaded], function: str, kind: str) -> dict[str, Any]:
+    """The features of a function by name, as the first chunk that has each describes it."""
+    places = [c.spec.description for c in chunks]
+    if function:
+        places = [f for place in places for f in place.functions if f.name == function]
+    return {f.name: f for place in reversed(places) for f in getattr(place, kind)}
 
 
 def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
@@ -208,6 +204,13 @@ def check_folder(source: Path | None, target: Path, overwrite: bool) -> None:
 def is_chain(path: Path) -> bool:
     """Is a path a folder of chunks?"""
     return os.path.isfile(path / MANIFEST)
+
+
+def is_chunked(model: Any) -> bool:
+    """Is a model a chain, or the folder of one?"""
+    return isinstance(model, Chain) or (
+        isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser())
+    )
 
 
 def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
@@ -232,12 +235,13 @@ def read_chain(folder: Path, load: Callable[[Path], Loaded]) -> Chain:
         raise LoadError(
             f"{file} is not the manifest of a chain, or names models elsewhere; cut the model again"
         )
-    chain = Chain(tuple(load(folder / name) for name in names), inputs, outputs, functions=functions)
-    for function, ends in (functions or {"": Ends(inputs, outputs)}).items():
-        inputs_read, outputs_made = (chain._features(function, kind) for kind in ("input", "output"))
-        if lost := sorted({*ends.inputs} - {*inputs_read} | {*ends.outputs} - {*outputs_made}):
+    chunks = [load(folder / name) for name in names]
+    ends = functions or {"": Ends(inputs, outputs)}
+    for function, (takes, gives) in ends.items():
+        inputs_read, outputs_made = (_features(chunks, function, kind) for kind in ("input", "output"))
+        if lost := sorted({*takes} - {*inputs_read} | {*gives} - {*outputs_made}):
             raise LoadError(f"{file} names {lost[0]!r}, which none of its models has; cut the model again")
-    return chain
+    return Chain.of(chunks, ends, source=folder.absolute())
 
 
 def _ends(content: Any) -> Ends:

@@ -306,9 +306,10 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
         return write_atomically(target, lambda package: write_package(loaded, package), overwrite)
 
 
-def stored_bytes(loaded: Loaded) -> int:
-    """Bytes of the weight files of a model, which is about what writing it takes."""
-    return sum(file.source.size for file in (loaded.weights, *loaded.other_weights) if file is not None)
+def stored_bytes(*models: Loaded) -> int:
+    """Bytes of the weight files of models, each counted once, which is about what writing them takes."""
+    files = {file for one in models for file in (one.weights, *one.other_weights) if file is not None}
+    return sum(file.source.size for file in files)
 
 
 def write_package(loaded: Loaded, package: Path) -> None:
@@ -324,17 +325,23 @@ def write_package(loaded: Loaded, package: Path) -> None:
     if loaded.spec is None:
         loaded = replace(loaded, spec=new_spec(loaded.program, loaded.version))
     spec = proto.Model_pb2.Model()
+    fill(spec, loaded, weights / "weight.bin")
+    write_spec(spec, package)
+
+
+def fill(spec: Any, loaded: Loaded, weights: Path) -> None:
+    """Put a program into an empty specification, and its weights into a file of a package."""
     for field, value in loaded.spec.ListFields():
         if field.name != "mlProgram":
             _assign(spec, field, value)
     spec.specificationVersion = loaded.version
-    with (weights / "weight.bin").open("w+b") as file:
+    with weights.open("w+b") as file:
         writer = WeightWriter(file, loaded.weights, *loaded.other_weights)
         program = protobuf.to_proto(loaded.program, loaded.version, writer.add, loaded.spec.mlProgram)
         writer.finish()
+    protobuf.move_weights(program, weights.name)
     spec.mlProgram.CopyFrom(program)
     describe(spec, loaded.program)
-    write_spec(spec, package)
 
 
 def write_spec(spec: Any, package: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 from anesurgery.doors import door
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files import size_index
-from anesurgery.files.chain import Chain
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.interpret import features, state
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
@@ -198,8 +198,8 @@ def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded
         model = model.package_path
     if isinstance(model, (str, os.PathLike)):
         return load_parts(model)
-    if isinstance(model, Chain):
-        return model.spec, list(map(runnable, model.chunks))
+    if isinstance(model, ModelSequence):
+        return model.spec, list(map(runnable, model.loaded.values()))
     loaded = load(model)
     return loaded.spec, [loaded]
 

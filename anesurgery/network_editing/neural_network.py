@@ -16,8 +16,8 @@ from anesurgery.errors import LoadError, Refusal, SurgeryError
 from anesurgery.files.description import parts
 from anesurgery.files.interface import Interface
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
-from anesurgery.files.pipeline_file import members
 from anesurgery.files.protobuf import proto
+from anesurgery.files.sequence import members
 from anesurgery.files.source import SourceFile
 from anesurgery.files.writing import check_target, temporary_files, write_atomically
 from anesurgery.mil import Array, Program, ct, quiet_host

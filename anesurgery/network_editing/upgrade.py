@@ -94,7 +94,8 @@ def _pipeline(
     def build(part: Any, what: str) -> Loaded:
         return in_precision(import_network(part, what, custom=custom), precision)
 
-    return upgrade_pipeline(spec, source, weights, units, build)
+    models, notes = upgrade_pipeline(spec, source, weights, units, build)
+    return models.mlmodel(), notes
 
 
 def in_precision(loaded: Loaded, precision: str | None) -> Loaded:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, to_mlmodel
+from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, part_names
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import ct, quiet_host
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.neuralnetwork.ports import describe
 from anesurgery.neuralnetwork.spec import NETWORKS
 
@@ -19,55 +19,49 @@ Import = Callable[[Any, str], Loaded]
 
 def upgrade_pipeline(
     spec: Any, source: Path | None, weights: Path | None, units: Any, build: Import
-) -> tuple[Any, list[str]]:
+) -> tuple[ModelSequence, list[str]]:
     """The pipeline with an ML Program in the place of each network.
 
     Args:
-        spec: specification of a pipeline.
+        spec: specification of a pipeline, which stays as it is.
         source: where it came from.
         weights: the folder with the weights of its ML Programs.
         units: compute units of the result.
         build: makes a program of a network.
 
     Returns:
-        An MLModel with the description of `spec`, and what changed.
+        The models, with the type and the description of `spec`, and what changed.
 
     Raises:
-        LoadError: a part cannot be built, a part that stays reads a name that changed, or there is one only.
+        LoadError: a part cannot be built, or a part reads a name that changed.
     """
-    parts = list(PIPELINES[spec.WhichOneof("Type")](spec).models)
-    if len(parts) < 2:
-        raise LoadError(f"the pipeline has {len(parts)} models, expected 2 or more; upgrade the model itself")
-    built: list[Any] = []
+    whole = proto.Model_pb2.Model()
+    whole.CopyFrom(spec)
+    pipeline = PIPELINES[whole.WhichOneof("Type")](whole)
+    built: dict[str, Loaded] = {}
     notes: list[str] = []
     names: dict[str, str] = {}
-    for i, part in enumerate(parts):
+    for i, (name, part) in enumerate(zip(part_names(pipeline), pipeline.models, strict=True)):
         what = f"model {i} of the pipeline"
-        member = _part(part, what, source, weights, build)
-        built.append(member)
-        if isinstance(member, Loaded):
-            notes += [f"{what}: {words}" for words in member.notes]
-            names |= _renamed(part, member.spec, what, names)
-    # Only now is anything written, into temporary packages that live until the process ends.
-    models = [to_mlmodel(member) if isinstance(member, Loaded) else member for member in built]
-    with quiet_host():
-        member = ct.utils.make_pipeline(*models, compute_units=units or ct.ComputeUnit.ALL)
-    return _as_it_was(member, spec, names), notes
+        loaded = _part(part, what, source, weights, build)
+        names |= _renamed(part, part if loaded is None else loaded.spec, what, names)
+        if loaded is not None:
+            built[name] = loaded
+            notes += [f"{what}: {words}" for words in loaded.notes]
+    describe(whole.description, names, [])
+    return ModelSequence(whole, built, source, units), notes
 
 
-def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Any:
-    """The program of a part that has one, else an MLModel."""
+def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Loaded | None:
+    """The program of a part that has one, or is a network; None for one that stays."""
     kind = part.WhichOneof("Type")
     if kind is None:
         raise LoadError(f"{what} is empty, or newer than this coremltools; export the pipeline again")
-    if kind in NETWORKS:
-        return build(part, what)
-    if kind == PROGRAM and source is not None:
-        return from_spec(part, source, weights, None)
     if kind in PIPELINES:
         raise LoadError(f"{what} is a pipeline itself; put its models into the outer one")
-    with quiet_host():
-        return ct.models.MLModel(part, skip_model_load=True)
+    if kind == PROGRAM:
+        return from_spec(part, source or Path(), weights, None)
+    return build(part, what) if kind in NETWORKS else None
 
 
 def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> dict[str, str]:
@@ -84,19 +78,3 @@ def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> d
             if old.name != new.name:
                 changed[old.name] = new.name
     return changed
-
-
-def _as_it_was(rebuilt: Any, spec: Any, names: dict[str, str]) -> Any:
-    """The pipeline with the type and the description that it had."""
-    whole = proto.Model_pb2.Model()
-    whole.CopyFrom(spec)
-    built = rebuilt.get_spec()
-    whole.specificationVersion = max(spec.specificationVersion, built.specificationVersion)
-    pipeline = PIPELINES[spec.WhichOneof("Type")](whole)
-    del pipeline.models[:]
-    pipeline.models.extend(built.pipeline.models)
-    describe(whole.description, names, [])
-    with quiet_host():
-        return ct.models.MLModel(
-            whole, weights_dir=rebuilt.weights_dir, compute_units=rebuilt.compute_unit, skip_model_load=True
-        )

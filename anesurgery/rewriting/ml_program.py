@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anesurgery.checking.comparison import Comparison, compare_as_stored
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
+from anesurgery.files.chain import Chain
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import warn_of_names
-from anesurgery.files.package import Loaded, mlmodel_of, save, to_mlmodel
-from anesurgery.files.pipeline_file import LoadedPipeline, members, read_pipeline, save_pipeline, write_pipeline
+from anesurgery.files.package import Loaded, save, to_mlmodel
+from anesurgery.files.sequence import ModelSequence, members, read_pipeline
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
@@ -59,11 +60,11 @@ class MLProgram(Subject):
             if place is None:
                 raise
             units = getattr(model, "compute_unit", None)
-            return cast("Self", ProgramPipeline(read_pipeline(Path(place).expanduser(), units)))
+            return cast("Self", ProgramSequence(read_pipeline(Path(place).expanduser(), units)))
 
     @property
     def must_stay(self) -> bool:
-        """Is it a program that the caller gave?"""
+        """Is it what the caller gave?"""
         return self._must_stay
 
     def clone(self) -> Self:
@@ -194,18 +195,13 @@ def _computes_in_half(program: Program) -> bool:
     return any(dtype_name(v) == "fp16" for op in ops for v in op.outputs)
 
 
-class ProgramPipeline(MLProgram):
-    """The ML Programs of a pipeline."""
+class ProgramSequence(MLProgram):
+    """The ML Programs of a pipeline, or those of a chain."""
 
-    def __init__(self, pipeline: LoadedPipeline, given: Interface | None = None) -> None:
-        self.pipeline = pipeline
-        self.given = given or pipeline.interface
+    def __init__(self, models: ModelSequence, given: Interface | None = None, must_stay: bool = False) -> None:
+        self.models, self._must_stay = models, must_stay
+        self.given = given or models.interface
         self.layers = None
-
-    @property
-    def must_stay(self) -> bool:
-        """No: it was read from a file."""
-        return False
 
     @property
     def wired(self) -> bool:
@@ -214,33 +210,33 @@ class ProgramPipeline(MLProgram):
 
     def clone(self) -> Self:
         """Programs of their own; weights are shared."""
-        return type(self)(self.pipeline.copy(clone), self.given).only(self.member)
+        return type(self)(self.models.copy(clone), self.given).only(self.member)
 
     @property
     def source(self) -> Path | None:
-        """The package."""
-        return self.pipeline.source
+        """The package, the folder of chunks, or the model that was cut."""
+        return self.models.source
 
     @property
     def parts(self) -> Sequence[Loaded]:
         """The ML Programs among the models."""
-        return list(self.pipeline.programs.values())
+        return list(self.models.loaded.values())
 
     @property
     def takes(self) -> Mapping[str, Iterable[str]]:
         """What callers of the whole give."""
-        return {"": [feature.name for feature in self.spec.description.input]}
+        return {name: ends.inputs for name, ends in self.models.ends.items()}
 
     @property
     def runnable(self) -> Any:
-        """All models, in a temporary package."""
-        return self.mlmodel()
+        """The models as they are, where all are programs; else all in a temporary package."""
+        return self.mlmodel() if None in self.members.values() else self.models
 
     @property
     def members(self) -> Mapping[str, Program | None]:
         """The models by name; those that are no programs stay."""
-        programs = self.pipeline.programs
-        return {n: programs[n].program if n in programs else None for n, _ in members(self.pipeline.spec)}
+        programs = self.models.loaded
+        return {n: programs[n].program if n in programs else None for n, _ in members(self.spec)}
 
     def finish(self) -> None:
         """See that each member still takes and gives what its neighbours count on.
@@ -257,10 +253,12 @@ class ProgramPipeline(MLProgram):
     @property
     def interface(self) -> Interface:
         """That of the pipeline, and the signatures of the programs in it."""
-        return self.pipeline.interface
+        return self.models.interface
 
     def notes(self, before: MLProgram) -> list[str]:
-        """Which members are edited."""
+        """Which members of a pipeline are edited; chunks are of one model."""
+        if isinstance(self.models, Chain):
+            return []
         held = [n for n, program in self.members.items() if any(program is g for g in self.chosen)]
         others = [n for n in self.members if n not in held]
         stay = f"; {', '.join(others)} {'stays' if len(others) == 1 else 'stay'} unchanged" if others else ""
@@ -270,7 +268,7 @@ class ProgramPipeline(MLProgram):
         self, before: MLProgram, inputs: Mapping[str, Array] | None, how: Comparing
     ) -> list[Comparison | Refusal]:
         """Each program with what it was, as stored; inputs that are given go to the one that takes them."""
-        assert isinstance(before, ProgramPipeline)
+        assert isinstance(before, ProgramSequence)
         pairs = zip(before.parts, self.parts, strict=True)
         options = how.options(contract=(), prove=how.prove)  # no pass changes an interface between members
         return [self._compared(old, new, inputs, **options) for old, new in pairs]
@@ -289,22 +287,22 @@ class ProgramPipeline(MLProgram):
             IsPipeline: there are several.
         """
         if len(self.graphs) > 1:
-            names = ", ".join(name for name, graph in self.members.items() if graph is not None)
+            names = ", ".join(self.models.loaded)
             raise IsPipeline(f"it has several programs ({names}); `subject.graphs` lists them")
         return self.graphs[0]
 
     @property
     def spec(self) -> Any:
         """The specification as given."""
-        return self.pipeline.spec
+        return self.models.spec
 
     def mlmodel(self) -> Any:
         """An MLModel in a temporary package."""
-        return mlmodel_of(lambda package: write_pipeline(self.pipeline, package), self.pipeline.compute_units)
+        return self.models.mlmodel()
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
-        """Write the package."""
-        return save_pipeline(self.pipeline, path, overwrite=overwrite)
+        """Write the package; of a chain also a folder of chunks."""
+        return self.models.save(path, overwrite=overwrite)
 
 
 def op_counts(program: Program) -> dict[str, int]:

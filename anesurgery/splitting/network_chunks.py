@@ -17,6 +17,7 @@ from typing import Any
 from anesurgery.errors import SurgeryError
 from anesurgery.files.chain import Border, Chain
 from anesurgery.files.protobuf import proto
+from anesurgery.files.sequence import Ends
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.neuralnetwork.spec import EXACT, NETWORKS, is_legacy, nested_networks, network_of, walk_layers
@@ -198,8 +199,8 @@ class _Cut:
         chunks = [self._chunk(number) for number in range(len(self._groups))]
         borders = [self._border(at) for at in range(1, len(chunks))]
         weights = tuple(sum(layer.ByteSize() for layer in network_of(c.spec).layers) for c in chunks)
-        outputs = tuple(f.name for f in self._description.output)
-        return Chain(tuple(chunks), tuple(self._inputs), outputs, tuple(borders), weights, self._source)
+        ends = Ends(tuple(self._inputs), tuple(f.name for f in self._description.output))
+        return Chain.of(chunks, {"": ends}, borders=tuple(borders), weights=weights, source=self._source)
 
     def _chunk(self, number: int) -> LoadedNetwork:
         spec = self._empty(number)

@@ -10,12 +10,13 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.files.chain import Border, Chain, Ends, Placed
+from anesurgery.files.chain import Border, Chain, Placed
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
+from anesurgery.files.sequence import Ends
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
@@ -230,14 +231,12 @@ def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
         chunks.append(replace(loaded, program=program, spec=described))
     ends = {name: _ends(loaded, name, graph) for name, graph in graphs.items()}
     (name, graph), *_ = graphs.items()
-    counted = range(1, len(chunks))
-    return Chain(
-        tuple(chunks),
-        *ends[name],
-        borders=tuple(_border(graph, cut[name], at) for at in counted),
+    return Chain.of(
+        chunks,
+        ends if several else {"": ends[name]},
+        borders=tuple(_border(graph, cut[name], at) for at in range(1, len(chunks))),
         weights=tuple(_weights(graphs, cut, number) for number in range(len(chunks))),
         source=loaded.source,
-        functions=ends if len(ends) > 1 else {},
     )
 
 

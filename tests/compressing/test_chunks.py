@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.compressing.chunks import ProgramChain
+from anesurgery.compressing.chunks import read_chunks
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load_chain
@@ -168,7 +168,7 @@ def test_a_decoder_with_a_cache_and_two_functions(tmp_path: Path) -> None:
 
 def test_a_chain_answers_what_one_program_does(package: Path, folder: Path) -> None:
     """Programs that run one after the other are one model: only reading and saving differ."""
-    chain, whole = ProgramChain.read(folder), MLProgram.read(package)
+    chain, whole = read_chunks(folder), MLProgram.read(package)
     assert list(chain.graphs) == [part.program for part in chain.parts]
     assert chain.op_counts["linear"] == whole.op_counts["linear"] == 2
     assert chain.spec_of(chain.graphs[1]) is chain.parts[1].spec

@@ -17,6 +17,7 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.commands.options import BAD_INPUT
 from anesurgery.errors import LoadError
+from anesurgery.files import package
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import quiet_host
 
@@ -65,6 +66,7 @@ def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "scratch"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    monkeypatch.setattr(package, "_TEMPORARY", package._Temporary())  # that of earlier tests lies elsewhere
     return folder
 
 

@@ -13,7 +13,7 @@ import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.errors import InterfaceError, LoadError, SurgeryError, UnknownName
 from anesurgery.files.package import PIPELINES, part_names, read_spec
-from anesurgery.files.pipeline_file import members
+from anesurgery.files.sequence import members
 from anesurgery.loading import load_member
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network

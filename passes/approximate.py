@@ -40,7 +40,7 @@ import math
 from dataclasses import dataclass, replace
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
 
 LACKING = an.ops.names("asin acos tan sinh cosh atanh")
 """Functions that no chip was seen to have."""
@@ -53,6 +53,7 @@ class Approximate(Rewrite):
     """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
 
     name = "approximate"
+    kinds = frozenset(an.formulas.FORMULAS)
     asked_for = True
     tolerance = an.Tolerance(5e-3)
     functions: tuple[str, ...] = an.option((), among=tuple(an.formulas.FORMULAS))
@@ -68,10 +69,6 @@ class Approximate(Rewrite):
         lacking = LACKING | (SINES if min(families) < HAVE_SINES else frozenset())
         step = self if self.functions else replace(self, functions=tuple(sorted(lacking)))
         super(Approximate, step).run(program, session)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every function of the table."""
-        return op.any(*an.formulas.FORMULAS)(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A formula that is good enough over the range."""

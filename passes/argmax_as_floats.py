@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 FLOATS = ("fp16", "fp32")
 
@@ -51,14 +51,11 @@ class ArgmaxAsFloats(Rewrite):
     """`reduce_argmax` and `reduce_argmin` become comparisons and a maximum of places."""
 
     name = "argmax_as_floats"
+    kinds = frozenset({"reduce_argmax", "reduce_argmin"})
     tolerates_nonfinite = False
     """Nothing equals NaN."""
     most_places: int = 2048
     """The longest axis; fp16 holds each integer up to 2048."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Either search."""
-        return op.any("reduce_argmax", "reduce_argmin")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal:
         """A float tensor, and an axis that fp16 can count."""

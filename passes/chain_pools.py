@@ -41,7 +41,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 LONGEST = 29
 """The longest window of averages that every chip takes."""
@@ -54,13 +54,10 @@ class ChainPools(Rewrite):
     """max_pool, avg_pool and l2_pool with large windows become several."""
 
     name = "chain_pools"
+    kinds = frozenset({"max_pool", "avg_pool", "l2_pool"})
     tolerance = an.REASSOCIATED
     most: int = an.option(8, least=2)
     """Longest window that stays, and that a pool of a chain may have."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every pool."""
-        return op.any("max_pool", "avg_pool", "l2_pool")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A large window over known lengths."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,9 @@ class ConvolveEachImage(Rewrite):
     """`conv` with dynamic weights, image by image."""
 
     name = "convolve_each_image"
+    kinds = frozenset({"conv"})
     most_images: int = 16
     """Most images that are taken apart."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every convolution."""
-        return op.conv(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Weights of the run, and several images."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 
 LIMIT = 4094
 """The largest magnitude that such a slice keeps."""
@@ -49,11 +49,8 @@ class CutRows(Rewrite):
     """`x[..., b:e]` becomes the transpose of `transpose(x)[..., b:e, :]`."""
 
     name = "cut_rows"
+    kinds = frozenset({"slice_by_index"})
     static = True
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A slice at constant places."""
-        return op.slice_by_index(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One that begins inside the last axis of a value that may be large."""

@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class DecomposeAttention(Rewrite):
     """`scaled_dot_product_attention` in its parts."""
 
     name = "decompose_attention"
+    kinds = frozenset({"scaled_dot_product_attention"})
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
@@ -56,10 +57,6 @@ class DecomposeAttention(Rewrite):
     """Scores must stay far above the fill."""
     fill: float = an.option(-1e4, most=an.attention.MASKED)
     """The score of a key that a boolean mask hides."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The fused op."""
-        return op.scaled_dot_product_attention(query=var("query"), key=var("key"), value=var("value"))
 
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""

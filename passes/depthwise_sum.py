@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class DepthwiseSum(Rewrite):
     """`conv` of single channels and one position becomes `mul` and `reduce_sum`."""
 
     name = "depthwise_sum"
+    kinds = frozenset({"conv"})
     tolerance = an.REASSOCIATED
     least: int = 2
     """Fewest groups."""
@@ -49,10 +50,6 @@ class DepthwiseSum(Rewrite):
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where the engine was seen to refuse them."""
         return (cls(least=an.doubtful.MANY_GROUPS),)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every convolution."""
-        return op.conv(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One channel for each group, one position, and no padding."""

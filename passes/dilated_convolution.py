@@ -38,7 +38,7 @@ from typing import cast
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""
@@ -53,12 +53,9 @@ class DilatedConvolution(Rewrite):
     """space_to_batch, convolutions, batch_to_space become dilated convolutions."""
 
     name = "dilated_convolution"
+    kinds = frozenset({"batch_to_space"})
     static = True
     tolerance = an.REASSOCIATED
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """The end of such a region."""
-        return op.batch_to_space(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Everything between it and the beginnings."""

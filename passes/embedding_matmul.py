@@ -64,7 +64,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class EmbeddingMatmul(Rewrite):
     """A gather from a constant table by run-time ids becomes one-hot rows times the table: exact."""
 
     name = "embedding_matmul"
+    kinds = frozenset({"gather"})
     # both pad the token table, so that a tied head keeps sharing it
     precedes = ("pad_last_axis",)
     mode: str = an.option("matmul", among=("matmul", "input"))
@@ -85,23 +86,19 @@ class EmbeddingMatmul(Rewrite):
     pad_tied: bool = False
     """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
 
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every gather."""
-        return op.gather(x=var("table"), indices=var("indices"))
-
     def check(self, m: Match) -> Match | Refusal | None:
         """A finite float table of rank 2, read along axis 0 by ids that are known only at run time."""
-        made_by = m.table.op.op_type if m.table.op is not None else "an input"
+        made_by = m.x.op.op_type if m.x.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
             return None
         if (unfit := _unfit(m, self.most_rows)) is not None:
             return unfit
-        ids, wraps = self.ids(m, m.table.shape[0])
+        ids, wraps = self.ids(m, m.x.shape[0])
         if self.mode == "input":
             entries = m.block.inputs if isinstance(m.block, an.Function) else {}
             if entries.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
-        elif not an.one_hot.is_finite(an.decoded(m.table)):
+        elif not an.one_hot.is_finite(an.decoded(m.x)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
         return m.bind(ids=ids, wraps=wraps)
 
@@ -117,11 +114,11 @@ class EmbeddingMatmul(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Ids of the table; in mode "input", the rows that belong to the ids."""
-        rows = int(m.table.shape[0])
+        rows = int(m.x.shape[0])
         most = min(rows, int(np.iinfo(an.np_dtype(m.ids)).max) + 1)
         if self.mode == "input":
             ids = np.random.default_rng(0).integers(0, most, m.ids.shape)
-            values: an.Array = ids if var is m.ids else an.decoded(m.table)[ids]
+            values: an.Array = ids if var is m.ids else an.decoded(m.x)[ids]
             return values.astype(an.np_dtype(var))
         if var is not m.ids:
             return None
@@ -131,16 +128,16 @@ class EmbeddingMatmul(Rewrite):
         """One-hot rows, piece by piece, each times its part of the table; or an input."""
         if self.mode == "input":
             return _rows_as_input(mb, m)
-        rows = int(m.table.shape[0])
+        rows = int(m.x.shape[0])
         ids = m.ids if an.np_dtype(m.ids) == np.int32 else mb.cast(x=m.ids, dtype="int32")
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
         if self.nonnegative_ids and not an.token_ids.never_negative(ids):
             mb.note("assumed of the inputs: token ids are never negative")
-        table = _table(mb, m.table, an.one_hot.one_hot_width(rows), self.pad_tied)
+        table = _table(mb, m.x, an.one_hot.one_hot_width(rows), self.pad_tied)
         total: Var | None = None
-        for start, one_hot in an.one_hot.one_hot_pieces(mb, ids, rows, an.np_dtype(m.table), self.max_inner):
+        for start, one_hot in an.one_hot.one_hot_pieces(mb, ids, rows, an.np_dtype(m.x), self.max_inner):
             product = _product(mb, one_hot, table, start)
             total = product if total is None else mb.add(x=total, y=product)
         assert total is not None
@@ -149,7 +146,7 @@ class EmbeddingMatmul(Rewrite):
 
 def _unfit(m: Match, most_rows: int) -> Refusal | None:
     """Why this lookup is of another kind, or None."""
-    table, ids = m.table, m.indices
+    table, ids = m.x, m.indices
     axis, batch_dims = an.constant(m.root.axis), an.constant(m.root.inputs.get("batch_dims"))
     reasons = {
         f"the table holds {an.np_dtype(table)}": an.np_dtype(table).kind != "f",
@@ -178,9 +175,9 @@ def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
     """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
-    table, old = an.decoded(m.table), m.ids.name
-    if an.is_compressed(m.table):
-        mb.note(f"the table %{m.table.name} is written as {table.dtype}, not compressed: its rows are read")
+    table, old = an.decoded(m.x), m.ids.name
+    if an.is_compressed(m.x):
+        mb.note(f"the table %{m.x.name} is written as {table.dtype}, not compressed: its rows are read")
     name = mb.leave_beside(f"{old}_embeds", table)
     held, dropped = mb.input_dtype(table.dtype), an.token_ids.serves_only(m.ids, m.root)
 

@@ -46,7 +46,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts.written_exponentials import (
     ENDS,
     LOGS_OF_SHARES,
@@ -67,13 +67,10 @@ class FuseExponential(Rewrite):
     """`log(1 + exp(x))` becomes `softplus(x)`; sigmoid, softmax and logsumexp become stable too."""
 
     name = "fuse_exponential"
+    kinds = frozenset(ENDS)
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
     """exp(x) / (1 + exp(x)) is NaN at infinity, where the sigmoid is 1."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op that may end such a form."""
-        return op.any(*ENDS)(x=var("inner"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """It ends one of the forms."""

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 """What the indices of a gather may be, in every opset that has 16-bit indices."""
@@ -46,21 +46,18 @@ class IndexCasts(Rewrite):
     """The indices of a gather as they were before casts that keep each of them."""
 
     name = "index_casts"
+    kinds = frozenset({"gather"})
     follows = ("token_id_guard",)
     # ids are cleared before passes look at what reads them
     precedes = ("select_last_token", "embedding_matmul")
     shares_inner = True
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every lookup."""
-        return op.gather(x=var("table"), indices=var("indices"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Are there casts of integers that keep every index?"""
         cast = an.producer(m.indices, "cast")
         if cast is None or an.np_dtype(cast.x).kind not in "iu":
             return None
-        length = m.table.shape[int(an.constant(m.root.axis))]
+        length = m.x.shape[int(an.constant(m.root.axis))]
         if an.is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
         low = 0 if an.np_dtype(m.indices).kind == "u" else -int(length)

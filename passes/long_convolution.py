@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
@@ -59,6 +59,7 @@ class LongConvolution(Rewrite):
     """Large kernels of 1-D and 2-D convolutions become small ones over frames."""
 
     name = "long_convolution"
+    kinds = frozenset({"conv"})
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
@@ -70,10 +71,6 @@ class LongConvolution(Rewrite):
     """Most neighbouring results that become channels; weights grow by about that factor."""
     longest: int = an.option(0, least=0, of_target="axis")
     """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every convolution."""
-        return op.conv(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A large kernel of stored numbers over known lengths."""

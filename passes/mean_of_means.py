@@ -30,7 +30,7 @@ import math
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 MANY = 1 << 18
 """Values, as the rule of `inspect` has it: the means of norms are of fewer."""
@@ -41,13 +41,10 @@ class MeanOfMeans(Rewrite):
     """`mean(x, [a, b])` becomes `mean(mean(x, [b]), [a])`."""
 
     name = "mean_of_means"
+    kinds = frozenset({"reduce_mean"})
     static = True
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A mean."""
-        return op.reduce_mean(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Of many values along several axes that are longer than 1."""

@@ -38,7 +38,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,10 @@ class MeanQuotient(Rewrite):
     most: int = 1024
     """Values that are added at most: a mean of more, of which few are not 0, may be too small for fp16."""
     name = "mean_quotient"
+    kinds = frozenset({"real_div"})
     static = True
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every division."""
-        return op.real_div(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A quotient of sums of which one may overflow."""

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,7 @@ class NegateSubtract(Rewrite):
     """`sub(x, y)` becomes `add(x, -y)`: exact for floats and for integers."""
 
     name = "negate_subtract"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every subtraction."""
-        return op.sub(x=var("x"), y=var("y"))
+    kinds = frozenset({"sub"})
 
     def check(self, m: Match) -> Match | Refusal:
         """Floats and int32 only; a constant must have a negation."""

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.placement.cost import UP_TO
 
 
@@ -48,6 +48,7 @@ class PointwiseConvolution(Rewrite):
     """`linear` and `matmul` of one row become `conv`."""
 
     name = "pointwise_convolution"
+    kinds = frozenset({"linear", "matmul"})
     follows = ("split_head", "select_last_token")
     shares_inner = True
     tolerance = an.REASSOCIATED
@@ -58,10 +59,6 @@ class PointwiseConvolution(Rewrite):
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """On the chips where single rows were seen to stay on the CPU."""
         return (cls(most=target.least("axis")[0]),) if min(target.families) <= UP_TO else ()
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product of rows."""
-        return op.any("linear", "matmul")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One row, and a stored weight of few enough channels."""

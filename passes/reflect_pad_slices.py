@@ -34,7 +34,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,9 @@ class ReflectPadSlices(Rewrite):
     """`pad(mode="reflect")` and `pad(mode="replicate")` become slices and a concat."""
 
     name = "reflect_pad_slices"
+    kinds = frozenset({"pad"})
     most_repeats: int = 16
     """How often an edge may be repeated on one side."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every pad."""
-        return op.pad(x=var("x"), pad=var("pad"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Constant amounts, along axes of known length."""

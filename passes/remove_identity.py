@@ -30,7 +30,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,7 @@ class RemoveIdentity(Rewrite):
     """`identity(x)` becomes `x`."""
 
     name = "remove_identity"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every identity."""
-        return op.identity(x=var("x"))
+    kinds = frozenset({"identity"})
 
     def check(self, m: Match) -> Match | Refusal:
         """Does it make no output?"""

@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,12 @@ class ResampleMatmul(Rewrite):
     """`crop_resize`, `resample` and `affine` at constant places as products."""
 
     name = "resample_matmul"
+    kinds = frozenset({"crop_resize", "resample", "affine"})
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Pixels that do not count are multiplied by 0."""
     most_numbers: int = an.option(1 << 22, least=1)
     """Most numbers of the matrix."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op that reads pixels at places."""
-        return op.any("crop_resize", "resample", "affine")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal:
         """Constant places, one image, a matrix that is not too large."""

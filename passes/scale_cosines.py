@@ -66,13 +66,12 @@ Grade: checked: that a factor goes through a root is no identity of polynomials.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 
 
 @dataclass(frozen=True)
@@ -80,18 +79,15 @@ class ScaleCosines(an.ScaledSquares):
     """`sum(a * b) / (|a| * |b|)` becomes the same of `a / u` and `b / v`."""
 
     name = "scale_cosines"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A sum of products, divided."""
-        return op.real_div(x=op.reduce_sum(x=var("products")), y=var("lengths"))
+    kinds = frozenset({"real_div"})
 
     def check(self, m: Match) -> Match | Refusal | None:
         """By the lengths of both rows, and of numbers whose squares may overflow."""
         cosine = an.cosines.cosine(m.root)
-        if cosine is None or not self.applies(m.products, cosine.rows):
+        if cosine is None or not self.applies(m.x, cosine.rows):
             return None
         most = self.most(cosine.rows, cosine.count)
-        if most <= math.sqrt(an.constant_ends.LARGEST):  # the squares of both lengths are multiplied
+        if most**2 <= an.constant_ends.LARGEST:  # the squares of both lengths are multiplied
             return Refusal(
                 f"the products add up to at most {most:g}, and their square does not overflow", m.root
             )
@@ -109,9 +105,7 @@ class ScaleCosines(an.ScaledSquares):
         squares = [mb.reduce_sum(x=mb.square(x=row), axes=axes, keep_dims=keep) for row in rows]
         lengths = mb.mul(x=mb.sqrt(x=squares[0]), y=mb.sqrt(x=squares[1]))
         if m.cosine.least:
-            first = min(floor / quiet.least, 1.0)
-            shares = [mb.real_div(x=first, y=unit) for unit in units]
-            least = mb.mul(x=mb.mul(x=shares[0], y=shares[1]), y=m.cosine.least / first**2)
+            least = an.guard_of(mb, m.cosine.least, floor / quiet.least, *units)
             lengths = mb.maximum(x=lengths, y=least)
         return mb.real_div(x=product, y=lengths)
 

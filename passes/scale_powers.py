@@ -38,7 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -46,12 +46,9 @@ class ScalePowers(Rewrite):
     """`x^n * c` becomes `(x / 2^k)^n * (c * 2^(k n))`."""
 
     name = "scale_powers"
+    kinds = frozenset({"mul", "real_div"})
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What makes a value small."""
-        return op.any("mul", "real_div")(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A power that may overflow, times a constant below 1."""

@@ -46,7 +46,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, Operation, Refusal, Var, mb
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,12 @@ class ScaleRoots(an.ScaledSquares):
     """`sqrt(sum(x * x))` becomes `u * sqrt(sum((x / u) * (x / u)))`, where u is 1 if fp16 holds the squares."""
 
     name = "scale_roots"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A root or a logarithm."""
-        return op.any("sqrt", "rsqrt", "pow", "log")(x=var("inner"))
+    kinds = frozenset({"sqrt", "rsqrt", "pow", "log"})
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A root of a sum of squares that may overflow."""
         read = an.sums_of_squares.read_by_root(m.root)
-        if read is None or not self.applies(m.inner, read[0].values):
+        if read is None or not self.applies(m.x, read[0].values):
             return None
         squares, least = read
         most = self.most(squares.values, squares.most)

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 CEILING = 32768
 """Where sums of products end (sbryngelson/ane-guide: part-1-machine/03)."""
@@ -52,13 +52,10 @@ class ScaleScores(Rewrite):
     """`(q @ k) * s` becomes `(q * s) @ k`."""
 
     name = "scale_scores"
+    kinds = frozenset({"mul", "real_div"})
     static = True
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What scales a value."""
-        return op.any("mul", "real_div")(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Scores of attention, or other products of two values, in fp16 that a factor makes smaller."""

@@ -53,7 +53,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 
 
 @dataclass(frozen=True)
@@ -61,15 +61,12 @@ class ScaleSpectra(an.ScaledSquares):
     """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / u)^2 + (b / u)^2)) + 2 log(u)`."""
 
     name = "scale_spectra"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """A logarithm."""
-        return op.log(x=var("inner"))
+    kinds = frozenset({"log"})
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Accept the logarithm of mixed powers that may overflow."""
         spectrum = an.spectra.spectrum(m.root)
-        if spectrum is None or not self.applies(m.inner, spectrum.squares.values):
+        if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return None
         most = self.most(spectrum.squares.values, spectrum.squares.most)
         if most * max(1.0, spectrum.weights) <= an.constant_ends.LARGEST:

@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class SplitConv3d(Rewrite):
     """3-D convolutions as sums of 2-D ones."""
 
     name = "split_conv3d"
+    kinds = frozenset({"conv"})
     tolerance = an.REASSOCIATED
     most_depth: int = an.option(16, least=1)
     """Deepest kernel, each step of which is a convolution."""
@@ -61,10 +62,6 @@ class SplitConv3d(Rewrite):
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Only where a 3-D convolution is in doubt."""
         return (cls(),) if target.families & an.legality.NOT_M4 else ()
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every convolution with a stored weight."""
-        return op.conv(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Three axes of known length."""

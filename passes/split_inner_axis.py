@@ -40,7 +40,7 @@ from itertools import pairwise
 from typing import Any
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Pass, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 
 Flat = tuple[Var, int]
 """What rows are flattened from, and its first axis in a row."""
@@ -51,6 +51,7 @@ class SplitInnerAxis(Rewrite):
     """`matmul` and `linear` of long rows become sums of several."""
 
     name = "split_inner_axis"
+    kinds = frozenset({"matmul", "linear"})
     tolerance = an.Tolerance(1e-4)
     """For sums of tens of thousands of terms in another order."""
     most: int = an.option(32768, least=1)
@@ -60,10 +61,6 @@ class SplitInnerAxis(Rewrite):
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Rows as long as the target takes."""
         return (cls(most=min(cls.most, int(target.least("axis")[0]))),)
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every product of rows."""
-        return op.any("matmul", "linear")(x=var("x"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A long axis that can be cut on both sides."""

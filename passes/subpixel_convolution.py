@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 LARGEST = 1 << 24
 """Most numbers of the new weight."""
@@ -97,15 +97,12 @@ class SubpixelConvolution(Rewrite):
     """conv_transpose becomes conv and pixel_shuffle, or reshapes and a transpose."""
 
     name = "subpixel_convolution"
+    kinds = frozenset({"conv_transpose"})
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """Taps that were not there multiply by 0 what may be infinite."""
     longer_than: int = an.option(0, least=0, of_target="axis")
     """Only where the result is longer than this on an axis, and the input is not."""
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every transposed convolution."""
-        return op.conv_transpose(x=var("x"), weight=var("weight"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """Stored numbers over known lengths."""

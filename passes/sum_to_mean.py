@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 HALF_STEP = 2.0**-11
 """As near to 1 as fp16 rounds a factor: such a factor is left out."""
@@ -46,13 +46,10 @@ class SumToMean(Rewrite):
     most: float | None = None
     """What may be left of the factor: the mean is so many times smaller than the result. None: anything."""
     name = "sum_to_mean"
+    kinds = frozenset({"mul", "real_div"})
     static = True
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """What makes a value small."""
-        return op.any("mul", "real_div")(x=var("x"), y=var("y"))
 
     def check(self, m: Match) -> Match | Refusal | None:
         """A constant factor below 1, of a sum that may overflow."""

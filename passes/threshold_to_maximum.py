@@ -31,7 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,7 @@ class ThresholdToMaximum(Rewrite):
     """`threshold(x, alpha)` becomes `maximum(x, alpha)`."""
 
     name = "threshold_to_maximum"
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every threshold."""
-        return op.threshold(x=var("x"), alpha=var("alpha"))
+    kinds = frozenset({"threshold"})
 
     def check(self, m: Match) -> Match | Refusal:
         """Its constant is a number."""

@@ -46,7 +46,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Operation, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Operation, Program, Refusal, Rewrite, Var, mb
 
 COUNTS_TO = 2048
 """fp16 holds all integers up to here."""
@@ -57,12 +57,9 @@ class WidenToFp32(Rewrite):
     """Ops between values of fp16 compute in fp32 where fp16 does not hold what they make."""
 
     name: ClassVar[str] = "widen_to_fp32"
+    kinds = frozenset(an.wide_values.ENDS)
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
-
-    def pattern(self, op: Ops) -> OpPattern:
-        """Every op whose result may fit again."""
-        return op.any(*an.wide_values.ENDS)()
 
     def check(self, m: Match) -> Match | Refusal | None:
         """An operand does not fit, and the result does."""

@@ -51,8 +51,8 @@ class TwoSided(LayerRewrite, abstract=True):
         cls.kinds = frozenset(cls.plain)
         super().__init_subclass__(**options)
 
-    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """The blob that the plain layer reads in the place of the second side, a computed one."""
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str | Refusal:
+        """The blob that the plain layer reads in the place of the second side, a computed one, or why not."""
         return y
 
     def turned_numbers(self, value: Array) -> Array | Refusal:
@@ -74,6 +74,8 @@ class TwoSided(LayerRewrite, abstract=True):
         if isinstance(value, Refusal):
             return value
         x = self.turned(site, sides.x) if sides.first else sides.x
+        if isinstance(x, Refusal):
+            return x
         put = plus if self.plain[site.node.kind] == "add" else times
         put(site, x, value, sides.form)
         return None
@@ -83,8 +85,10 @@ class TwoSided(LayerRewrite, abstract=True):
         places = order(site, kind := self.plain[site.node.kind], x, y)
         if isinstance(places, Refusal):
             return places
-        sides = (x, self.turned(site, y))
-        site.emit(kind, [sides[i] for i in places], site.outputs)
+        second = self.turned(site, y)
+        if isinstance(second, Refusal):
+            return second
+        site.emit(kind, [(x, second)[i] for i in places], site.outputs)
         return None
 
 

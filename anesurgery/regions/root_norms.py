@@ -162,7 +162,9 @@ def by_largest(mb: Maker, norm: RootNorm) -> Var:
     return mb.mul(x=scaled, y=mb.rsqrt(x=mb.add(x=mean, y=rest)))
 
 
-def guard_of(mb: Maker, guard: float, least: float, unit: Var) -> Var:
-    """What guards a sum of squares, divided by the square of the unit, which is no less than `least`."""
+def guard_of(mb: Maker, guard: float, least: float, unit: Var, other: Var | None = None) -> Var:
+    """What guards a sum, divided by two units or the square of one, which are no less than `least`."""
     kind, first = np_dtype(unit).type, min(least, 1.0)
-    return mb.mul(x=mb.square(x=mb.real_div(x=kind(first), y=unit)), y=kind(guard / first**2))
+    shares = [mb.real_div(x=kind(first), y=v) for v in (unit, other) if v is not None]
+    both = mb.square(x=shares[0]) if other is None else mb.mul(x=shares[0], y=shares[1])
+    return mb.mul(x=both, y=kind(guard / first**2))

@@ -23,7 +23,8 @@ from anesurgery.mil import Block, Operation, Var, op_parameters, op_types
 class Match:
     """The ops and values that a pattern matched; the names given in the pattern are attributes.
 
-    An attribute is a `Var`, an `Operation` (of `as_=`) or whatever `check` bound, so its type is open.
+    So are the operands of the root, where no name hides them. An attribute is a `Var`, an `Operation` (of
+    `as_=`) or whatever `check` bound, so its type is open.
     """
 
     root: Operation
@@ -65,10 +66,11 @@ class Match:
         return replace(self, ops=ops or self.ops, bindings=bindings, within={**self.within, **(within or {})})
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return self.bindings[name]
-        except KeyError:
-            raise AttributeError(f"the match has no {name!r}; it has {sorted(self.bindings)}") from None
+        for values in (self.bindings, self.root.inputs):
+            if name in values:
+                return values[name]
+        has = sorted({*self.bindings, *self.root.inputs})
+        raise AttributeError(f"the match has no {name!r}; it has {has}")
 
 
 RESERVED = frozenset(

@@ -74,14 +74,6 @@ class LegacyDivide(an.two_sides.TwoSided):
     exact: bool = False
     epsilon: float = an.option(SMALLEST, least=SMALLEST, most=LARGEST)
 
-    def rewrite(self, site: Site) -> Refusal | None:
-        """A computed divisor's inverse is not exact."""
-        sides = an.two_sides.two_sides(site)
-        computed = not isinstance(sides, an.two_sides.Constant) or sides.first
-        if self.exact and computed and not isinstance(sides, Refusal):
-            return Refusal("the divisor is computed, so the product with its inverse is not exact")
-        return super().rewrite(site)
-
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
@@ -90,8 +82,10 @@ class LegacyDivide(an.two_sides.TwoSided):
         sign = rng.choice([-1.0, 1.0], shape)
         return (sign * rng.uniform(2, 8, shape)).astype(np.float32)
 
-    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
-        """The inverse of the divisor."""
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str | Refusal:
+        """The inverse of the divisor, unless every number has to stay."""
+        if self.exact:
+            return Refusal("the divisor is computed, so the product with its inverse is not exact")
         return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
 
     def turned_numbers(self, value: an.Array) -> an.Array | Refusal:
@@ -112,8 +106,8 @@ class LegacyDivide(an.two_sides.TwoSided):
         """1 over a blob is its inverse, without a product."""
         if not sides.first or sides.number != 1:
             return super().by_constant(site, sides)
-        self.turned(site, sides.x, site.outputs)
-        return None
+        inverse = self.turned(site, sides.x, site.outputs)
+        return inverse if isinstance(inverse, Refusal) else None
 
 
 def example() -> Any:

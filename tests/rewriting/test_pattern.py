@@ -67,6 +67,13 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         _ = m.y
 
 
+def test_operands_of_the_root_are_attributes_where_no_name_hides_them() -> None:
+    m = found(op.any("sub")(), lambda a, b: mb.sub(x=a, y=b))
+    assert (m.x.name, m.y.name) == ("a", "b")
+    turned = found(op.sub(x=var("y"), y=var("x")), lambda a, b: mb.sub(x=a, y=b))
+    assert (turned.x.name, turned.y.name) == ("b", "a")
+
+
 def test_bind_adds_and_keeps() -> None:
     m = found(op.exp(x=var("x")), lambda a, b: mb.exp(x=a))
     longer = m.bind(n=3, ops=(m.root, m.root))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,6 +44,12 @@ def impl(*op_types: str) -> Callable[[F], F]:
         return function
 
     return enter
+
+
+def written(meanings: Mapping[str, Callable[..., Any]]) -> None:
+    """Enter functions that are one expression each, by op type."""
+    for op_type, function in meanings.items():
+        impl(op_type)(function)
 
 
 def ints(value: Any) -> list[int]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Meaning, impl, to_int32
+from anesurgery.interpret.table import TABLE, Meaning, impl, to_int32, written
 
 Tensor = torch.Tensor
 
@@ -158,8 +158,7 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 
 TABLE.update({name: Meaning(_binary(f), False) for name, f in BINARY.items()})
 TABLE.update({name: Meaning(_unary(f), False) for name, f in UNARY.items()})
-for _name, _function in PARAMETRIC.items():
-    impl(_name)(_function)
+written(PARAMETRIC)
 
 
 @impl("cast")

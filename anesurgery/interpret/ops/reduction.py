@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from anesurgery.interpret.table import TABLE, Meaning, impl, ints
+from anesurgery.interpret.table import TABLE, Meaning, impl, ints, written
 
 Tensor = torch.Tensor
 
@@ -58,24 +58,6 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
 TABLE.update({name: Meaning(_reduction(f), False) for name, f in REDUCTIONS.items()})
 
 
-@impl("reduce_argmax")
-def reduce_argmax(x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Tensor:
-    """Where the largest element of an axis is (the first of equals)."""
-    return torch.argmax(x, dim=axis, keepdim=keep_dims)
-
-
-@impl("reduce_argmin")
-def reduce_argmin(x: Tensor, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Tensor:
-    """Where the smallest element of an axis is (the first of equals)."""
-    return torch.argmin(x, dim=axis, keepdim=keep_dims)
-
-
-@impl("softmax")
-def softmax(x: Tensor, axis: int = -1) -> Tensor:
-    """exp(x) over its sum along an axis; the maximum is subtracted first."""
-    return torch.softmax(x, dim=int(axis))
-
-
 @impl("cumsum")
 def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """The running sum along an axis, from either end, with or without the element itself."""
@@ -85,3 +67,12 @@ def cumsum(x: Tensor, axis: int = 0, exclusive: bool = False, reverse: bool = Fa
         zero = torch.zeros_like(total.narrow(axis, 0, min(1, total.shape[axis])))
         total = torch.cat([zero, total], axis).narrow(axis, 0, total.shape[axis])
     return total.flip(axis) if reverse else total
+
+
+WRITTEN: dict[str, Callable[..., Any]] = {  # output_dtype is what the result is cast to by whoever runs the op
+    "reduce_argmax": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmax(x, axis, keep_dims),
+    "reduce_argmin": lambda x, axis=-1, keep_dims=False, output_dtype="": torch.argmin(x, axis, keep_dims),
+    "softmax": lambda x, axis=-1: torch.softmax(x, dim=int(axis)),
+}
+"""Op type -> function of its parameters; of equal numbers the place of the first."""
+written(WRITTEN)

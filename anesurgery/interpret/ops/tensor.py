@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret.table import Unsupported, affordable, impl, ints
+from anesurgery.interpret.table import Unsupported, affordable, impl, ints, written
 
 Tensor = torch.Tensor
 
@@ -77,12 +77,6 @@ def concat(values: list[Tensor], axis: int = 0, interleave: bool = False) -> Ten
     return torch.stack(list(values), dim=axis + 1).reshape(shape)
 
 
-@impl("stack")
-def stack(values: list[Tensor], axis: int = 0) -> Tensor:
-    """Tensors joined along a new axis."""
-    return torch.stack(list(values), dim=int(axis))
-
-
 @impl("split")
 def split(x: Tensor, axis: int, num_splits: int | None = None, split_sizes: Any = None) -> Any:
     """Pieces along an axis, of equal or of given lengths."""
@@ -110,12 +104,6 @@ def tile(x: Tensor, reps: Any) -> Tensor:
         )
     affordable([d * n for d, n in zip(x.shape, times, strict=True)])
     return x.repeat(times)
-
-
-@impl("reverse")
-def reverse(x: Tensor, axes: Any = None) -> Tensor:
-    """X backward along some axes (all by default)."""
-    return x.flip(list(range(x.ndim)) if axes is None else ints(axes))
 
 
 @impl("pad")
@@ -305,24 +293,6 @@ def range_1d(start: Any, end: Any, step: Any) -> Tensor:
     return steps * c + a if whole else (steps * c.double() + a.double()).float()
 
 
-@impl("fill")
-def fill(shape: Any, value: Any = 0.0) -> Tensor:
-    """One value everywhere."""
-    return torch.full(affordable(shape), value.item() if isinstance(value, Tensor) else value)
-
-
-@impl("fill_like")
-def fill_like(ref_tensor: Tensor, value: Any = 0.0) -> Tensor:
-    """One value everywhere, in the shape of another tensor."""
-    return torch.full(ref_tensor.shape, value.item() if isinstance(value, Tensor) else value)
-
-
-@impl("shape")
-def shape(x: Tensor) -> Tensor:
-    """The lengths of the axes."""
-    return torch.tensor(x.shape, dtype=torch.int32)
-
-
 @impl("one_hot")
 def one_hot(
     indices: Tensor, one_hot_vector_size: Any, axis: int = -1, on_value: Any = 1, off_value: Any = 0
@@ -358,12 +328,6 @@ def argsort(x: Tensor, axis: int = -1, ascending: bool = False) -> Tensor:
     return torch.argsort(x, dim=int(axis), descending=not ascending, stable=True)
 
 
-@impl("non_zero")
-def non_zero(x: Tensor) -> Tensor:
-    """The places of the elements that are not zero, a row each."""
-    return torch.nonzero(x)
-
-
 @impl("sliding_windows")
 def sliding_windows(x: Tensor, axis: int, size: int, stride: int = 1) -> Tensor:
     """All windows of an axis, on a new axis after it: [..., n, ...] -> [..., windows, size, ...]."""
@@ -379,3 +343,15 @@ def reverse_sequence(x: Tensor, lengths: Any, seq_axis: int = 0, batch_axis: int
     place = torch.arange(x.shape[seq]).reshape([-1 if a == seq else 1 for a in range(x.ndim)])
     source = torch.where(place < length, length - 1 - place, place)
     return torch.gather(x, seq, source.expand(x.shape))
+
+
+WRITTEN: dict[str, Callable[..., Any]] = {
+    "stack": lambda values, axis=0: torch.stack(list(values), dim=int(axis)),
+    "reverse": lambda x, axes=None: x.flip(list(range(x.ndim)) if axes is None else ints(axes)),
+    "fill": lambda shape, value=0.0: torch.full(affordable(shape), torch.as_tensor(value).item()),
+    "fill_like": lambda ref_tensor, value=0.0: torch.full(ref_tensor.shape, torch.as_tensor(value).item()),
+    "shape": lambda x: torch.tensor(x.shape, dtype=torch.int32),
+    "non_zero": lambda x: torch.nonzero(x),
+}
+"""Op type -> function of its parameters."""
+written(WRITTEN)

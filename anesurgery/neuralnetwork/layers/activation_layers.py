@@ -79,25 +79,9 @@ def _each(ctx: Context, params: Any, image: Var, name: str) -> Array:
     return np.broadcast_to(ctx.weights(params, [1 if single else channels], name), channels).copy()
 
 
-@layer("activation")
-def activation(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Any of the activations of the activation layer."""
-    return activate(ctx, params, inputs[0])
-
-
-@layer("clip")
-def clip(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """min(max(x, minVal), maxVal)."""
-    return mb.clip(x=inputs[0], alpha=F(params.minVal), beta=F(params.maxVal))
-
-
-@layer("clampedReLU")
-def clamped_relu(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """min(beta, x), with x times alpha where it is negative."""
-    return mb.clamped_relu(x=inputs[0], alpha=F(params.alpha), beta=F(params.beta))
-
-
-@layer("gelu")
-def gelu(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """GELU, exact or in one of two approximations."""
-    return mb.gelu(x=inputs[0], mode=GELU[params.mode])
+layer("activation")(lambda ctx, params, inputs: activate(ctx, params, inputs[0]))
+layer("clip")(lambda ctx, params, inputs: mb.clip(x=inputs[0], alpha=F(params.minVal), beta=F(params.maxVal)))
+layer("clampedReLU")(
+    lambda ctx, params, inputs: mb.clamped_relu(x=inputs[0], alpha=F(params.alpha), beta=F(params.beta))
+)
+layer("gelu")(lambda ctx, params, inputs: mb.gelu(x=inputs[0], mode=GELU[params.mode]))

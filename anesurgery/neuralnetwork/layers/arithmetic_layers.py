@@ -10,26 +10,28 @@ import numpy as np
 
 from anesurgery.mil import Array, Var, mb
 from anesurgery.neuralnetwork.context import Context
-from anesurgery.neuralnetwork.layers.layer_table import layer
+from anesurgery.neuralnetwork.layers.layer_table import Build, layer
 
 F = np.float32
 MANY = (1, None)
 
 
-@layer("add", inputs=MANY)
-def add(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The sum of the inputs; of one input, plus alpha."""
-    if len(inputs) == 1:
-        return mb.add(x=inputs[0], y=F(params.alpha))
-    return fold(lambda a, b: mb.add(x=a, y=b), inputs)
+def _folded(op: str) -> Build:
+    """An op over all inputs."""
+    return lambda ctx, params, inputs: fold(lambda a, b: getattr(mb, op)(x=a, y=b), inputs)
 
 
-@layer("multiply", inputs=MANY)
-def multiply(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The product of the inputs; of one input, times alpha."""
-    if len(inputs) == 1:
-        return mb.mul(x=inputs[0], y=F(params.alpha))
-    return fold(lambda a, b: mb.mul(x=a, y=b), inputs)
+def _or_alpha(op: str) -> Build:
+    """An op over all inputs; of one input, with alpha."""
+    return lambda ctx, params, inputs: _folded(op)(
+        ctx, params, [*inputs, F(params.alpha)] if len(inputs) == 1 else inputs
+    )
+
+
+layer("add", inputs=MANY)(_or_alpha("add"))
+layer("multiply", inputs=MANY)(_or_alpha("mul"))
+layer("max", inputs=MANY)(_folded("maximum"))
+layer("min", inputs=MANY)(_folded("minimum"))
 
 
 @layer("softmax")
@@ -42,19 +44,7 @@ def softmax(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer("average", inputs=MANY)
 def average(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The mean of the inputs."""
-    return mb.mul(x=fold(lambda a, b: mb.add(x=a, y=b), inputs), y=F(1 / len(inputs)))
-
-
-@layer("max", inputs=MANY)
-def maximum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The largest of the inputs."""
-    return fold(lambda a, b: mb.maximum(x=a, y=b), inputs)
-
-
-@layer("min", inputs=MANY)
-def minimum(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The smallest of the inputs."""
-    return fold(lambda a, b: mb.minimum(x=a, y=b), inputs)
+    return mb.mul(x=_folded("add")(ctx, params, inputs), y=F(1 / len(inputs)))
 
 
 @layer("dot", inputs=2)

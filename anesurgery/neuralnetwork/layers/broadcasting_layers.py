@@ -87,16 +87,9 @@ _register(LOGIC, _logic, 2)
 _register(FUNCTIONS, _function, 1)
 
 
-@layer("logicalNot")
-def logical_not(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """1 where the input is 0, else 0."""
-    return _made("logical_not", x=ctx.truth(inputs[0]))
-
-
-@layer("asinh")
-def asinh(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """MIL has no such op: sign(x) log(|x| + sqrt(x² + 1)), and near 0 atanh(x / sqrt(x² + 1))."""
-    return _asinh(inputs[0])
+layer("logicalNot")(lambda ctx, params, inputs: _made("logical_not", x=ctx.truth(inputs[0])))
+# MIL has no such op: sign(x) log(|x| + sqrt(x² + 1)), and near 0 atanh(x / sqrt(x² + 1))
+layer("asinh")(lambda ctx, params, inputs: _asinh(inputs[0]))
 
 
 @layer("acosh")
@@ -131,7 +124,5 @@ def _covers(a: Var, b: Var, condition: Var) -> bool:
     return np.broadcast_shapes(*shapes[:2]) == np.broadcast_shapes(*shapes)
 
 
-@layer_nd("whereNonZero")
-def where_nonzero(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The indices of all numbers that are not 0: [count, rank]."""
-    return _made("non_zero", x=inputs[0])
+# the indices of all numbers that are not 0: [count, rank]
+layer_nd("whereNonZero")(lambda ctx, params, inputs: _made("non_zero", x=inputs[0]))

@@ -14,10 +14,9 @@ from anesurgery.neuralnetwork.layers.layer_table import Build, layer_nd
 F = np.float32
 
 
-@layer_nd("loadConstantND", inputs=0)
-def load_constant_nd(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The array that the layer holds."""
-    return mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
+layer_nd("loadConstantND", inputs=0)(
+    lambda ctx, params, inputs: mb.const(val=ctx.weights(params.data, list(params.shape), "data"))
+)
 
 
 def _filled(shape: ShapeOf) -> Build:
@@ -33,12 +32,9 @@ def _repeated(shape: ShapeOf) -> Build:
 for _how, (_count, _shape) in said_shapes("targetShape").items():
     layer_nd(f"fill{_how}", inputs=_count)(_filled(_shape))
     layer_nd(f"broadcastTo{_how}", inputs=_count + 1)(_repeated(_shape))
-
-
-@layer_nd("rangeStatic", inputs=0)
-def range_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Numbers from start (included) to end (excluded) in steps."""
-    return _range(ctx, F(params.startValue), F(params.endValue), F(params.stepSizeValue))
+layer_nd("rangeStatic", inputs=0)(
+    lambda ctx, params, inputs: _range(ctx, F(params.startValue), F(params.endValue), F(params.stepSizeValue))
+)
 
 
 @layer_nd("rangeDynamic", inputs=(1, 3))

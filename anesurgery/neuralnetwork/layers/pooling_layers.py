@@ -58,7 +58,6 @@ def pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return _windows(KINDS[params.type], x, kernel, strides, form, params.countExcludePadding)
 
 
-@layer_nd("globalPooling3d")
-def global_pooling3d(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Pooling of (batch, channel, depth, height, width) to one value for each channel."""
-    return GLOBAL[KINDS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])
+layer_nd("globalPooling3d")(
+    lambda ctx, params, inputs: GLOBAL[KINDS[params.type]](ctx.five(inputs[0]), [-3, -2, -1])
+)

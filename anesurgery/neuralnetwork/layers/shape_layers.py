@@ -20,22 +20,13 @@ ONE_OR_TWO = (1, 2)
 # -- shapes --------------------------------------------------------------------------------------------
 
 
-@layer_nd("reshapeStatic")
-def reshape_static(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """Another shape, in which one size may be -1."""
-    return ctx.reshape(inputs[0], list(params.targetShape))
-
-
-@layer_nd("reshapeLike", inputs=2)
-def reshape_like(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The shape of the second input."""
-    return mb.reshape(x=inputs[0], shape=shape_value(inputs[1]))
-
-
-@layer_nd("reshapeDynamic", inputs=2)
-def reshape_dynamic(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The shape that the second input lists."""
-    return mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
+layer_nd("reshapeStatic")(lambda ctx, params, inputs: ctx.reshape(inputs[0], list(params.targetShape)))
+layer_nd("reshapeLike", inputs=2)(
+    lambda ctx, params, inputs: mb.reshape(x=inputs[0], shape=shape_value(inputs[1]))
+)
+layer_nd("reshapeDynamic", inputs=2)(
+    lambda ctx, params, inputs: mb.reshape(x=inputs[0], shape=sizes(ctx, inputs[1]))
+)
 
 
 @layer_nd("rankPreservingReshape")
@@ -83,10 +74,7 @@ def expand_dims(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     return mb.expand_dims(x=x, axes=axes)
 
 
-@layer_nd("getShape")
-def get_shape(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The sizes of all axes."""
-    return mb.shape(x=inputs[0])
+layer_nd("getShape")(lambda ctx, params, inputs: mb.shape(x=inputs[0]))
 
 
 @layer_nd("transpose")
@@ -179,10 +167,10 @@ def reverse_seq(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 # -- parts of matrices -------------------------------------------------------------------------------------
 
 
-@layer("matrixBandPart")
-def matrix_band_part(ctx: Context, params: Any, inputs: list[Var]) -> Var:
-    """The last two axes as matrices; only the diagonals near the main one are kept, all of them at -1."""
-    return mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
+# of the last two axes as matrices, the diagonals near the main one; all of them at -1
+layer("matrixBandPart")(
+    lambda ctx, params, inputs: mb.band_part(x=inputs[0], lower=params.numLower, upper=params.numUpper)
+)
 
 
 @layer("lowerTriangular")

@@ -45,7 +45,7 @@ def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refu
         most: axis -> the largest length that is wanted; one axis of places, or two.
         adds: are its numbers added, or read as words are? Learned positions are.
     """
-    steady, whole = {a for a in most if _is_steady(table, a)}, table
+    steady, whole = {a for a in most if (table == table.take([0], a)).all()}, table
     for axis in steady:
         whole = np.repeat(whole.take([0], axis), max(most[axis], table.shape[axis]), axis)
     rest = {a: max(n, table.shape[a]) for a, n in most.items() if a not in steady}
@@ -71,11 +71,6 @@ def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refu
     if not adds:
         return Refusal("its rows follow no formula, so that those of another length may be others")
     return Table(whole, assumed=True)
-
-
-def _is_steady(table: Array, axis: int) -> bool:
-    """Is it the same at all places?"""
-    return bool((table == table.take([0], axis)).all())
 
 
 def _made_of_length(rows: Array) -> str | None:

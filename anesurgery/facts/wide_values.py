@@ -323,7 +323,7 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if op.op_type == "reduce_prod":
         return (
             f"%{out.name} is a product of {summed(op):g} numbers"
-            if summed(op) >= 4 and _may_vanish(op.x)
+            if summed(op) >= 4 and interval(op.x)[0] < 0.5
             else ""
         )
     if op.op_type in ("real_div", "inverse") and not wide:
@@ -335,10 +335,6 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if size < UNDER and not any(r.size < UNDER for r in reached):
         return f"%{out.name} is too small for fp16"
     return ""
-
-
-def _may_vanish(var: Var) -> bool:
-    return interval(var)[0] < 0.5
 
 
 def _small_divisor(op: Operation) -> str:
@@ -423,7 +419,7 @@ def _difference(op: Operation) -> _Size | None:
 
 def _distances(op: Operation) -> _Size | None:
     """`|x|^2 + |y|^2 - 2 x y`, at the last of its additions."""
-    if op.op_type not in ("add", "sub") or _adds(op.outputs[0].child_ops):
+    if op.op_type not in ("add", "sub") or any(r.op_type in ("add", "sub") for r in op.outputs[0].child_ops):
         return None
     terms, ops, pending = list[Operation](), [op], [op.x, op.y]
     while pending and len(ops) <= MOST:
@@ -458,10 +454,6 @@ def _distances(op: Operation) -> _Size | None:
 DISTANCES = MOVING | names("add sub mul real_div reduce_sum reduce_sum_square square pow matmul linear")
 ALIKE = 2.0
 """Values within this of each other cancel no more than the last digits."""
-
-
-def _adds(readers: list[Operation]) -> bool:
-    return any(r.op_type in ("add", "sub") for r in readers)
 
 
 def _made_of(product: Operation, source: Var) -> bool:

@@ -103,7 +103,7 @@ def describe_compiled(
         reason = container if isinstance(container, str) else "it describes no features"
         described = _from_metadata(program, metadata, reason)
     for name, function in program.functions.items():
-        features = _features_of(described.description, name)
+        features = next((f for f in described.description.functions if f.name == name), described.description)
         _check_names(name, function, features, where)
         order = {f.name: at for at, f in enumerate([*features.input, *features.state])}
         inputs = sorted(function.inputs, key=lambda value: order[value.name])
@@ -118,11 +118,6 @@ def describe_compiled(
 
 def _has_features(description: Any) -> bool:
     return bool(description.output or description.functions)
-
-
-def _features_of(description: Any, function: str) -> Any:
-    """Where the features of a function are described."""
-    return next((f for f in description.functions if f.name == function), description)
 
 
 def _copy(value: Any) -> Any:

@@ -64,7 +64,7 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
         chunks=max(1, math.ceil(stored / limit)),
         states=sum(map(_held, function.inputs.values())),
         state_traffic=sum(map(_traffic, walk_ops(function))),
-        expanded=dense(function) if _is_packed(function) else 0,
+        expanded=dense(function) if any(is_constexpr(op) for op in walk_ops(function)) else 0,
         app=_app(target),
     )
     if not target.uses_ane:
@@ -114,10 +114,6 @@ def _traffic(op: Operation) -> int:
         elif reader.op_type not in ("slice_update", "coreml_update_state"):
             moved += size_of(out)
     return moved
-
-
-def _is_packed(function: Function) -> bool:
-    return any(is_constexpr(op) for op in walk_ops(function))
 
 
 def dense(function: Function) -> int:

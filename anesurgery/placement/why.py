@@ -78,13 +78,9 @@ def why(model: Loaded | Program, op: str, target: Target, function: str | None =
     if op not in judged:
         raise UnknownName("op", op, difflib.get_close_matches(op, judged, 8, 0) or judged)
     chosen = judged[op]
-    about = [rule for rule in (*FORBIDDEN, *rules) if _is_about(rule, chosen)]
+    about = [rule for rule in (*FORBIDDEN, *rules) if not rule.ops or chosen.op_type in rule.ops]
     asked = [Consulted(rule, _said(rule, chosen, target)) for rule in about]
     return Why(inspection.row(op), tuple(sorted(asked, key=lambda consulted: not consulted.found)))
-
-
-def _is_about(rule: Rule, op: Operation) -> bool:
-    return not rule.ops or op.op_type in rule.ops
 
 
 def _said(rule: Rule, op: Operation, target: Target) -> str:

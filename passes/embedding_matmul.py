@@ -175,25 +175,11 @@ def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
     """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
-    table, old = an.decoded(m.x), m.ids.name
+    table = an.decoded(m.x)
     if an.is_compressed(m.x):
         mb.note(f"the table %{m.x.name} is written as {table.dtype}, not compressed: its rows are read")
-    name = mb.leave_beside(f"{old}_embeds", table)
-    held, dropped = mb.input_dtype(table.dtype), an.token_ids.serves_only(m.ids, m.root)
-
-    def look_up(values: an.Values) -> an.Values:
-        if old not in values:  # another function of the model has said the same
-            return values
-        rest = {k: v for k, v in values.items() if k != old or not dropped}
-        return {**rest, name: table[np.asarray(values[old]).astype(np.int64)].astype(held)}
-
-    instead = f" in place of {old}" if dropped else ""
-    words = f"give {name}{instead}: the rows of <package>.{name}.npy at the ids ({held})"
-    change = an.InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
-    rows = mb.add_float_input(m.root.outputs[0].shape, table.dtype, change)
-    if dropped:
-        mb.drop_input(old)
-    return rows
+    dropped = an.token_ids.serves_only(m.ids, m.root)
+    return mb.rows_as_input(table, m.ids, m.root.outputs[0], ("embeds", "ids"), dropped)
 
 
 @an.example((1, 5), dtype="int32", opset="iOS17")

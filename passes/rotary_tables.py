@@ -184,24 +184,10 @@ class RotaryTables(Rewrite):
 
     def as_input(self, mb: Builder, m: Match) -> Var:
         """Declare the rows as an input, and drop the positions where nothing else reads them."""
-        table, rows, old = self.table(m), m.rows, m.rows.positions.name
-        name = mb.leave_beside(f"{old}_{m.root.op_type}", table)
-        held, dropped = mb.input_dtype(table.dtype), rows.serve_only(m.root)
-
-        def look_up(values: an.Values) -> an.Values:
-            if old not in values:
-                return values
-            rest = {k: v for k, v in values.items() if k != old or not dropped}
-            taken = table[np.asarray(values[old]).astype(np.int64).reshape(-1)]
-            return {**rest, name: rows.shaped(taken).astype(held)}
-
-        instead = f" in place of {old}" if dropped else ""
-        words = f"give {name}{instead}: the rows of <package>.{name}.npy at the positions ({held})"
-        change = an.InterfaceChange(words, (name, old) if dropped else (name,), inputs=look_up)
-        table_input = mb.add_float_input(an.fixed_shape(m.root.outputs[0]), table.dtype, change)
-        if dropped:
-            mb.drop_input(old)
-        return table_input
+        rows, words = m.rows, (m.root.op_type, "positions")
+        return mb.rows_as_input(
+            self.table(m), rows.positions, m.root.outputs[0], words, rows.serve_only(m.root), rows.shaped
+        )
 
     def given_up(self, mb: Builder, m: Match, words: str) -> None:
         """Drop the positions where nothing else reads them, and tell the caller."""

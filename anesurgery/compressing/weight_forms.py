@@ -58,14 +58,6 @@ class WeightForm:
         return f"vector {inner}" if self.vector > 1 else inner
 
     @property
-    def per_number(self) -> float:
-        """Bits of a number, without scales and tables; of plain numbers in fp16."""
-        coded = self.bits / self.vector
-        if self.stored:
-            return coded
-        return 1 + coded * (1 - self.zeros / 100) if self.zeros else coded
-
-    @property
     def version(self) -> int:
         """The least specification version that has it."""
         joined = bool(self.zeros and self.kind) or self.group > 0 or self.vector > 1

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -66,6 +66,9 @@ class Rows:
         return moved.transpose(np.argsort(self.order))
 
 
+Reader: TypeAlias = "Callable[[Operation, tuple[int, ...]], Rows | str]"
+
+
 def rows_of(op: Operation, name: str) -> Rows | str:
     """How an op reads the weight that is its input of a name; or why that has no rows."""
     weight = op.inputs[name]
@@ -85,32 +88,23 @@ def _flat(x: Tensor) -> Tensor:
     return x.reshape(1, -1, x.shape[-1])
 
 
-def _second(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    """X times a weight: the weight's columns are output channels."""
-    if len(shape) != 2:
-        return f"it is a product of {len(shape)} axes"
-    turned, x_turned = bool(op.transpose_y.val), bool(op.transpose_x.val)
-    order = (0, 1) if turned else (1, 0)
+def _product(weight: str) -> Reader:
+    """X times y, one of which is the weight: of y the columns are output channels, of x the rows."""
+    second = weight == "y"
 
-    def inputs(given: Mapping[str, Any]) -> Tensor:
-        x = given["x"]
-        return _flat(x.transpose(-1, -2) if x_turned else x)
+    def read(op: Operation, shape: tuple[int, ...]) -> Rows | str:
+        if len(shape) != 2:
+            return f"it is a product of {len(shape)} axes"
+        x_turned, y_turned = bool(op.transpose_x.val), bool(op.transpose_y.val)
+        order = (0, 1) if (y_turned if second else not x_turned) else (1, 0)
+        other, turned = ("x", x_turned) if second else ("y", not y_turned)
 
-    return Rows(op, shape, 1, order, order[0], inputs)
+        def inputs(given: Mapping[str, Any]) -> Tensor:
+            return _flat(given[other].transpose(-1, -2) if turned else given[other])
 
+        return Rows(op, shape, 1, order, order[0], inputs)
 
-def _first(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    """A weight times y: its rows are output channels."""
-    if len(shape) != 2:
-        return f"it is a product of {len(shape)} axes"
-    turned, y_turned = bool(op.transpose_x.val), bool(op.transpose_y.val)
-    order = (1, 0) if turned else (0, 1)
-
-    def inputs(given: Mapping[str, Any]) -> Tensor:
-        y = given["y"]
-        return _flat(y if y_turned else y.transpose(-1, -2))
-
-    return Rows(op, shape, 1, order, order[0], inputs)
+    return read
 
 
 def _table(op: Operation, shape: tuple[int, ...]) -> Rows | str:
@@ -192,10 +186,10 @@ def _number(op: Operation, name: str, default: int) -> int:
     return default if given is None else int(given.val)
 
 
-READERS: dict[tuple[str, str], Callable[[Operation, tuple[int, ...]], Rows | str]] = {
+READERS: dict[tuple[str, str], Reader] = {
     ("linear", "weight"): _linear,
-    ("matmul", "y"): _second,
-    ("matmul", "x"): _first,
+    ("matmul", "y"): _product("y"),
+    ("matmul", "x"): _product("x"),
     ("gather", "x"): _table,
     ("conv", "weight"): _conv,
     ("conv_transpose", "weight"): _conv_transpose,

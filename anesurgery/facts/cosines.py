@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from anesurgery.facts.sums_of_squares import sum_of_squares
 from anesurgery.mil import Operation, Var, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.reading import flag, ints, number
+from anesurgery.semantics.reading import beside_number, flag, ints, number
 
 
 @dataclass(frozen=True)
@@ -81,11 +81,10 @@ def _at_least(var: Var) -> tuple[Var, float, tuple[Operation, ...]]:
     if op.op_type == "clip":
         low, high = number(op.alpha) or 0.0, number(op.beta) or 0.0
         return (op.x, low, (op,)) if low > 0 and high >= LARGEST else (var, 0.0, ())
-    for value, other in ((op.x, op.y), (op.y, op.x)):
-        low = number(other) or 0.0
-        if low > 0 and value.shape == var.shape:
-            return value, low, (op,)
-    return var, 0.0, ()
+    guarded = beside_number(op)
+    if guarded is None or guarded[1] <= 0 or guarded[0].shape != var.shape:
+        return var, 0.0, ()
+    return *guarded, (op,)
 
 
 def _length(var: Var, squared: bool) -> _Length | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from anesurgery.mil import Operation, Var, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, is_half, magnitude
-from anesurgery.semantics.reading import ints, number
+from anesurgery.semantics.reading import beside_number, ints, number
 from anesurgery.semantics.reduction_rows import summed
 
 FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
@@ -75,7 +75,7 @@ def value_of(op: Operation) -> Var | None:
     """What a guard of one number is applied to, or what a tile repeats; None: it is something else."""
     if op.op_type in ("clip", "tile"):
         return op.x if op.op_type == "tile" or (number(op.beta) or 0) == math.inf else None
-    for value, other in ((op.x, op.y), (op.y, op.x)):
-        if number(other) is not None and static_shape(value) == static_shape(op.outputs[0]):
-            return value
-    return None
+    guarded = beside_number(op)
+    if guarded is None or static_shape(guarded[0]) != static_shape(op.outputs[0]):
+        return None
+    return guarded[0]

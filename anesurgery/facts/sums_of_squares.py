@@ -9,7 +9,7 @@ from anesurgery.facts.half import SMALLEST
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.reading import clipped_divisor, ints, number, readers_after, scaled
+from anesurgery.semantics.reading import beside_number, clipped_divisor, ints, number, readers_after, scaled
 from anesurgery.semantics.row_lengths import squared
 
 LEAST = 2.0**-12
@@ -102,11 +102,8 @@ def _step(op: Operation) -> tuple[Var, float, float] | None:
     if op.op_type != "add":
         times = scaled(op)
         return (times[0], times[1], 0.0) if times is not None and times[1] > 0 else None
-    for value, other in ((op.x, op.y), (op.y, op.x)):
-        small = number(other)
-        if small is not None and small >= 0:
-            return value, 1.0, small
-    return None
+    more = beside_number(op)
+    return (more[0], 1.0, more[1]) if more is not None and more[1] >= 0 else None
 
 
 def _reduced(var: Var) -> SumOfSquares | None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import flag, ints, number
+from anesurgery.semantics.reading import beside_number, flag, ints, number
 
 LOG_GUARD = 1e-7
 """The largest epsilon of a logarithm that 1 + exp(x), which is at least 1, hides in fp32 too."""
@@ -166,11 +166,10 @@ def log_guard(var: Var, epsilon: float) -> tuple[Var, float, bool, tuple[Operati
     if op.op_type == "clip":
         low, high = number(op.alpha) or 0.0, number(op.beta)
         return (op.x, low, True, (op,)) if 0 < low < MOST_GUARD and (high or 0) >= 1 else None
-    for value, other in ((op.x, op.y), (op.y, op.x)):
-        guard = number(other)
-        if guard is not None and 0 < guard < MOST_GUARD and value.shape == var.shape:
-            return value, guard, op.op_type == "maximum", (op,)
-    return None
+    guarded = beside_number(op)
+    if guarded is None or not 0 < guarded[1] < MOST_GUARD or guarded[0].shape != var.shape:
+        return None
+    return *guarded, op.op_type == "maximum", (op,)
 
 
 def _tanh(op: Operation) -> WrittenExponential | None:

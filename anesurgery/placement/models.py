@@ -139,9 +139,14 @@ def _chain(chain: Chain, target: Target, inspect_program: InspectProgram) -> Ins
             inspect_network(chunk.spec, target, words) if is_network(chunk) else inspect_program(chunk, target)
         )
         parts[f"chunk_{number}"] = replace(inspection, model=words)
-    note = f"a chain of {len(parts)} models, which run one after the other"
+    return _whole(parts, label, target, "a chain")
+
+
+def _whole(parts: dict[str, Inspection], label: str, target: Target, kind: str, *notes: str) -> Inspection:
+    """The inspection of models that run one after the other."""
     time, why = _time(parts)
-    return Inspection(label, target, (), notes=(note, *why), parts=parts, time=time)
+    said = (f"{kind} of {len(parts)} models, which run one after the other", *notes, *why)
+    return Inspection(label, target, (), notes=said, parts=parts, time=time)
 
 
 def _time(parts: Mapping[str, Inspection]) -> tuple[Time | None, tuple[str, ...]]:
@@ -192,11 +197,8 @@ def _pipeline(pipeline: Any, target: Target, label: str, programs: _Programs) ->
         for name, spec in zip(names, pipeline.models, strict=True)
     }
     bare = [name for name, part in parts.items() if not part.ops and not part.parts]
-    notes = [f"a pipeline of {len(parts)} models, which run one after the other"]
-    if bare:
-        notes.append(f"without ops, and not counted in the status: {', '.join(bare)}")
-    time, why = _time(parts)
-    return Inspection(label, target, (), notes=(*notes, *why), parts=parts, time=time)
+    left_out = [f"without ops, and not counted in the status: {', '.join(bare)}"] if bare else []
+    return _whole(parts, label, target, "a pipeline", *left_out)
 
 
 def _line(kind: str) -> str:

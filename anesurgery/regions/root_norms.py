@@ -17,7 +17,7 @@ from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.reading import axes_of, flag, number
+from anesurgery.semantics.reading import axes_of, beside_number, flag, number
 from anesurgery.semantics.row_lengths import squared
 
 
@@ -41,7 +41,7 @@ def root_norm(op: Operation) -> RootNorm | None:
         if root is None:
             continue
         inner, epsilon, ops = root
-        if (total := producer(inner, "add")) is not None and (extra := _plus(total)) is not None:
+        if (total := producer(inner, "add")) is not None and (extra := beside_number(total)) is not None:
             inner, epsilon, ops = extra[0], epsilon + extra[1], (*ops, total)
         mean = producer(inner, "reduce_mean")
         square = None if mean is None else producer(mean.x)
@@ -71,14 +71,6 @@ def _root(var: Var, inverse: bool) -> tuple[Var, float, tuple[Operation, ...]] |
     if op is None or (op.op_type == "pow" and number(op.y) != (-0.5 if inverse else 0.5)):
         return None
     return op.x, number(op.inputs.get("epsilon")) or 0.0, (op,)
-
-
-def _plus(op: Operation) -> tuple[Var, float] | None:
-    """A value and the number that is added to it."""
-    for one, other in ((op.x, op.y), (op.y, op.x)):
-        if (value := number(other)) is not None:
-            return one, value
-    return None
 
 
 def _centred(var: Var, axes: tuple[int, ...]) -> Var | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import PassError, Refused, near_matches
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface_change import InterfaceChange, Values
 from anesurgery.mil import Array, Function, Operation, Var, is_compressed, operands
 from anesurgery.regions.compressed_weights import build
 from anesurgery.regions.reencoding import encoded, numbers_of
@@ -199,6 +199,43 @@ class Builder(mil.OpMakers):
             name = f"{wish}_{n}"
         left[name] = array
         return name
+
+    def rows_as_input(
+        self,
+        table: Array,
+        ids: Var,
+        like: Var,
+        words: tuple[str, str],
+        dropped: bool,
+        shaped: Callable[[Array], Array] = np.asarray,
+    ) -> Var:
+        """An input of rows of a table, in place of the ids that chose them; the table is left beside the model.
+
+        Args:
+            table: [rows, ...].
+            ids: an input of the function.
+            like: what the input is as large as.
+            words: the end of the name of the input, and what the ids are called.
+            dropped: are the ids no input any more?
+            shaped: brings the rows of all ids into the shape of the input.
+        """
+        old = ids.name
+        name = self.leave_beside(f"{old}_{words[0]}", table)
+        held = self.input_dtype(table.dtype)
+
+        def look_up(values: Values) -> Values:
+            if old not in values:  # another function of the model has said the same
+                return values
+            rest = {k: v for k, v in values.items() if k != old or not dropped}
+            return {**rest, name: shaped(table[np.asarray(values[old]).astype(np.int64)]).astype(held)}
+
+        instead = f" in place of {old}" if dropped else ""
+        said = f"give {name}{instead}: the rows of <package>.{name}.npy at the {words[1]} ({held})"
+        change = InterfaceChange(said, (name, old) if dropped else (name,), inputs=look_up)
+        rows = self.add_float_input(like.shape, table.dtype, change)
+        if dropped:
+            self.drop_input(old)
+        return rows
 
     def drop_input(self, name: str) -> None:
         """Take an input away after the edit, when nothing reads it any more; declare the change as well."""

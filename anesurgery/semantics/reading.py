@@ -92,10 +92,14 @@ def scaled(op: Operation) -> tuple[Any, float] | None:
     """A value and the number that it is multiplied with, or divided by, by an op; None for all others."""
     if op.op_type == "real_div" and (divisor := number(op.y)):
         return op.x, 1 / divisor
-    if op.op_type == "mul":
-        for value, other in ((op.x, op.y), (op.y, op.x)):
-            if (factor := number(other)) is not None:
-                return value, factor
+    return beside_number(op) if op.op_type == "mul" else None
+
+
+def beside_number(op: Operation) -> tuple[Any, float] | None:
+    """The value and the one number that an op takes as x and y, in either order; None without a number."""
+    for value, other in ((op.x, op.y), (op.y, op.x)):
+        if (single := number(other)) is not None:
+            return value, single
     return None
 
 

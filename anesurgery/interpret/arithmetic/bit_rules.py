@@ -15,6 +15,7 @@ from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
+from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
@@ -217,14 +218,8 @@ def _cast(a: Bitwise, op: Operation, x: Any, dtype: str) -> Image:
     return a.function(("cast", old.kind, dtype), x)
 
 
-def _matmul(
-    a: Bitwise, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False
-) -> Image:
-    left, right = a.image(x), a.image(y)
-    if min(left.ndim, right.ndim) < 2:
-        raise Unsupported("a matmul of vectors")
-    left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
-    right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
+def _matmul(a: Bitwise, op: Operation, x: Any, y: Any, **turned: Any) -> Image:
+    left, right = matrices(a.image(x), a.image(y), **turned)
     _as_long(left.shape[-1], right.shape[-2])
     return a.contracted(op, a.factors(left, [-1]), a.factors(right, [-2]))
 

@@ -54,9 +54,9 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
     if op_type in products.SUMS:
         function = products.limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
         if op_type == "matmul" and applies("grid", chip):
-            function = _on_grid(function)
+            function = _then(function, _to_grid)
     elif op_type in products.RESULTS:
-        function = _limited_result(function)
+        function = _then(function, products.overflowed)
     elif op_type in MEASURED_TABLES and applies("measured_tables", chip):
         function = _interpolated(MEASURED_TABLES[op_type])
     elif op_type in TABLES:
@@ -91,11 +91,9 @@ def _all_finite(value: Tensor) -> bool:
     return bool(torch.isfinite(value.sum()))  # numbers of fp16 do not overflow a sum in fp32
 
 
-def _limited_result(function: Function) -> Function:
-    def compute(**arguments: Any) -> Any:
-        return products.overflowed(function(**arguments))
-
-    return compute
+def _then(function: Function, change: Callable[[Any], Any]) -> Function:
+    """A function whose result is changed."""
+    return lambda **arguments: change(function(**arguments))
 
 
 def _sqrt(x: Tensor) -> Tensor:
@@ -134,11 +132,7 @@ def wrong_scale(op: Operation) -> float:
 
 def _wrongly_scaled(op: Operation, function: Function) -> Function:
     factor = wrong_scale(op)
-
-    def compute(**arguments: Any) -> Any:
-        return function(**arguments) * factor
-
-    return function if factor == 1 else compute
+    return function if factor == 1 else _then(function, lambda value: value * factor)
 
 
 @dataclass(frozen=True)
@@ -269,17 +263,12 @@ GRID = 2.0**-16
 """The step between the numbers that the ops of the property "grid" give."""
 
 
-def _on_grid(function: Function) -> Function:
+def _to_grid(result: Tensor) -> Tensor:
     """Results are multiples of `GRID`; halves are rounded away from zero."""
-
-    def compute(**arguments: Any) -> Tensor:
-        result = function(**arguments)
-        if not result.is_floating_point():
-            return result
-        steps = result.double() / GRID
-        return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(result.dtype)
-
-    return compute
+    if not result.is_floating_point():
+        return result
+    steps = result.double() / GRID
+    return (torch.sign(steps) * (steps.abs() + 0.5).floor() * GRID).to(result.dtype)
 
 
 def _cropped(function: Function, inner: Callable[..., Any]) -> Function:

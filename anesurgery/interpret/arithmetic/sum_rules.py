@@ -37,15 +37,18 @@ def _one_hot(
     return image.map(lambda v: v.movedim(-1, int(axis)))
 
 
-def _matmul(
-    a: Algebraic, op: Operation, x: Any, y: Any, transpose_x: Any = False, transpose_y: Any = False
-) -> Image:
-    left, right = a.image(x), a.image(y)
+def matrices(
+    left: Image, right: Image, transpose_x: Any = False, transpose_y: Any = False
+) -> tuple[Image, Image]:
+    """The two sides of a product, [..., rows, sum] and [..., sum, columns]."""
     if min(left.ndim, right.ndim) < 2:
         raise Unsupported("a matmul of vectors")
     left = left.map(lambda v: v.transpose(-1, -2)) if transpose_x else left
-    right = right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
-    return product(left, right)
+    return left, right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
+
+
+def _matmul(a: Algebraic, op: Operation, x: Any, y: Any, **turned: Any) -> Image:
+    return product(*matrices(a.image(x), a.image(y), **turned))
 
 
 def _linear(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:

@@ -16,20 +16,18 @@ F = np.float32
 MANY = (1, None)
 
 
-def _folded(op: str) -> Build:
-    """An op over all inputs."""
-    return lambda ctx, params, inputs: fold(lambda a, b: getattr(mb, op)(x=a, y=b), inputs)
+def _folded(op: str, alpha: bool = False) -> Build:
+    """An op over all inputs; with `alpha`, the parameter is the other side of a single one."""
+
+    def build(ctx: Context, params: Any, inputs: list[Any]) -> Var:
+        values = [*inputs, F(params.alpha)] if alpha and len(inputs) == 1 else inputs
+        return fold(lambda a, b: getattr(mb, op)(x=a, y=b), values)
+
+    return build
 
 
-def _or_alpha(op: str) -> Build:
-    """An op over all inputs; of one input, with alpha."""
-    return lambda ctx, params, inputs: _folded(op)(
-        ctx, params, [*inputs, F(params.alpha)] if len(inputs) == 1 else inputs
-    )
-
-
-layer("add", inputs=MANY)(_or_alpha("add"))
-layer("multiply", inputs=MANY)(_or_alpha("mul"))
+layer("add", inputs=MANY)(_folded("add", alpha=True))
+layer("multiply", inputs=MANY)(_folded("mul", alpha=True))
 layer("max", inputs=MANY)(_folded("maximum"))
 layer("min", inputs=MANY)(_folded("minimum"))
 
@@ -44,7 +42,7 @@ def softmax(ctx: Context, params: Any, inputs: list[Var]) -> Var:
 @layer("average", inputs=MANY)
 def average(ctx: Context, params: Any, inputs: list[Var]) -> Var:
     """The mean of the inputs."""
-    return mb.mul(x=_folded("add")(ctx, params, inputs), y=F(1 / len(inputs)))
+    return mb.mul(x=fold(lambda a, b: mb.add(x=a, y=b), inputs), y=F(1 / len(inputs)))
 
 
 @layer("dot", inputs=2)

@@ -98,7 +98,7 @@ class Approximate(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The formula; its error goes into the notes."""
         mb.note(f"{self.name}: {m.words}")
-        return an.formulas.FORMULAS[m.root.op_type](mb, m.x)
+        return an.formulas.written(m.root.op_type, mb, m.x)
 
 
 def _domain(op: an.Operation) -> tuple[float, float]:

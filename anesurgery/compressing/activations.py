@@ -47,10 +47,6 @@ def _largest(sizes: Array) -> float:
     return float(sizes.max(initial=0.0))
 
 
-def _percentile(sizes: Array) -> float:
-    return float(np.percentile(sizes, SHARE))
-
-
 def _least_kl(sizes: Array) -> float:
     """The range whose 127 levels say most about how the sizes are spread; zeros have a level anyway."""
     sizes = sizes[sizes > 0]
@@ -71,7 +67,11 @@ def _least_kl(sizes: Array) -> float:
     return min(tried)[1]
 
 
-METHODS: dict[str, Callable[[Array], float]] = {"percentile": _percentile, "kl": _least_kl, "max": _largest}
+METHODS: dict[str, Callable[[Array], float]] = {
+    "percentile": lambda sizes: float(np.percentile(sizes, SHARE)),
+    "kl": _least_kl,
+    "max": _largest,
+}
 """How the range of an input follows from the sizes of its numbers."""
 
 

@@ -327,18 +327,10 @@ def _of_batch_norm(op: Operation, axis: int) -> dict[str, int] | None:
     return {"gamma": 0, "beta": 0} if whole else None
 
 
-def _of_linear(op: Operation, axis: int) -> dict[str, int] | None:
-    return _with_bias({"weight": 0}, op) if axis == len(op.x.shape) - 1 else None
-
-
 def _of_matmul(op: Operation, axis: int) -> dict[str, int] | None:
     if axis != len(op.outputs[0].shape) - 1 or len(op.y.shape) != 2:
         return None
     return {"y": 0 if op.transpose_y.val else 1}
-
-
-def _of_conv(op: Operation, axis: int) -> dict[str, int] | None:
-    return _with_bias({"weight": 0}, op) if axis == 1 else None
 
 
 def _of_conv_transpose(op: Operation, axis: int) -> dict[str, int] | None:
@@ -349,9 +341,9 @@ def _of_conv_transpose(op: Operation, axis: int) -> dict[str, int] | None:
 MAKERS: dict[str, Callable[[Operation, int], dict[str, int] | None]] = {
     "layer_norm": _of_norm,
     "batch_norm": _of_batch_norm,
-    "linear": _of_linear,
+    "linear": lambda op, axis: _with_bias({"weight": 0}, op) if axis == len(op.x.shape) - 1 else None,
     "matmul": _of_matmul,
-    "conv": _of_conv,
+    "conv": lambda op, axis: _with_bias({"weight": 0}, op) if axis == 1 else None,
     "conv_transpose": _of_conv_transpose,
 }
 """Op type -> the inputs that scale an axis of its result, and along which of their axes; None where none do."""

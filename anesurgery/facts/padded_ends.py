@@ -111,10 +111,6 @@ def _quotient(x: End, y: End) -> End:
     return _product(x, End(1 / y.low, 1 / y.low))
 
 
-def _larger(x: End, y: End) -> End:
-    return End(max(x.low, y.low), max(x.high, y.high), x.loose or y.loose)
-
-
 def _smaller(x: End, y: End) -> End:
     return UNKNOWN if x.loose or y.loose else End(min(x.low, y.low), min(x.high, y.high))
 
@@ -138,20 +134,12 @@ def _not(x: End) -> End:
     return End(1 - x.high, 1 - x.low)
 
 
-def _and(x: End, y: End) -> End:
-    return End(min(x.low, y.low), min(x.high, y.high))
-
-
-def _or(x: End, y: End) -> End:
-    return End(max(x.low, y.low), max(x.high, y.high))
-
-
 PAIRS: Mapping[str, Callable[[End, End], End]] = {
     "add": _sum,
     "sub": lambda x, y: _sum(x, _negated(y)),
     "mul": _product,
     "real_div": _quotient,
-    "maximum": _larger,
+    "maximum": lambda x, y: End(max(x.low, y.low), max(x.high, y.high), x.loose or y.loose),
     "minimum": _smaller,
     "less": _less,
     "greater": lambda x, y: _less(y, x),
@@ -159,8 +147,8 @@ PAIRS: Mapping[str, Callable[[End, End], End]] = {
     "greater_equal": lambda x, y: _not(_less(x, y)),
     "equal": _equal,
     "not_equal": lambda x, y: _not(_equal(x, y)),
-    "logical_and": _and,
-    "logical_or": _or,
+    "logical_and": lambda x, y: End(min(x.low, y.low), min(x.high, y.high)),
+    "logical_or": lambda x, y: End(max(x.low, y.low), max(x.high, y.high)),
 }
 """Op of two operands -> what becomes of their ends."""
 

@@ -95,10 +95,6 @@ def _permute(params: Any, x: Array) -> Array:
     return np.transpose(x.reshape(five(x.shape)), [order[0], 1, *order[1:]])
 
 
-def _flatten(params: Any, x: Array) -> Array:
-    return last_axes(x, (-2, -1, -3)) if params.mode == CHANNEL_LAST else x
-
-
 def channel_last(x: Array, target: Sequence[int]) -> Array:
     """What `reshape` does with the order CHANNEL_LAST: (..., C, H, W) to the last three sizes of `target`."""
     channel, height, width = target[-3:]
@@ -120,7 +116,7 @@ MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     "flattenTo2D": _order,
     "transpose": _transpose,
     "permute": _permute,
-    "flatten": _flatten,
+    "flatten": lambda params, x: last_axes(x, (-2, -1, -3)) if params.mode == CHANNEL_LAST else x,
     "reshape": _reshape,
 }
 """Layer type -> the order in which it leaves the numbers. The shape is that of its blob."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Maker, Var, np_dtype, types
+from anesurgery.mil import Var, np_dtype, types
 from anesurgery.mil import mb as host
 
 Formula = Callable[[Any, Var], Var]
@@ -42,7 +42,7 @@ DOMAINS: dict[str, tuple[float, float]] = {
 class _Numbers:
     """A maker that takes Python numbers in the type of an operand."""
 
-    def __init__(self, maker: Maker, x: Var) -> None:
+    def __init__(self, maker: Any, x: Var) -> None:
         self.maker, self.type = maker, np_dtype(x).type
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
@@ -76,21 +76,9 @@ def _odd(m: _Numbers, x: Var, coefficients: Sequence[float]) -> Var:
     return m.mul(x=x, y=m.polynomial(m.square(x=x), coefficients))
 
 
-def _sin(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    left, sign = _reduced(m, x, 0.0)
-    return m.mul(x=_odd(m, left, (1.0, *SINE)), y=sign)
-
-
-def _cos(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    left, sign = _reduced(m, x, 0.5)
-    return m.mul(x=_odd(m, left, (-1.0, *(-c for c in SINE))), y=sign)
-
-
-def _tan(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    return m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE)))
+def _circular(m: _Numbers, x: Var, shift: float, coefficients: Sequence[float]) -> Var:
+    left, sign = _reduced(m, x, shift)
+    return m.mul(x=_odd(m, left, coefficients), y=sign)
 
 
 def _acos_of(m: _Numbers, size: Var) -> Var:
@@ -99,19 +87,13 @@ def _acos_of(m: _Numbers, size: Var) -> Var:
     return m.mul(x=root, y=m.polynomial(size, ARC))
 
 
-def _asin(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
+def _asin(m: _Numbers, x: Var) -> Var:
     arc = m.sub(x=math.pi / 2, y=_acos_of(m, m.abs(x=x)))
     return m.mul(x=m.sign(x=x), y=arc)
 
 
-def _acos(maker: Any, x: Var) -> Var:
-    return _Numbers(maker, x).sub(x=math.pi / 2, y=_asin(maker, x))
-
-
-def _atan(maker: Any, x: Var) -> Var:
+def _atan(m: _Numbers, x: Var) -> Var:
     """The smaller of |x| and 1 / |x|; above 1 the angle is what is left of a right one."""
-    m = _Numbers(maker, x)
     size = m.abs(x=x)
     large = m.cast(x=m.greater(x=size, y=1.0), dtype="fp16" if m.type is np.float16 else "fp32")
     ratio = m.real_div(x=m.minimum(x=size, y=1.0), y=m.maximum(x=size, y=1.0))
@@ -120,64 +102,49 @@ def _atan(maker: Any, x: Var) -> Var:
     return m.mul(x=m.sign(x=x), y=m.add(x=angle, y=rest))
 
 
-def _halves(m: _Numbers, x: Var) -> tuple[Var, Var]:
-    """exp(x) / 2 and exp(-x) / 2, which overflow only where their sum does."""
+def _halves(m: _Numbers, x: Var) -> dict[str, Var]:
+    """exp(x) / 2 as x and exp(-x) / 2 as y, which overflow only where their sum does."""
     half = math.log(2)
-    return m.exp(x=m.sub(x=x, y=half)), m.exp(x=m.sub(x=-half, y=x))
+    return {"x": m.exp(x=m.sub(x=x, y=half)), "y": m.exp(x=m.sub(x=-half, y=x))}
 
 
-def _sinh(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    up, down = _halves(m, x)
-    return m.sub(x=up, y=down)
-
-
-def _cosh(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    up, down = _halves(m, x)
-    return m.add(x=up, y=down)
-
-
-def _atanh(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
+def _atanh(m: _Numbers, x: Var) -> Var:
     both = m.sub(x=m.log(x=m.add(x=x, y=1.0)), y=m.log(x=m.sub(x=1.0, y=x)))
     return m.mul(x=both, y=0.5)
 
 
-def _erf(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
+def _erf(m: _Numbers, x: Var) -> Var:
     size = m.abs(x=x)
     t = m.real_div(x=1.0, y=m.add(x=m.mul(x=size, y=0.3275911), y=1.0))
     tail = m.mul(x=m.mul(x=t, y=m.polynomial(t, ERROR)), y=m.exp(x=m.mul(x=m.square(x=x), y=-1.0)))
     return m.mul(x=m.sign(x=x), y=m.sub(x=1.0, y=tail))
 
 
-def _exp2(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
-    return m.exp(x=m.mul(x=x, y=math.log(2)))
-
-
-def _softplus(maker: Any, x: Var) -> Var:
-    m = _Numbers(maker, x)
+def _softplus(m: _Numbers, x: Var) -> Var:
     tail = m.log(x=m.add(x=m.exp(x=m.mul(x=m.abs(x=x), y=-1.0)), y=1.0))
     return m.add(x=m.relu(x=x), y=tail)
 
 
 FORMULAS: dict[str, Formula] = {
-    "sin": _sin,
-    "cos": _cos,
-    "tan": _tan,
+    "sin": lambda m, x: _circular(m, x, 0.0, (1.0, *SINE)),
+    "cos": lambda m, x: _circular(m, x, 0.5, (-1.0, *(-c for c in SINE))),
+    "tan": lambda m, x: m.real_div(x=_odd(m, x, (1.0, *SINE)), y=m.polynomial(m.square(x=x), (1.0, *COSINE))),
     "asin": _asin,
-    "acos": _acos,
+    "acos": lambda m, x: m.sub(x=math.pi / 2, y=_asin(m, x)),
     "atan": _atan,
-    "sinh": _sinh,
-    "cosh": _cosh,
+    "sinh": lambda m, x: m.sub(**_halves(m, x)),
+    "cosh": lambda m, x: m.add(**_halves(m, x)),
     "atanh": _atanh,
     "erf": _erf,
-    "exp2": _exp2,
+    "exp2": lambda m, x: m.exp(x=m.mul(x=x, y=math.log(2))),
     "softplus": _softplus,
 }
 """Op type -> its formula."""
+
+
+def written(kind: str, maker: Any, x: Var) -> Var:
+    """An op type of x by its formula."""
+    return FORMULAS[kind](_Numbers(maker, x), x)
 
 
 @lru_cache(maxsize=256)
@@ -189,7 +156,7 @@ def measured(kind: str, low: float, high: float, dtype: str) -> float:
 
     @host.program(input_specs=[spec])
     def program(x: Var) -> Var:
-        return FORMULAS[kind](host, x)
+        return written(kind, host, x)
 
     @host.program(input_specs=[host.TensorSpec((GRID,))])
     def exact(x: Var) -> Var:

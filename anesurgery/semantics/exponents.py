@@ -67,14 +67,6 @@ def _alike(op: Operation, of: Exponents) -> Scaled | None:
     return None if "values" in fixed else Scaled(exponent, dict.fromkeys(fixed, exponent))
 
 
-def _mul(op: Operation, of: Exponents) -> Scaled:
-    return Scaled(of(op.x) + of(op.y))
-
-
-def _divide(op: Operation, of: Exponents) -> Scaled:
-    return Scaled(of(op.x) - of(op.y))
-
-
 def _product(op: Operation, of: Exponents) -> Scaled | None:
     """A sum of products; its bias is scaled as the result."""
     if op.op_type == "matmul":
@@ -99,18 +91,14 @@ def _root(op: Operation, of: Exponents) -> Scaled | None:
     return Scaled(-exponent // 2, {"epsilon": exponent}) if op.op_type == "rsqrt" else Scaled(exponent // 2)
 
 
-def _norm(op: Operation, of: Exponents) -> Scaled:
-    return Scaled(0, {"epsilon": 2 * of(op.x)})
-
-
 RULES: dict[str, Callable[[Operation, Exponents], Scaled | None]] = {
     **dict.fromkeys(ALIKE, _alike),
     **dict.fromkeys(SUMS_OF_PRODUCTS, _product),
     **dict.fromkeys(("square", "pow"), _power),
     **dict.fromkeys(("sqrt", "rsqrt"), _root),
-    "layer_norm": _norm,
-    "mul": _mul,
-    "real_div": _divide,
+    "layer_norm": lambda op, of: Scaled(0, {"epsilon": 2 * of(op.x)}),
+    "mul": lambda op, of: Scaled(of(op.x) + of(op.y)),
+    "real_div": lambda op, of: Scaled(of(op.x) - of(op.y)),
 }
 """Op type -> what a scale becomes."""
 

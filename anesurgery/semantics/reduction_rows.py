@@ -50,10 +50,6 @@ def _reduced(op: Operation, word: str = CONTRACTED) -> Axes | None:
     return only(op, places)
 
 
-def _position(op: Operation) -> Axes | None:
-    return _reduced(op, MIXED)
-
-
 def _along(op: Operation) -> Axes | None:
     """Each place of the axes that are not named works by itself; by default the last is."""
     name = ALONG[op.op_type]
@@ -135,7 +131,9 @@ ROWS: dict[str, Meaning] = {
     "reduce_mean": Meaning(same, _reduced),
     "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE),
     "reduce_prod": Meaning(_product, _reduced),
-    **dict.fromkeys(names("reduce_argmax reduce_argmin"), Meaning(axes=_position, positions=0)),
+    **dict.fromkeys(
+        names("reduce_argmax reduce_argmin"), Meaning(axes=lambda op: _reduced(op, MIXED), positions=0)
+    ),
     "argsort": Meaning(axes=_along, positions=0),
     "topk": Meaning(same, _along, positions=1),
     "cumsum": Meaning(_running, _along, whole=OF_WHOLE),

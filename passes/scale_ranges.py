@@ -40,9 +40,9 @@ All factors are powers of two: in fp32 nothing changes but epsilons, which stay 
 compares both models in fp32 and fails below 90 dB. Each region, with its exponent and its
 largest value before, is in the report.
 
-Refuses when nothing exceeds the limit, and when a region needs more than 2^-20. What is an output, or read by
-an op that hands on no scale, is scaled back beyond the limit, which is reported. Infinities that masks hold are
-for `causal_mask_tensor`.
+Refuses when nothing exceeds the limit, when a region needs more than 2^-20, and when scaling gains nothing: as
+many values exceed their limits after it. What is an output, or read by an op that hands on no scale, is scaled
+back beyond the limit, which is reported. Infinities that masks hold are for `causal_mask_tensor`.
 
 Why it helps: fp16 ends at 65504, and sums of products of the ANE at 32768 (measured: M1, M2, M2 Pro, M4, M5,
 M6); squares overflow above 256.
@@ -92,10 +92,11 @@ class ScaleRanges(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Observe, choose, scale, and observe again."""
-        (function,) = program.functions.values()
+        ((name, function),) = program.functions.items()
         samples = self.samples()
         before, original = ranges(program, samples, chip=self.chip), copy_program(program)
-        plan = an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in before.rows})
+        plan = _observed(session, function, before)
+        beyond = plan.beyond()
         plan.copy_before_norms()
         regions = plan.choose()
         refusal = self.against(regions)
@@ -107,9 +108,14 @@ class ScaleRanges(Pass):
         plan.apply()
         plan.drop_copies()
         an.GraphEdits(self, session, function).remove()
-        session.refusals += [(self.name, r) for r in plan.refusals]
         self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
+        session.refusals += [(self.name, r) for r in plan.refusals]
+        if (left := _observed(session, function, after).beyond()) >= beyond:
+            words = f"{beyond} values exceed their limits before and {left} after: scaling would gain nothing"
+            session.refusals.append((self.name, Refusal(words, regions[0].seed)))
+            program.functions[name] = original.functions[name]
+            return
         session.notes.append(
             f"{self.name}: ops beyond fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
             f"{_hazards(before)} before, {_hazards(after)} after"
@@ -143,6 +149,10 @@ class ScaleRanges(Pass):
             result = compare(before, after, values, precision="fp32", gate=GATE)
             if not result.ok:
                 raise an.PassError(f"{self.name}: scaled and unscaled model differ in fp32: {result.verdict}")
+
+
+def _observed(session: Session, function: an.Function, found: Ranges) -> an.scaled_regions.ScaledRegions:
+    return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in found.rows})
 
 
 def _hazards(ranges: Ranges) -> int:

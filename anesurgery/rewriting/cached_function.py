@@ -144,6 +144,8 @@ class CachedFunction:
             tokens = follow(self.function, inputs)
             if isinstance(tokens, Refusal):
                 return tokens
+            if not tokens.looked_at:
+                return Refusal("no op looks at tokens before its own: there is nothing to keep")
             self.tokens: Tokens = tokens
             ops = [op for op in self.function.operations if any(v in tokens.axes for _, v in operands(op))]
             if not self.how.fixed_rope and (refusal := _of_one_length(ops, tokens)) is not None:

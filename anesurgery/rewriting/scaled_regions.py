@@ -86,6 +86,11 @@ class ScaledRegions:
             over = max(over, math.log2(row.largest * count * MARGIN / LARGEST))
         return over
 
+    def beyond(self) -> int:
+        """How many values exceed their limits."""
+        values = (v for op in self.function.operations if op.op_type != "const" for v in op.outputs)
+        return sum(self.excess(v) > 0 for v in values)
+
     def choose(self) -> list[Region]:
         """The regions, in the order of the ops that name them."""
         regions: dict[Var, Region] = {}

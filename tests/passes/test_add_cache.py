@@ -325,6 +325,10 @@ def test_refuses_what_a_cache_cannot_follow(reason: str) -> None:
     assert to_text(after) == to_text(program)
 
 
+def test_what_is_no_decoder_is_left_alone() -> None:
+    assert_refuses(AddCache(), built(lambda x: mb.relu(x=x)), reason="there is nothing to keep")
+
+
 def test_refuses_models_of_other_forms() -> None:
     assert_refuses(
         AddCache(), built(lambda x: mb.relu(x=x), ct.target.iOS17), "states and slice_update came with iOS 18"

@@ -408,7 +408,7 @@ class _Plan:
         """Those of the forms asked for that a weight can have; the first reason where it can have none."""
         found: list[Choice] = []
         for name in self.forms:
-            reason = read_form(name).unfit(rows.count, rows.count // rows.groups)
+            reason = read_form(name).unfit(rows.count, rows.in_group)
             found.append(
                 Choice(None, reason)
                 if reason
@@ -573,7 +573,7 @@ class _Part:
         weights = list(kinds)
         biased = {r.op: r for one in weights for r in one.readers if takes_bias(r.op)}
         held = {key_of(op.bias): stored_bytes(op.bias) for op in biased if op.inputs.get("bias") is not None}
-        gained = sum(r.count * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
+        gained = sum(r.outputs.size * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
         replaced = sum(stored_bytes(one.var) for one in weights) + sum(held.values())
         return self.plan.room - (_bytes_of(self.loaded) - replaced) - gained
 

@@ -309,8 +309,9 @@ def _shifts(
         gained = np.einsum("grc,gc->gr", rows[op].of(lost), mean)
         if off is not None and not number and op is one.readers[0].op:
             gained += np.einsum("grc,gc->gr", rows[op].of(weight), off)
-        shifts[op] = np.zeros(lost.shape[rows[op].channel])
-        np.add.at(shifts[op], rows[op].channels, gained)
+        outputs = rows[op].outputs
+        shifts[op] = np.zeros(int(outputs.max()) + 1)
+        np.add.at(shifts[op], outputs, gained)
     return shifts
 
 

@@ -7,7 +7,6 @@ strides and dilations), conv_transpose and gather have one form, in which weight
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -31,21 +30,34 @@ class Rows:
     groups: int
     """Matrices, each of which meets inputs of its own."""
     order: tuple[int, ...]
-    """The axes of the weight: that of the rows, which is cut into groups, then those of the columns."""
+    """The axes of the weight: that of the rows, then those of the columns."""
     channel: int
     """The axis of the weight along which the output channels lie."""
     inputs: Callable[[Mapping[str, Any]], Tensor | None]
     """The arguments of a run -> [groups, number, columns]; None where every row counts alike (a table)."""
+    cut: int = 0
+    """Which axis of `order` is cut into the groups: the rows, or (1) the first of the columns, as a
+    conv_transpose has it, whose groups share the scales of their channels."""
 
     @property
     def layout(self) -> tuple[Any, ...]:
         """What two ops must have in common to be served by one correction."""
-        return self.groups, self.order, self.channel
+        return self.groups, self.order, self.channel, self.cut
 
     @property
     def count(self) -> int:
-        """Output channels."""
+        """Output channels along `channel`."""
         return self.shape[self.channel]
+
+    @property
+    def in_group(self) -> int:
+        """Rows of a group."""
+        return self.shape[self.order[0]] // (1 if self.cut else self.groups)
+
+    @property
+    def outputs(self) -> Array:
+        """[groups, rows]: the output channel of the op that each row makes a part of."""
+        return np.arange(self.groups * self.in_group).reshape(self.groups, -1) if self.cut else self.channels
 
     @property
     def channels(self) -> Array:
@@ -57,11 +69,14 @@ class Rows:
     def of(self, weight: Array) -> Array:
         """[groups, rows, columns] of an array of the shape of the weight."""
         moved = weight.transpose(self.order)
-        columns = math.prod(moved.shape[1:])
-        return moved.reshape(self.groups, -1, columns)
+        if self.cut:
+            moved = np.moveaxis(moved.reshape(len(moved), self.groups, -1, *moved.shape[2:]), 1, 0)
+        return moved.reshape(self.groups, self.in_group, -1)
 
     def back(self, rows: Array) -> Array:
         """An array of the shape of the weight, of its rows."""
+        if self.cut:
+            rows = np.moveaxis(rows, 0, 1)
         moved = rows.reshape([self.shape[axis] for axis in self.order])
         return moved.transpose(np.argsort(self.order))
 
@@ -131,8 +146,6 @@ def _conv(op: Operation, shape: tuple[int, ...]) -> Rows | str:
 def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> Rows | str:
     """The convolution of an input with zeros between its elements, its taps from the last to the first."""
     groups = _number(op, "groups", 1)
-    if groups > 1:
-        return f"it is a conv_transpose of {groups} groups, which share the scales of their channels"
     if any(is_symbolic(n) for n in op.x.shape):
         return "its input has no fixed shape"
 
@@ -148,12 +161,12 @@ def _conv_transpose(op: Operation, shape: tuple[int, ...]) -> Rows | str:
         spread[(..., *[slice(None, None, t) for t in s])] = x
         reach = [(k - 1) * e for k, e in zip(kernel, d, strict=True)]
         pads = [(r - a, r - b) for r, (a, b) in zip(reach, ends, strict=True)]
-        found = _patches(pad_axes(spread, pads), shape[2:], [1] * len(s), d, 1)
-        taps = found.reshape(*found.shape[:2], shape[0], *kernel)
-        return taps.flip(list(range(3, taps.ndim))).reshape(found.shape)
+        patches = _patches(pad_axes(spread, pads), shape[2:], [1] * len(s), d, groups)
+        taps = patches.reshape(*patches.shape[:2], shape[0] // groups, *kernel)
+        return taps.flip(list(range(3, taps.ndim))).reshape(patches.shape)
 
     order = (1, 0, *range(2, len(shape)))
-    return Rows(op, shape, 1, order, 1, inputs)
+    return Rows(op, shape, groups, order, 1, inputs, cut=int(groups > 1))
 
 
 def _windows(given: Mapping[str, Any], axes: int) -> tuple[list[int], list[int]]:

@@ -65,8 +65,8 @@ SIZES: tuple[tuple[int, tuple[str, ...], dict[str, dict[str, Any]]], ...] = (
 coremltools leaves a weight as it is whose channels are no multiple of a group; within the
 same bytes ours choose.
 """
-BESIDE = 192
-"""Bytes of a file that a weight takes beside its numbers at most: where two arrays lie, and gaps between."""
+BESIDE = 256
+"""Bytes of a file that a weight and a bias take beside their numbers: where arrays lie, and the gaps."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32

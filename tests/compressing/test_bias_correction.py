@@ -40,6 +40,11 @@ def transposed(x: Var) -> Var:
     )
 
 
+def transposed_groups(x: Var) -> Var:
+    """Channels of two groups, which have a scale in common and a bias each."""
+    return mb.conv_transpose(x=x, weight=numbers(4, 8, 3, 3), strides=[2, 2], groups=2, pad_type="same")
+
+
 def program_of(build: Callable[[Var], Var]) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((2, 4, 6, 6))], opset_version=ct.target.iOS18)
     def program(x: Var) -> Var:
@@ -71,7 +76,7 @@ def off(outputs: Any, expected: Any) -> Any:
     return np.abs(difference.mean(tuple(a for a in range(difference.ndim) if a != axis)))
 
 
-@pytest.mark.parametrize("build", [linear, linear_with_bias, conv, transposed])
+@pytest.mark.parametrize("build", [linear, linear_with_bias, conv, transposed, transposed_groups])
 def test_the_mean_of_each_channel_stays(build: Callable[[Var], Var]) -> None:
     """The wrong version leaves the biases; one that is off by an axis or a group leaves a mean."""
     program, given = program_of(build), samples()

@@ -181,6 +181,8 @@ OPS: dict[str, Callable[[Var], Var]] = {
     "conv_transpose": conv_transpose(),
     "conv_transpose, steps": conv_transpose(strides=[2, 3], pad_type="custom", pad=[1, 0, 0, 1]),
     "conv_transpose, dilated": conv_transpose(dilations=[2, 1], strides=[3, 1], pad_type="same"),
+    "conv_transpose, groups": conv_transpose(groups=2, strides=[2, 1], pad_type="custom", pad=[1, 0, 0, 1]),
+    "conv_transpose, depthwise": conv_transpose(groups=6, pad_type="same"),
 }
 
 

@@ -20,7 +20,7 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.compressing.chunks import read_subject
 from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
-from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, warn
+from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.files import progress
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import call_of
@@ -408,13 +408,13 @@ def _misfits(recipe: Recipe | None, model: Subject, session: Session) -> list[Re
     """Why a recipe is not for a model, which is noted.
 
     Raises:
-        SurgeryError: it is not, and it is strict.
+        Unsuited: it is not, and it is strict.
     """
     if recipe is None:
         return []
     reasons = [r for graph in model.chosen if (r := recipe.applies_to(graph)) is not None]
     if reasons and recipe.strict:
-        raise SurgeryError(f"{recipe.name} is not for this model: {reasons[0]}")
+        raise Unsuited(f"{recipe.name} is not for this model: {reasons[0]}")
     session.refusals += [(recipe.name, r) for r in reasons]
     return reasons
 

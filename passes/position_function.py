@@ -26,6 +26,10 @@ The masks, cosines, sines and places of a decoder become inputs of `prefill` and
 `position` and gives them all, under the names of the inputs; `anesurgery.generate` calls it before `decode`. A
 boolean passes as 0 or 1.
 
+`lookup=True` moves the lookup of embeddings there as well: `decode_inputs` reads the tokens too, and `decode`
+gets their rows. In a model that is cut into chunks it then stands in the chunk of the head, which reads the
+same table where both are tied, and the table is stored once.
+
 Refuses when no function has an input `position`, or nothing but other inputs depends on it, and below iOS 18,
 where a model has one function.
 
@@ -59,6 +63,8 @@ class PositionFunction(Pass):
     name = "position_function"
     essential = True
     follows = ("add_cache", "masked_write", "one_hot_lookup", "cache_as_io")
+    lookup: bool = False
+    """Look the embeddings of tokens up there too?"""
 
     def requires(self, program: Program) -> Refusal | None:
         """A position, and room for more functions."""
@@ -73,7 +79,7 @@ class PositionFunction(Pass):
         """Each function that reads a position gets one that makes its inputs."""
         copies = copy_program(program).functions
         for name, function in [(n, f) for n, f in program.functions.items() if not n.endswith(INPUTS)]:
-            ends = ends_at(function)
+            ends = ends_at(function, self.lookup)
             word = f"{name}{INPUTS}"
             if not ends:
                 session.refusals.append((self.name, Refusal(f"no op of {name} depends on the position only")))
@@ -81,10 +87,11 @@ class PositionFunction(Pass):
             names = [v.name for v in ends]
             with an.GraphEdits(self, session, copies[name]) as edits:
                 keep_only(edits, names)
+            read = list(copies[name].inputs)
             program.add_function(word, copies[name])
             with an.GraphEdits(self, session, function) as edits:
                 made_inputs(edits, ends)
-            words = f"call {word} with position, and give what it returns to {name}"
+            words = f"call {word} with {' and '.join(read)}, and give what it returns to {name}"
             change = an.InterfaceChange(words, (POSITION, word, *names), call=called)
             session.declare(self.name, name, change, (), (word,))
 
@@ -94,24 +101,41 @@ def called(model: Any, values: an.Values, precision: str) -> an.Values:
     if POSITION not in values:
         return replay(model, values, precision)
     name, function = next((n, f) for n, f in model.functions.items() if not n.endswith(INPUTS))
-    at = {POSITION: values[POSITION]}
+    maker = model.functions[f"{name}{INPUTS}"]
+    at = {name: value for name, value in values.items() if name in maker.inputs}
     outputs = an.interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
     inputs = {n: v for n, v in {**values, **outputs}.items() if n in function.inputs}
     return an.interpret.run(model, inputs, function=name, precision=precision)
 
 
-def ends_at(function: Function) -> list[Var]:
-    """The values that depend on the position and constants only, and that other ops read, or the caller."""
+def ends_at(function: Function, lookup: bool) -> list[Var]:
+    """The values that depend on the position and constants only, and that other ops read, or the caller.
+
+    Args:
+        function: of a decoder.
+        lookup: the rows that integers look up in constants too?
+    """
     position = function.inputs.get(POSITION)
     if position is None:
         return []
-    positional = {position}
+    positional, whole, rows = {position}, set[Var](), set[Var]()
+    if lookup:
+        whole = {v for v in function.inputs.values() if v is not position and an.np_dtype(v).kind in "iu"}
     for op in function.operations:
         sources = {v for _, v in an.operands(op) if an.constant(v) is None}
-        if sources and sources <= positional and not op.blocks and op.op_type not in an.ops.IMPURE:
+        if not sources or op.blocks or op.op_type in an.ops.IMPURE:
+            continue
+        if sources <= positional:
             positional |= set(op.outputs)
-    ends = [v for op in function.operations for v in op.outputs if v in positional]
-    return [v for v in ends if an.is_output(v) or any(r.outputs[0] not in positional for r in an.consumers(v))]
+        elif sources <= positional | whole and all(an.np_dtype(v).kind in "iub" for v in op.outputs):
+            whole |= set(op.outputs)
+        elif sources <= positional | whole and op.op_type == "gather":
+            rows |= set(op.outputs)
+    moved = positional | whole if rows else positional
+    ends = [v for op in function.operations for v in op.outputs if v in moved | rows]
+    return [
+        v for v in ends if an.is_output(v) or any(r.outputs[0] not in moved | rows for r in an.consumers(v))
+    ]
 
 
 def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
@@ -123,16 +147,19 @@ def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
     for name in names:
         edits.new_output(name, _number(edits, values[name]))
     edits.remove_unread()
-    for name in [n for n in function.inputs if n != POSITION]:
+    for name in [n for n, v in function.inputs.items() if n != POSITION and not an.consumers(v)]:
         edits.drop_input(name)
 
 
 def _number(edits: an.GraphEdits, var: Var) -> Var:
-    """A value that a model can give: no boolean."""
-    if an.np_dtype(var).kind != "b":
-        return var
-    number: Var = edits.last().cast(x=var, dtype="fp16", name=f"{var.name}_number")
-    edits.take_name(var, number)
+    """A value that a model can give: no boolean, and of one axis at least."""
+    number = var
+    if an.np_dtype(var).kind == "b":
+        number = edits.last().cast(x=var, dtype="fp16", name=f"{var.name}_number")
+    if not var.rank:
+        number = edits.last().expand_dims(x=number, axes=[0], name=f"{var.name}_axis")
+    if number is not var:
+        edits.take_name(var, number)
     return number
 
 
@@ -141,13 +168,15 @@ def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
     mb = edits.first()
     for old in ends:
         truth, output = an.np_dtype(old).kind == "b", an.is_output(old)
-        entry = edits.new_input(old.name, old.shape, an.types.fp16 if truth else old.dtype)
-        edits.replace(old, mb.cast(x=entry, dtype="bool", name=f"{old.name}_truth") if truth else entry)
+        entry = edits.new_input(old.name, old.shape or (1,), an.types.fp16 if truth else old.dtype)
+        value = entry if old.rank else mb.squeeze(x=entry, axes=[0], name=f"{old.name}_scalar")
+        edits.replace(old, mb.cast(x=value, dtype="bool", name=f"{old.name}_truth") if truth else value)
         if not output:
             edits.take_name(old, entry)
     edits.remove()
-    if not an.consumers(edits.function.inputs[POSITION]):
-        edits.drop_input(POSITION)
+    for name, var in list(edits.function.inputs.items()):
+        if an.np_dtype(var).kind in "iu" and not an.consumers(var):
+            edits.drop_input(name)
 
 
 @an.example(mb.TensorSpec((1, 4), an.types.fp16), mb.TensorSpec((1,), an.types.int32), opset="iOS18")

@@ -31,11 +31,12 @@ class Runner:
         model: the package, or the folder of chunks.
         chunks: the packages in the order in which they run; one for a whole model.
         functions: by name: `inputs`, `outputs` and `states` by name, each with `shape` and `dtype`;
-            `inputs_from`, the function that makes other inputs of it from the position, or ""; `context`, the
-            most tokens that it reads, those of the call among them; `picks`, the input with a 1 at the place of
-            the token whose logits are given, and 0 elsewhere, or "" where those of all are; and `units`, the
-            compute units. Of those that read enough tokens at once, the one of the smallest context that holds
-            the text is taken.
+            `inputs_from`, the function that makes other inputs of it from the position, and from the tokens
+            where it takes them, or ""; `chunks`, the packages that hold it, by number; `context`, the most
+            tokens that it reads, those of the call among them; `picks`, the input with a 1 at the place of the
+            token whose logits are given, and 0 elsewhere, or "" where those of all are; and `units`, those of
+            Core ML. Of those that read enough tokens at once, the one of the smallest context that holds the
+            text is taken.
         tokens: the input that holds the tokens.
         logits: the output that holds the logits, or tokens in place of them.
         context: the most tokens that it reads.

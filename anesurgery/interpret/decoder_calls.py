@@ -121,11 +121,15 @@ class Call:
     name: str = ""
     """Of the function."""
 
-    def from_position(self, position: int) -> dict[str, Any]:
-        """The inputs that follow from the number of tokens before."""
-        value = np.array([position], np.int32)
-        inputs = {} if self.maker is None else self.maker({POSITION: value})
-        return inputs | ({POSITION: value} if POSITION in self.predictor.ports[0] else {})
+    def taken(self, values: Mapping[str, Any], position: int) -> dict[str, Any]:
+        """Values, with those that follow from the tokens and from how many came before."""
+        whole = dict(values) | ({POSITION: np.array([position], np.int32)} if self.cached else {})
+        if self.maker is not None:
+            entries = self.maker.ports[0]
+            whole |= self.maker({name: value for name, value in whole.items() if name in entries})
+        entries = self.predictor.ports[0]
+        made_of = {POSITION, self.tokens} - entries.keys()
+        return {name: value for name, value in whole.items() if name not in made_of}
 
     @property
     def positions(self) -> list[Var]:
@@ -193,7 +197,7 @@ def calls_of(whole: Predictor, precision: str, device: str, output: str | None) 
     Raises:
         InterpretError: this is not the interface of a decoder.
     """
-    names = list(whole.parts[0].program.functions)
+    names = whole.functions
     predictors = {n: Predictor(whole, precision=precision, function=n, device=device) for n in names}
     makers = {n: predictors.pop(f"{n}{INPUTS}", None) for n in names if f"{n}{INPUTS}" in names}
     calls = (replace(call_of(predictor, output, makers.get(n)), name=n) for n, predictor in predictors.items())
@@ -213,7 +217,8 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
     inputs = {n: v for n, v in entries.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
     computed = () if maker is None else maker.outputs
-    free = {n: v for n, v in inputs.items() if n != POSITION and n not in back and n not in computed}
+    entering = inputs if maker is None else {**maker.ports[0], **inputs}
+    free = {n: v for n, v in entering.items() if n != POSITION and n not in back and n not in computed}
     name = token_input(free)
     if name is None:
         names = ", ".join(free) or "none"

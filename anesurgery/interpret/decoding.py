@@ -311,11 +311,9 @@ class Decoder:
             values[rows.name] = rows.taken(table, np.arange(start, min(start + call.length, len(table))))
         if call.picker:
             values[call.picker] = self._picked(call, stop - 1 - start)
-        if call.cached:
-            values |= call.from_position(start)
-            for name in call.back:
-                values.setdefault(name, self._empty(call, name))
-        outputs = call.predictor(values, state=self._state)
+        for name in call.back if call.cached else ():
+            values.setdefault(name, self._empty(call, name))
+        outputs = call.predictor(call.taken(values, start), state=self._state)
         self._held = {name: outputs[back] for name, back in call.back.items()}
         return call.logits(outputs)
 

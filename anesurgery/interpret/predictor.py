@@ -96,6 +96,11 @@ class Predictor:
         return {f.name: features_so_far[f.name] for f in self._whole.output}
 
     @property
+    def functions(self) -> list[str]:
+        """The names of the functions of all parts."""
+        return list(dict.fromkeys(name for part in self.parts for name in part.program.functions))
+
+    @property
     def inputs(self) -> list[Any]:
         """`FeatureDescription` messages of the inputs; none for a bare program."""
         described = self._whole if self._whole is not None else self._descriptions[0]

@@ -357,13 +357,15 @@ class _Builder:
         own, parts, stepped = self.options, self.parts(model), self.stepped(model)
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
         steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
+        once = parts > 1 and self.checkpoint.tied  # a table that is tied stands in the chunk of the head
+        steps |= {"position_function": {"lookup": True}} if once else {}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
         key = _hash([self.key, own.bits, own.target, own.head, steps])
 
         def make(place: Path) -> None:
             if stepped:
                 step = _read_stage(model)
-                made = finished_step(step, target=own.target, cache=own.cache, joined=parts == 1)
+                made = finished_step(step, target=own.target, cache=own.cache, joined=parts == 1, lookup=once)
                 self.picked(made).save(place)
                 return
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)

@@ -71,6 +71,11 @@ class Checkpoint:
         found = getattr(self.config.get_text_config(), "max_position_embeddings", None)
         return int(found) if isinstance(found, int) else None
 
+    @property
+    def tied(self) -> bool:
+        """Does its head read the table of embeddings?"""
+        return bool(getattr(self.config.get_text_config(), "tie_word_embeddings", False))
+
     def module(self, work: Path) -> Any:
         """The model in fp32, ready to be traced; its weights are mapped from files.
 

@@ -52,7 +52,7 @@ def functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
     contexts = {call.name: min(call.context, most) for call in decoder.calls}
     pickers = {call.name: call.picker for call in decoder.calls}
     whole = Predictor(model)
-    names = list(whole.parts[0].program.functions)
+    names = whole.functions
     found = {}
     for name in names:
         given, made = Predictor(whole, function=name).ports
@@ -64,6 +64,7 @@ def functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
             "outputs": _ports(made),
             "states": {n: _state(v) for n, v in states.items()},
             "inputs_from": maker,
+            "chunks": [i for i, part in enumerate(whole.parts) if name in part.program.functions],
             "context": contexts.get(name.removesuffix(INPUTS), most),
             "picks": pickers.get(name, ""),
             "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",

@@ -273,7 +273,7 @@ def is_step(program: Program) -> bool:
     return any(name.startswith(KEPT) for function in program.functions.values() for name in function.inputs)
 
 
-def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: bool) -> Surgery:
+def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: bool, lookup: bool) -> Surgery:
     """A step as the function `decode`, with what `llm_ane` does besides, and with states.
 
     Args:
@@ -281,6 +281,7 @@ def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: boo
         target: chip and OS.
         cache: where what is kept is: "state", or "io", as inputs that come back.
         joined: do states of one shape become one?
+        lookup: are embeddings looked up in the function that makes masks, where there is one?
     """
     ((name, function),) = loaded.program.functions.items()
     del loaded.program.functions[name]
@@ -290,5 +291,5 @@ def finished_step(loaded: Loaded, *, target: str | None, cache: str, joined: boo
         steps.append(registry.make_pass("io_as_cache"))
         steps += [registry.make_pass("join_states", joined=f"{KEPT}of_{i}") for i in range(SHAPES * joined)]
     if POSITION in function.inputs:
-        steps.append(registry.make_pass("position_function"))
+        steps.append(registry.make_pass("position_function", lookup=lookup))
     return apply(loaded.program, steps, target=target, prove=None, quiet=True)

@@ -38,6 +38,8 @@ BALANCES = ("bytes", "estimate")
 UNSUPPORTED = "unsupported"
 Pieces = Mapping[str, list[Stretch]]
 """Function -> its part in each chunk."""
+NOTHING = Stretch((), (), ())
+"""Of a function in chunks before its only one."""
 NANOSECONDS = 1000
 """A microsecond of an estimate, so that whole numbers are exact enough."""
 
@@ -61,7 +63,8 @@ def split(
     Each op is in one chunk, but for what is cheaper to compute again than to pass on: masks, positions, tables
     of cosines. A constant that two chunks read is in both. A state stays in one chunk. Several functions, as
     `prefill` and `decode`, are cut at the same places, and each chunk has its part of each. A function that
-    makes the inputs of another from the position (`position_function`) is whole, in the first chunk.
+    makes the inputs of another (`position_function`) is whole, in the chunk with which it shares most weights,
+    as a table of embeddings that is tied to the head; in the first, where it shares none.
 
     Args:
         model: path, MLModel or MIL program.
@@ -123,7 +126,7 @@ def _cut(
     pieces = {name: stretches(graphs[name], where) for name, where in zip(graphs, along, strict=True)}
     makers = [maker for name in names if (maker := f"{name}{INPUTS}") in loaded.program.functions]
     graphs |= read_graphs(loaded.program, loaded.version, makers)
-    pieces |= {name: stretches(graphs[name], [0, len(graphs[name].nodes)]) for name in makers}
+    pieces |= {name: _whole(graphs, pieces, name) for name in makers}
     _check_states(graphs, pieces)
     return _placed(_chain(loaded, graphs, pieces), aim)
 
@@ -223,7 +226,7 @@ def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
     chunks = []
     several = len(graphs) > 1
     for number in range(len(next(iter(cut.values())))):
-        pieces = {name: stretch[number] for name, stretch in cut.items() if number < len(stretch)}
+        pieces = {name: s[number] for name, s in cut.items() if number < len(s) and s[number] != NOTHING}
         carved = {name if several else "main": (graphs[name], piece) for name, piece in pieces.items()}
         program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
         described = _spec(spec, pieces, loaded.version, several)
@@ -262,13 +265,27 @@ def _spec(whole: Any, pieces: Mapping[str, Stretch], version: int, several: bool
     return chunk
 
 
+def _whole(graphs: Mapping[str, Graph], pieces: Pieces, name: str) -> list[Stretch]:
+    """A function as one piece, in the chunk of these pieces that holds most of the weights that it reads."""
+    (whole,) = stretches(graphs[name], [0, len(graphs[name].nodes)])
+    own = _held(graphs, {name: [whole]}, 0).keys()
+    counted = range(max(map(len, pieces.values())))
+    shared = [sum(n for w, n in _held(graphs, pieces, at).items() if w in own) for at in counted]
+    return [*[NOTHING] * shared.index(max(shared)), whole]
+
+
 def _weights(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> int:
     """Bytes of the weights of a chunk, those that its functions share once."""
+    return sum(_held(graphs, pieces, number).values())
+
+
+def _held(graphs: Mapping[str, Graph], pieces: Pieces, number: int) -> dict[int, int]:
+    """The weights of a chunk, and the bytes of each."""
     held: dict[int, int] = {}
-    for name, graph in graphs.items():
-        for node in pieces[name][number].nodes if number < len(pieces[name]) else ():
-            held |= graph.weights[node]
-    return sum(held.values())
+    for name, piece in pieces.items():
+        for node in piece[number].nodes if number < len(piece) else ():
+            held |= graphs[name].weights[node]
+    return held
 
 
 def _border(graph: Graph, stretches_of: Sequence[Stretch], at: int) -> Border:

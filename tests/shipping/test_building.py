@@ -233,11 +233,39 @@ def test_what_transformers_cannot_run_is_said() -> None:
         building._logits(Unfit(), np.arange(3))
 
 
-def test_a_tied_table_that_two_chunks_store_is_said(tmp_path: Path) -> None:
-    tied = save_checkpoint(tmp_path / "checkpoint", tie_word_embeddings=True)
+@pytest.fixture(scope="module")
+def tied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama whose head reads its table of embeddings."""
+    return save_checkpoint(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+
+
+def weights(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("weight.bin"))
+
+
+def test_a_tied_table_is_stored_once_in_all_chunks(tied: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"context": 32, "prefill": 8, "quiet": True}
+    whole = ane.build(tied, tmp_path / "whole", **options)
+    cut = ane.build(tied, tmp_path / "cut", limit="30 KB", **options)
+    assert cut.chunks > 1
+    assert not any("more weights" in note for note in cut.notes)
+    assert weights(cut.folder) <= 1.01 * weights(whole.folder) + 1024 * cut.chunks  # each file has its ends
+    runner = read_runner(cut.folder)
+    (place,) = runner.functions["decode_inputs"]["chunks"]
+    assert place == cut.chunks - 1  # beside the head
+    assert {"input_ids", "position"} == runner.functions["decode_inputs"]["inputs"].keys()
+    assert "input_ids" not in runner.functions["decode"]["inputs"]
+    prompt = [5, 60, 7, 8, 9, 33, 44, 55, 12, 13, 4]
+    assert ane.generate(cut.folder, prompt, 18, quiet=True).written == tuple(greedy(tied, prompt, 18))
+
+
+def test_a_tied_table_that_two_chunks_store_is_said(
+    tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building.Checkpoint, "tied", False)
     found = ane.build(tied, tmp_path / "out", context=16, prefill=8, limit="30 KB", quiet=True)
     (note,) = (note for note in found.notes if "more weights than the whole" in note)
-    table = 2 * 32 * 301 / sum(f.stat().st_size for f in (tmp_path / "out").rglob("weight.bin"))
+    table = 2 * 32 * 301 / weights(tmp_path / "out")
     more = float(note.split("hold ")[1].split("%")[0]) / 100
     assert abs(more / (1 + more) - table) < 0.1
 

@@ -53,7 +53,7 @@ Row = tuple[str, dict[str, Any]]
 
 
 def _row(name: str, config: str = "", **more: Any) -> Row:
-    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES, **more})
+    return (config or f"{name}Config", {"name": f"{name}ForCausalLM", **SIZES} | more)
 
 
 CONFIGURATIONS: dict[str, Row] = {
@@ -100,6 +100,7 @@ CONFIGURATIONS: dict[str, Row] = {
         ssm_state_size=8,
         chunk_size=16,
         layers_block_type=["mamba", "attention", "mamba", "moe"],
+        num_hidden_layers=4,
         n_routed_experts=4,
         n_shared_experts=1,
         moe_shared_expert_intermediate_size=48,
@@ -109,6 +110,7 @@ CONFIGURATIONS: dict[str, Row] = {
     "zamba2": _row(
         "Zamba2",
         layers_block_type=["mamba", "hybrid", "mamba"],
+        num_hidden_layers=3,
         num_mem_blocks=1,
         mamba_d_state=8,
         n_mamba_heads=8,

@@ -18,10 +18,9 @@ public final class Runner {
     public init(_ folder: URL) async throws {
         file = try RunnerFile.read(folder)
         var models: [String: [MLModel]] = [:]
-        for chunk in file.chunks {
+        for (number, chunk) in file.chunks.enumerated() {
             let compiled = try await MLModel.compileModel(at: folder.appendingPathComponent(chunk))
-            for (name, function) in file.functions {
-                if name.hasSuffix("_inputs") && !(models[name] ?? []).isEmpty { continue }
+            for (name, function) in file.functions where function.chunks.contains(number) {
                 let configuration = MLModelConfiguration()
                 configuration.computeUnits = function.units == "cpuOnly" ? .cpuOnly : .cpuAndNeuralEngine
                 configuration.functionName = name
@@ -77,7 +76,7 @@ public final class Runner {
             read = []
             return try await feed(left)
         }
-        let longest = file.functions.values.compactMap { $0.inputs[file.tokens]?.shape.last }.max() ?? 1
+        let longest = file.functions.values.compactMap { file.port(of: $0)?.shape.last }.max() ?? 1
         var logits: [Float] = []
         for start in stride(from: 0, to: tokens.count, by: longest) {
             let part = tokens[start..<min(start + longest, tokens.count)]
@@ -89,8 +88,9 @@ public final class Runner {
 
     /// Of the functions that read enough tokens at once, the one of the smallest context that holds the text.
     private func function(reading count: Int) throws -> String {
-        let sizes = file.functions.mapValues {
-            (length: $0.inputs[file.tokens]?.shape.last ?? 0, context: $0.context ?? file.context)
+        let reading = file.functions.filter { !$0.key.hasSuffix("_inputs") }
+        let sizes = reading.mapValues {
+            (length: file.port(of: $0)?.shape.last ?? 0, context: $0.context ?? file.context)
         }
         let fitting = sizes.filter { $0.value.length >= count && $0.value.context >= read.count }
         let smallest = fitting.min { ($0.value.length, $0.value.context) < ($1.value.length, $1.value.context) }
@@ -100,7 +100,7 @@ public final class Runner {
 
     /// One call, whose last token is the last that was read.
     private func step(_ name: String, newest: Int) async throws -> [Float] {
-        guard let function = file.functions[name], let port = function.inputs[file.tokens] else {
+        guard let function = file.functions[name], let port = file.port(of: function) else {
             throw RunnerError.missing(name)
         }
         let length = port.shape.last ?? 1
@@ -119,7 +119,9 @@ public final class Runner {
             values[function.picks] = MLFeatureValue(multiArray: array)
         }
         if let maker = models[function.inputsFrom]?.first {
-            let provider = try MLDictionaryFeatureProvider(dictionary: ["position": position])
+            let names = maker.modelDescription.inputDescriptionsByName.keys
+            let whole = values.merging(["position": position]) { $1 }
+            let provider = try MLDictionaryFeatureProvider(dictionary: whole.filter { names.contains($0.key) })
             try merge(await maker.prediction(from: provider), into: &values)
         }
         for (model, state) in zip(models[name] ?? [], states) {

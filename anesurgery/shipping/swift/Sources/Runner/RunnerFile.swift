@@ -11,8 +11,10 @@ public struct RunnerFile: Decodable {
         public let inputs: [String: Port]
         public let outputs: [String: Port]
         public let states: [String: Port]
-        /// The function that makes other inputs of this one from the position, or "".
+        /// The function that makes other inputs of this one, from the position and perhaps the tokens, or "".
         public let inputsFrom: String
+        /// The packages that hold it, by number.
+        public let chunks: [Int]
         /// The most tokens that it reads, those of the call among them; those of the whole where it is not said.
         public let context: Int?
         /// The input with a 1 at the place of the token whose logits are given, or "" where those of all are.
@@ -21,7 +23,7 @@ public struct RunnerFile: Decodable {
         public let units: String
 
         enum CodingKeys: String, CodingKey {
-            case inputs, outputs, states, units, context, picks
+            case inputs, outputs, states, units, context, picks, chunks
             case inputsFrom = "inputs_from"
         }
     }
@@ -37,6 +39,11 @@ public struct RunnerFile: Decodable {
     public let context: Int
     public let ends: [Int]
     public let sampling: [String: Double]
+
+    /// The tokens that a function reads, or the one that makes its inputs.
+    public func port(of function: Function) -> Port? {
+        function.inputs[tokens] ?? functions[function.inputsFrom]?.inputs[tokens]
+    }
 
     /// Read the `runner.json` of a folder.
     public static func read(_ folder: URL) throws -> RunnerFile {

@@ -25,6 +25,7 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, walk_ops
 from anesurgery.shipping import building
+from anesurgery.shipping.checkpoint import Checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -262,7 +263,7 @@ def test_a_tied_table_is_stored_once_in_all_chunks(tied: Path, tmp_path: Path) -
 def test_a_tied_table_that_two_chunks_store_is_said(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building.Checkpoint, "tied", False)
+    monkeypatch.setattr(Checkpoint, "tied", False)
     found = ane.build(tied, tmp_path / "out", context=16, prefill=8, limit="30 KB", quiet=True)
     (note,) = (note for note in found.notes if "more weights than the whole" in note)
     table = 2 * 32 * 301 / weights(tmp_path / "out")

@@ -232,7 +232,7 @@ def tried(name: str, folder: Path) -> Text:
         return Text(0, 0.0, 0, refused=str(error).splitlines()[0].split(" (ran before it")[0].removesuffix(")"))
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = np.random.default_rng(1).integers(3, module.config.vocab_size, PROMPT).tolist()
-    options = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    options = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None, "pad_token_id": 0}
     with torch.no_grad():
         ids = module.generate(torch.tensor([prompt]), max_new_tokens=STEPS, **options)
         logits = module(ids, use_cache=False).logits[0].numpy()

@@ -28,7 +28,8 @@ boolean passes as 0 or 1.
 
 `lookup=True` moves the lookup of embeddings there as well: `decode_inputs` reads the tokens too, and `decode`
 gets their rows. In a model that is cut into chunks it then stands in the chunk of the head, which reads the
-same table where both are tied, and the table is stored once.
+same table where both are tied, and the table is stored once. Where that head was cut by vocabulary, its parts
+are looked up in, and of their rows the one is taken whose part holds the token.
 
 Refuses when no function has an input `position`, or nothing but other inputs depends on it, and below iOS 18,
 where a model has one function.
@@ -42,7 +43,7 @@ Grade: none: the interface changes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,7 @@ class PositionFunction(Pass):
                 continue
             names = [v.name for v in ends]
             with an.GraphEdits(self, session, copies[name]) as edits:
+                look_up_in_parts(edits, names)
                 keep_only(edits, names)
             read = list(copies[name].inputs)
             program.add_function(word, copies[name])
@@ -136,6 +138,51 @@ def ends_at(function: Function, lookup: bool) -> list[Var]:
     return [
         v for v in ends if an.is_output(v) or any(r.outputs[0] not in moved | rows for r in an.consumers(v))
     ]
+
+
+def look_up_in_parts(edits: an.GraphEdits, names: Collection[str]) -> None:
+    """Let these lookups read the parts of a table that products read, where they together are the table."""
+    for op in [op for op in edits.function.operations if op.op_type == "gather"]:
+        table, old = an.constant(op.x), op.outputs[0]
+        if old.name not in names or not isinstance(table, np.ndarray) or table.ndim != 2 or int(op.axis.val):
+            continue
+        if parts := parts_of(edits.function, table):
+            new = _joined(edits.before(op), op.indices, parts)
+            edits.replace(old, new)
+            edits.take_name(old, new)
+
+
+def parts_of(function: Function, table: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+    """The weights of products that are the rows of a table, in their order; none where some are missing."""
+    parts, rows = list[np.ndarray[Any, Any]](), 0
+    for op in function.operations:
+        weight = an.constant(op.weight) if op.op_type in ("linear", "conv") else None
+        if not isinstance(weight, np.ndarray) or weight.dtype != table.dtype:
+            continue
+        if weight[0].size == table.shape[1] and len(weight) < len(table):
+            part = weight.reshape(len(weight), -1)
+            if np.array_equal(part, table[rows : rows + len(part)]):
+                parts.append(part)
+                rows += len(part)
+    return parts if rows == len(table) else []
+
+
+def _joined(mb: an.Builder, tokens: Var, parts: Sequence[np.ndarray[Any, Any]]) -> Var:
+    """The rows of tokens, each from the part that holds it; those of no other part from the last."""
+    *others, last = parts
+    whole = mb.cast(x=tokens, dtype="int32")
+    end = sum(map(len, others))
+    beyond = mb.maximum(x=mb.add(x=whole, y=np.int32(-end)), y=np.int32(0))
+    rows: Var = mb.gather(x=last, indices=beyond, axis=0)
+    for part in reversed(others):
+        start = end = end - len(part)
+        place = mb.add(x=whole, y=np.int32(-start))
+        after = mb.greater_equal(x=place, y=np.int32(0))
+        own = mb.logical_and(x=after, y=mb.less(x=place, y=np.int32(len(part))))
+        index = mb.mul(x=place, y=mb.cast(x=own, dtype="int32"))  # 0 for tokens of other parts
+        found = mb.gather(x=part, indices=index, axis=0)
+        rows = mb.select(cond=mb.expand_dims(x=own, axes=[-1]), a=found, b=rows)
+    return rows
 
 
 def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:

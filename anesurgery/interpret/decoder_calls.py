@@ -216,9 +216,8 @@ def call_of(predictor: Predictor, output: str | None, maker: Predictor | None = 
     entries, outputs = predictor.ports
     inputs = {n: v for n, v in entries.items() if not types.is_state(v.sym_type)}
     back = {n: f"{n}{BACK}" for n in inputs if f"{n}{BACK}" in outputs}
-    computed = () if maker is None else maker.outputs
-    entering = inputs if maker is None else {**maker.ports[0], **inputs}
-    free = {n: v for n, v in entering.items() if n != POSITION and n not in back and n not in computed}
+    read, computed = ({}, []) if maker is None else (maker.ports[0], maker.outputs)
+    free = {n: v for n, v in (read | inputs).items() if n not in (POSITION, *back, *computed)}
     name = token_input(free)
     if name is None:
         names = ", ".join(free) or "none"

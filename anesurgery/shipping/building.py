@@ -357,7 +357,7 @@ class _Builder:
         own, parts, stepped = self.options, self.parts(model), self.stepped(model)
         steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
         steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
-        once = parts > 1 and self.checkpoint.tied  # a table that is tied stands in the chunk of the head
+        once = self.tied_apart(parts)
         steps |= {"position_function": {"lookup": True}} if once else {}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
         key = _hash([self.key, own.bits, own.target, own.head, steps])
@@ -388,6 +388,11 @@ class _Builder:
                 "table of embeddings, is stored in each"
             )
         return chunks
+
+    def tied_apart(self, parts: int) -> bool:
+        """Does the head read the table of embeddings, and stand in another chunk, or in parts?"""
+        most: int = vars(registry.make_pass("split_head"))["most"]
+        return self.checkpoint.tied and (parts > 1 or self.checkpoint.words > most)
 
     def picked(self, surgery: Surgery) -> Surgery:
         """The model with the likeliest tokens in place of logits, where they are asked for."""

@@ -72,6 +72,11 @@ class Checkpoint:
         return int(found) if isinstance(found, int) else None
 
     @property
+    def words(self) -> int:
+        """How many tokens there are."""
+        return int(self.config.get_text_config().vocab_size)
+
+    @property
     def tied(self) -> bool:
         """Does its head read the table of embeddings?"""
         return bool(getattr(self.config.get_text_config(), "tie_word_embeddings", False))

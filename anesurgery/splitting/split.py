@@ -226,7 +226,7 @@ def _chain(loaded: Loaded, graphs: Mapping[str, Graph], cut: Pieces) -> Chain:
     chunks = []
     several = len(graphs) > 1
     for number in range(len(next(iter(cut.values())))):
-        pieces = {name: s[number] for name, s in cut.items() if number < len(s) and s[number] != NOTHING}
+        pieces = {name: s[number] for name, s in cut.items() if number < len(s) and s[number] is not NOTHING}
         carved = {name if several else "main": (graphs[name], piece) for name, piece in pieces.items()}
         program = carve_functions(carved, loaded.version, f"chunk {number + 1}")
         described = _spec(spec, pieces, loaded.version, several)

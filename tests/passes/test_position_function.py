@@ -13,9 +13,11 @@ import anesurgery as ane
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.metrics import compare_arrays
 from anesurgery.interpret.decoding import Decoder, generate
-from anesurgery.mil import Program, mb, np_dtype, types, walk_ops
+from anesurgery.interpret.sampling import index_range
+from anesurgery.mil import Array, Program, Var, ct, mb, np_dtype, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.position_function import PositionFunction
+from anesurgery.passes.split_head import SplitHead
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import apply_pass, assert_refuses, reasons
 
@@ -123,3 +125,51 @@ def test_chunks_write_the_same(cache: str, tmp_path: Path) -> None:
     rows = [Decoder(model).feed(tokens) for model in (program, chain, saved)]
     assert compare_arrays("logits", rows[0], rows[1]).psnr >= 90
     np.testing.assert_array_equal(rows[1], rows[2])
+
+
+TABLE = np.random.default_rng(0).standard_normal((200, 4)).astype(np.float16)
+
+
+def tied(head: Array = TABLE) -> Program:
+    """Embeddings, a row for the position, and a head."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 3), types.int32), mb.TensorSpec((1,), types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def main(ids: Var, position: Var) -> Var:
+        begin = mb.concat(values=(position, np.zeros(1, np.int32)), axis=0)
+        row = mb.slice_by_size(x=TABLE[:9], begin=begin, size=np.array([1, 4], np.int32))
+        rows = mb.gather(x=TABLE, indices=ids, axis=0)
+        return mb.linear(x=mb.add(x=rows, y=row), weight=head, name="logits")
+
+    return main
+
+
+@pytest.mark.parametrize("most", [64, 128, 200])
+def test_embeddings_are_looked_up_in_the_parts_of_the_head(most: int) -> None:
+    program = tied()
+    cut, _ = apply_pass(SplitHead(most=most), program)
+    after, session = apply_pass(PositionFunction(lookup=True), cut)
+    assert session.changes
+    assert "ids" not in after.functions["main"].inputs
+    maker = after.functions["main_inputs"]
+    assert maker.inputs.keys() == {"ids", "position"}
+    tables = [op.x.shape for op in maker.operations if op.op_type == "gather"]
+    assert len(tables) == -(-200 // most)
+    assert sum(shape[0] for shape in tables) == 200  # no table beside the parts
+    assert index_range(maker.inputs["ids"]) == 200
+    for ids in ([0, 63, 64], [199, 127, 128], [65, 1, 198]):
+        values = {"ids": np.array([ids], np.int32), "position": np.array([5], np.int32)}
+        made = ane.run(after, values, function="main_inputs")
+        expected = ane.run(program, values)["logits"]
+        np.testing.assert_allclose(
+            ane.run(after, made, function="main")["logits"], expected, rtol=1e-5, atol=1e-5
+        )
+
+
+def test_a_head_of_its_own_leaves_the_table_whole() -> None:
+    cut, _ = apply_pass(SplitHead(most=64), tied(TABLE[::-1].copy()))
+    after, _ = apply_pass(PositionFunction(lookup=True), cut)
+    (lookup,) = [op for op in after.functions["main_inputs"].operations if op.op_type == "gather"]
+    assert lookup.x.shape == (200, 4)

@@ -89,6 +89,7 @@ LIBRARY = {
     "library",
     "macOS",
     "mapValues",
+    "merging",
     "max",
     "min",
     "iOS",

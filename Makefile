@@ -90,8 +90,8 @@ notebooks: $(READY)  ## run the notebooks and the demonstration, and store what 
 gallery: $(READY)  ## each recipe on one small model, before and after: docs/gallery.md
 	$(BIN)/python tests/benchmarks/gallery.py --page docs/gallery.md
 
-sized: $(READY)  ## models of many families at six sizes, at each and between them: docs/sized-models.md
-	$(BIN)/python tests/benchmarks/sized.py --page docs/sized-models.md
+sized: $(READY)  ## models of many families and published ones at six sizes, and the time: docs/sized-models.md
+	$(BIN)/python tests/benchmarks/sized.py --page docs/sized-models.md $(OPTIONS)
 
 hazards: $(READY)  ## what goes wrong in numbers, and what repairs it: docs/hazards.md
 	$(BIN)/python tests/support/hazard_page.py --page docs/hazards.md

@@ -302,6 +302,14 @@ def is_compressed(var: Var) -> bool:
     return var.op is not None and is_constexpr(var.op)
 
 
+def as_scratch(function: Function) -> None:
+    """Let a function that is thrown away, in which no value is replaced, be left at no cost.
+
+    Each time that a function is left, coremltools walks all its ops for what must not be replaced.
+    """
+    setattr(function, "_propagate_nonreplaceable_vars", lambda: None)  # noqa: B010 - a private member
+
+
 def is_constexpr(op: Operation) -> bool:
     """Does an op hold a weight in a compressed form?"""
     return op.op_type.startswith("constexpr_")

@@ -44,6 +44,7 @@ from anesurgery.mil import (
     is_symbolic,
     np_dtype,
     operands,
+    types,
     walk_ops,
 )
 from anesurgery.ops import names
@@ -104,7 +105,7 @@ class Kept:
 def free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
     """The least prime from a number on (11 or more) that divides no length of a function, and is not in it."""
     lengths = {n for n in shapes if n}
-    for value in (v for op in walk_ops(function) for v in op.outputs):
+    for value in (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type)):
         lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
         if np_dtype(value).kind == "i" and (held := constant(value)) is not None and np.size(held) <= FEW:
             lengths.update(int(n) for n in np.ravel(held) if n)
@@ -162,6 +163,8 @@ class _Walk:
 
     def long(self, var: Var) -> frozenset[int]:
         """The axes whose length is a multiple of the one that is followed."""
+        if not types.is_tensor(var.sym_type):
+            return frozenset()
         return frozenset(a for a, n in enumerate(var.shape or ()) if n % self.length == 0)
 
     def share(self, var: Var, axes: Iterable[int]) -> int | None:

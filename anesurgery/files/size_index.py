@@ -194,10 +194,12 @@ def chosen(
         return Call(named[name], values)
     shapes = {key: tuple(np.shape(value)) for key, value in values.items()}
     for row in rows:
-        if all(shapes.get(key) == shape for key, shape in row.inputs.items()):
+        own = shapes | _of_pictures(row, values)
+        if all(own.get(key) == shape for key, shape in row.inputs.items()):
             return Call(row, values)
+    may_be_filled = not padding.why_not and not _of_pictures(rows[0], values)
     for row in rows:
-        if not padding.why_not and (length := _shorter(row, shapes, padding)) is not None:
+        if may_be_filled and (length := _shorter(row, shapes, padding)) is not None:
             _check_seen(values, padding)
             return Call(row, _filled(row, values, padding), length)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
@@ -208,6 +210,14 @@ def chosen(
     raise InterpretError(
         f"no size takes the inputs given ({shapes_in_words}): {offered}{why}; make that size too"
     )
+
+
+def _of_pictures(row: SizeRow, values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The shapes as which a model reads pictures (PIL), whose size is width and height."""
+    read: dict[str, Any] = {key: values[key] for key in row.inputs if key in values}
+    return {
+        key: (*row.inputs[key][:-2], *value.size[::-1]) for key, value in read.items() if hasattr(value, "mode")
+    }
 
 
 def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Padding) -> int | None:

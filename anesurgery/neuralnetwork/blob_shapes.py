@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.mil import Array, Function, Operation, Var, ct, exclusive, is_symbolic
+from anesurgery.mil import Array, Function, Operation, Var, as_scratch, ct, exclusive, is_symbolic
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.layers import load_families
@@ -51,8 +51,7 @@ class Blobs:
         """The first output of each layer, and the number of ops up to its last."""
         inputs = {f.name: ports.placeholder(f) for f in description.input}
         self.function = Function(inputs, opset_version=OPSET)
-        # leaving a function walks all its ops for what must not be replaced: nothing is replaced here
-        self.function._propagate_nonreplaceable_vars = lambda: None  # type: ignore[attr-defined]
+        as_scratch(self.function)
         with self.function:
             for feature in description.input:
                 var = self.function.inputs[feature.name]

@@ -20,7 +20,7 @@ from anesurgery.errors import Refusal, Refused
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.place_tables import continued
 from anesurgery.facts.window_pads import window_pads
-from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands
+from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
 from anesurgery.semantics.moving_rows import reshaped
@@ -103,7 +103,9 @@ class Lengths:
     """Axes whose length is a number that may be one of the inputs', and why to refuse if it is none."""
 
     def columns(self, var: Var) -> list[Column]:
-        """The lengths of all axes of a value."""
+        """The lengths of all axes of a value; none of what is no tensor, as the labels of classes."""
+        if not types.is_tensor(var.sym_type):
+            return []
         if var in self.still:
             return [(int(n),) * self.count for n in var.shape]
         return [self.column_of(var, a) for a in range(var.rank)]

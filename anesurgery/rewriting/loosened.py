@@ -19,6 +19,7 @@ from anesurgery.mil import (
     Function,
     Operation,
     Var,
+    as_scratch,
     is_constexpr,
     is_stored,
     mb,
@@ -80,6 +81,8 @@ class _Walk:
 
     def __init__(self, worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> None:
         self.worlds = worlds
+        for function in worlds[1:]:
+            as_scratch(function)
         for function, shapes in zip(worlds[1:], wanted, strict=True):
             for name, shape in shapes.items():
                 var = function.inputs[name]
@@ -253,13 +256,13 @@ class _Emitter:
         """Write all edits, and give every value its type."""
         for var in self.function.inputs.values():
             self._type(var)
-        for op in list(self.function.operations):
-            with self.function:
+        with self.function:  # once: coremltools follows the whole function each time that it is left
+            for op in list(self.function.operations):
                 changes = self.loosened.edits.get(op.name, {})
                 kept = {o: edit for o, edit in changes.items() if not isinstance(edit, Absent)}
                 _change(op, changes, {o: self._built(op, o, edit) for o, edit in kept.items()})
-            for var in op.outputs:
-                self._type(var)
+                for var in op.outputs:
+                    self._type(var)
 
     def _type(self, var: Var) -> None:
         """A symbol for each length that differs between sizes."""

@@ -2,21 +2,26 @@
 
 Each is converted with a range of lengths and given to `sizes`. At each size it is compared in fp16 with the
 model that is converted at that size, and at every length from 1 to the largest with the model at that length.
-A model of one fixed size is made at two others, and compared in the same way.
+A model of one fixed size is made at two others, and compared in the same way. Published models and the time are
+measured by the files `sized_corpus.py` and `sized_time.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import sized_corpus
+import sized_time
 import torch
 import transformers
+from recipe import spread
+from sized_figures import nearness, nearness_in_words, stored, worst
 from torch import Tensor, nn
 
 import anesurgery as ane
@@ -83,28 +88,9 @@ class Sized:
         return values | ({self.mask: np.ones((1, length), np.float32)} if self.mask else {})
 
 
-def decibels(found: Any, expected: Any) -> float:
-    """How near two values are; -inf where they have other shapes or hold no numbers."""
-    a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
-    if a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return -np.inf
-    error = np.sqrt(((a - b) ** 2).mean())
-    return np.inf if error == 0 else float(20 * np.log10(np.abs(b).max() / error))
-
-
-def nearness(found: dict[str, Any], expected: dict[str, Any]) -> float:
-    """Of the worst output."""
-    return min(decibels(a, b) for a, b in zip(found.values(), expected.values(), strict=True))
-
-
-def stored(folder: Path) -> int:
-    """Bytes of weights."""
-    return sum(file.stat().st_size for file in folder.rglob("weight.bin"))
-
-
 def between(model: Sized, ranged: Any, folder: Path) -> str:
     """The worst of every length, against the model of a range, or against it at that one length."""
-    worst = np.inf
+    every = list[float]()
     multiple = sized_file(folder)[1].multiple
     for length in range(multiple, LENGTHS[-1] + 1, multiple):
         values = model.values(length)
@@ -113,8 +99,8 @@ def between(model: Sized, ranged: Any, folder: Path) -> str:
         if near < 80:  # what a range computes at run time is rounded in another way than constants are
             fixed = ane.sizes(ranged, {name: [shape] for name, shape in model.shapes(length).items()})
             near = nearness(found, ane.run(next(iter(fixed.models.values())), values))
-        worst = min(worst, near)
-    return f"{worst:.0f} dB" if np.isfinite(worst) else "the same" if worst > 0 else "wrong"
+        every.append(near)
+    return worst(every)
 
 
 def row(name: str, model: Sized, scratch: Path) -> str:
@@ -135,12 +121,10 @@ def row(name: str, model: Sized, scratch: Path) -> str:
         values = model.values(length)
         found = ane.run(folder, model.with_mask(values, length), precision="fp16")
         near.append(nearness(found, ane.run(model.convert(module, length), values, precision="fp16")))
-    equal = sum(one == np.inf for one in near)
-    least = "" if equal == len(near) else f"; least {min(near):.0f} dB"
     one = stored(ane.save(sized.models[f"size_{LENGTHS[-1]}"], scratch / "one.mlpackage"))
-    worst = "-" if sized.padding.why_not else between(model, ranged, folder)
+    filled = "-" if sized.padding.why_not else between(model, ranged, folder)
     more = 100 * (stored(folder) / one - 1)
-    return f"| {name} | {equal} of {len(near)}{least} | {more:+.1f} % | {worst} | {sized.padding} |"
+    return f"| {name} | {nearness_in_words(near)} | {more:+.1f} % | {filled} | {sized.padding} |"
 
 
 def fixed_row(name: str, model: Sized, scratch: Path) -> str:
@@ -158,9 +142,7 @@ def fixed_row(name: str, model: Sized, scratch: Path) -> str:
         values = model.values(length)
         expected = ane.run(model.convert(module, length), values, precision="fp16")
         near.append(nearness(ane.run(folder, values, precision="fp16"), expected))
-    equal = sum(one == np.inf for one in near)
-    least = "" if equal == len(near) else f"; least {min(near):.0f} dB"
-    return f"| {name} | {equal} of {len(near)}{least} | {'; '.join(sized.assumed) or '-'} |"
+    return f"| {name} | {nearness_in_words(near)} | {'; '.join(sized.assumed) or '-'} |"
 
 
 class Of(nn.Module):
@@ -396,9 +378,13 @@ MODELS: dict[str, Sized] = {
     ),
 }
 FIXED = {name: model for name, model in MODELS.items() if model.mask is None}
-PAGE = """# Six sizes of many models
+HEAD = """# Six sizes of many models
 
-This page is written by `make sized`. Small models of random weights are converted with a range of lengths, and
+This page is written by `make sized`; with `OPTIONS="--sections corpus time"`, these sections alone.
+"""
+FROM_RANGES = """## From a range
+
+Small models of random weights are converted with a range of lengths, and
 given to [`sizes`](sizes.md) at the lengths {lengths}. *At a size*: how many of the six give, in fp16, bit for
 bit what the model gives that is converted at that size; where they do not, how near they are. *Weights*: of the
 package of six, beside those of its largest size. *Between sizes*: the worst of every length from 1 to
@@ -413,8 +399,8 @@ Tables of less than {least} bytes are stored for each size, which counts in mode
 Where a model is equal at few sizes, a range is another model: its rotary positions are cosines and sines of
 angles in fp16, computed at run time, where a conversion at one size has them folded, computed in fp32. Made of
 one fixed size instead, as below, the same models are equal.
-
-## From one fixed size
+"""
+FROM_FIXED = """## From one fixed size
 
 Each is converted at the length {largest} alone, and made at {shorter} by [`sizes`](sizes.md). *Equal*: at how
 many of these it gives, in fp16, bit for bit what the model gives that is converted there. *Assumed*: what its
@@ -422,9 +408,9 @@ numbers do not show.
 
 | model | equal | assumed |
 |---|---|---|
-{fixed}
-
-## From a PyTorch module
+{rows}
+"""
+FROM_MODULES = """## From a PyTorch module
 
 A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
 computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are
@@ -432,7 +418,30 @@ stored for each.
 
 | module | sizes | nearness | weights |
 |---|---|---|---|
-{modules}
+{rows}
+"""
+FROM_CORPUS = """## Published models
+
+Each at the sizes that are listed, by the shape of its first input. *Equal*: how many of these give, in fp16,
+bit for bit what the model at that size gives that was made without `sizes`: a package of a range reads it
+itself, a neural network is given its size in its specification or upgraded for as many steps, and in a
+package of one size the numbers that are lengths were replaced by hand, as its graph was read. *Weights*: of all
+sizes, beside those of the largest. *Between*: the worst of a length within each two sizes, in fp32. *Time*:
+processor seconds of `sizes` and `save` in this run.
+
+| model | sizes | equal | weights | between | time | between sizes |
+|---|---|---|---|---|---|---|
+{rows}
+
+The ranges of the two DTLN hold two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`, `whisper_tiny_decoder`
+and `kokoro_duration` are real graphs with random weights; the mask of `bge_small` was repaired first
+(`padding_mask_tensor`), since every number of it is none without. `kokoro_duration` runs at no length as it was
+converted: a repetition is computed as -1 / 128, which is 0 times.
+"""
+TIME = """## Time
+
+Six sizes of a ranged model of {megabytes:.0f} MB take **{ratio}** times the processor time of coremltools' own
+null round trip of the same package (loaded, and saved again): the median of {runs} rounds, and their spread.
 """
 
 
@@ -448,37 +457,84 @@ MODULES: dict[str, tuple[Callable[[], nn.Module], list[tuple[int, ...]]]] = {
 }
 
 
+def _each(rows: Iterator[str]) -> str:
+    """Rows below each other, which are shown as they come."""
+    listed = list[str]()
+    for one in rows:
+        print(one, flush=True)
+        listed.append(one)
+    return "\n".join(listed)
+
+
+def _in_scratch(of: Callable[[str, Any, Path], str], models: Mapping[str, Any]) -> str:
+    """A row of each model, in a folder of its own."""
+
+    def rows() -> Iterator[str]:
+        for name, model in models.items():
+            with tempfile.TemporaryDirectory() as scratch:
+                yield of(name, model, Path(scratch))
+
+    return _each(rows())
+
+
+def ranges_section() -> str:
+    """Models of a range."""
+    lengths = ", ".join(map(str, LENGTHS))
+    rows = _in_scratch(row, MODELS)
+    return FROM_RANGES.format(lengths=lengths, largest=LENGTHS[-1], least=LEAST, rows=rows)
+
+
+def fixed_section() -> str:
+    """Models of one size."""
+    shorter = " and ".join(map(str, SHORTER))
+    return FROM_FIXED.format(largest=LENGTHS[-1], shorter=shorter, rows=_in_scratch(fixed_row, FIXED))
+
+
+def modules_section() -> str:
+    """PyTorch modules."""
+
+    def of(name: str, chosen: Any, scratch: Path) -> str:
+        build, shapes = chosen
+        return module_row(name, seeded(build)(), shapes, scratch)
+
+    return FROM_MODULES.format(rows=_in_scratch(of, MODULES))
+
+
+def corpus_section() -> str:
+    """Published models."""
+    with tempfile.TemporaryDirectory() as folder:
+        return FROM_CORPUS.format(rows=_each(sized_corpus.rows(Path(folder))))
+
+
+def time_section() -> str:
+    """A model of 100 MB."""
+    with tempfile.TemporaryDirectory() as folder:
+        figures, size = sized_time.ratios(Path(folder), RUNS)
+    return TIME.format(megabytes=size / 1e6, runs=RUNS, ratio=spread(figures))
+
+
+RUNS = 5
+SECTIONS = {
+    "ranges": ranges_section,
+    "fixed": fixed_section,
+    "modules": modules_section,
+    "corpus": corpus_section,
+    "time": time_section,
+}
+
+
 def main() -> None:
-    """Write the page."""
+    """Write the page, or some sections of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, required=True)
-    rows = list[str]()
-    page: Path = parser.parse_args().page
-    for name, model in MODELS.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            rows.append(row(name, model, Path(scratch)))
-            print(rows[-1], flush=True)
-    fixed = list[str]()
-    for name, model in FIXED.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            fixed.append(fixed_row(name, model, Path(scratch)))
-            print(fixed[-1], flush=True)
-    modules = list[str]()
-    for name, (build, shapes) in MODULES.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            modules.append(module_row(name, seeded(build)(), shapes, Path(scratch)))
-            print(modules[-1], flush=True)
-    lengths = ", ".join(map(str, LENGTHS))
-    numbers = {
-        "lengths": lengths,
-        "largest": LENGTHS[-1],
-        "least": LEAST,
-        "shorter": " and ".join(map(str, SHORTER)),
-        "rows": "\n".join(rows),
-        "fixed": "\n".join(fixed),
-        "modules": "\n".join(modules),
-    }
-    page.write_text(PAGE.format(**numbers), encoding="utf-8")
+    parser.add_argument("--sections", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    chosen = parser.parse_args()
+    page: Path = chosen.page
+    kept = dict(zip(SECTIONS, page.read_text(encoding="utf-8").split("\n## ")[1:], strict=False))
+    for name in chosen.sections:
+        kept[name] = SECTIONS[name]().removeprefix("## ").rstrip() + "\n"
+    parts = ["## " + kept[name].rstrip() for name in SECTIONS]
+    page.write_text("\n\n".join([HEAD.rstrip(), *parts]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from coremltools.converters.mil.mil import mil_list
 from PIL import Image
 
 import anesurgery as ane
+from anesurgery.files.size_index import Padding, SizeRow, chosen
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -425,6 +427,34 @@ def test_a_converted_module(tmp_path: Path) -> None:
             np.testing.assert_array_equal(one, other)
 
 
+def test_a_picture_is_not_filled_up() -> None:
+    """Pixels of 0 are not what a model whose pictures are scaled reads beyond the edge."""
+    rows = [SizeRow(f"size_{n}", None, f"{n}.mlpackage", {"x": (1, 3, 8, n)}) for n in (8, 16)]
+    padding = Padding({"x": 3}, {"y": 3})
+    assert chosen(rows, padding, {"x": np.zeros((1, 3, 8, 12))}).row.name == "size_16"
+    assert chosen(rows, padding, {"x": Image.new("RGB", (16, 8))}).row.name == "size_16"
+    with pytest.raises(ane.SurgeryError, match="no size takes"):
+        chosen(rows, padding, {"x": Image.new("RGB", (12, 8))})
+
+
+def test_a_classifier_is_made_at_other_sizes() -> None:
+    """Its labels are a list, which has no shape."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 4), dtype=types.fp32)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        shares = mb.softmax(x=mb.reduce_max(x=x, axes=[0, 1]), axis=0)
+        return mb.classify(probabilities=shares, classes=mb.const(val=mil_list(list("abcd"))), name="class")
+
+    sized = ane.sizes(program, {"x": [(1, 8, 4), (1, 12, 4)]})
+    high = np.zeros((1, 12, 4), np.float32)
+    high[0, 2, 1], high[0, 10, 3] = 1, 2
+    labels = [
+        next(v for v in ane.run(model, {"x": high[:, :n]}).values() if isinstance(v, str))
+        for n, model in ((8, sized.models["size_8"]), (12, sized.models["size_12"]))
+    ]
+    assert labels == ["b", "d"]
+
+
 def test_pictures_have_the_size_of_each(tmp_path: Path) -> None:
     """An image of one size, and one of a range: the packages say the size that they take."""
     torch.manual_seed(0)
@@ -443,6 +473,8 @@ def test_pictures_have_the_size_of_each(tmp_path: Path) -> None:
             assert described.WhichOneof("SizeFlexibility") is None
             pixels = Image.fromarray(RNG.integers(0, 255, (height, width, 3)).astype(np.uint8))
             (got,) = ane.run(package, {"x": pixels}).values()
+            (of_folder,) = ane.run(folder, {"x": pixels}).values()
+            np.testing.assert_array_equal(of_folder, got)
             exact = torch.from_numpy(np.asarray(pixels).transpose(2, 0, 1)[None] / 255).float()
             with torch.no_grad():
                 expected = module(exact).numpy()

@@ -41,7 +41,6 @@ from anesurgery.mil import (
     consumers,
     is_output,
     is_stored,
-    is_symbolic,
     np_dtype,
     operands,
     types,
@@ -60,8 +59,6 @@ SUMS = names("einsum matmul reduce_sum")
 """Ops to which what is zero adds nothing."""
 VANISHING = 104.0
 """exp of less than minus this is 0 in fp32."""
-FEW = 8
-"""A constant of at most so many whole numbers may hold lengths of axes: shapes, ends of slices."""
 
 
 @dataclass(frozen=True)
@@ -102,19 +99,6 @@ class Kept:
     """Values that depend on the length alone, of which the first places must be the same at every length."""
 
 
-def free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
-    """The least prime from a number on (11 or more) that divides no length of a function, and is not in it."""
-    lengths = {n for n in shapes if n}
-    for value in (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type)):
-        lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
-        if np_dtype(value).kind == "i" and (held := constant(value)) is not None and np.size(held) <= FEW:
-            lengths.update(int(n) for n in np.ravel(held) if n)
-    length = max(least, 11)
-    while any(length % d == 0 for d in range(2, length)) or any(n % length == 0 for n in lengths):
-        length += 1
-    return length
-
-
 def rows_kept(
     function: Function,
     largest: Function,
@@ -129,7 +113,7 @@ def rows_kept(
         function: of static shapes, whose arithmetic of shapes is not folded.
         largest: the same at the largest size.
         axes: input -> its axis that is filled up.
-        length: which divides no other length of the function than those of these axes (`free_length`),
+        length: which divides no other length of the function than those of these axes (`filling.free_length`),
             which are `multiple` times that.
         fill: what each input is filled up with.
         multiple: of which all lengths are multiples, so that convolutions that move by more than 1 make parts.

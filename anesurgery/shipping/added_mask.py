@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from anesurgery.errors import SurgeryError
-from anesurgery.facts.length_padding import free_length
 from anesurgery.facts.padded_windows import unpadded
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
@@ -26,7 +25,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.shipping.filling import InputShapes, steps_along, unfolded
+from anesurgery.shipping.filling import InputShapes, free_length, steps_along, unfolded
 
 HIDING = 1e4
 """What is taken from scores that are hidden: two such masks are still numbers of fp16."""

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, product
 
+import numpy as np
 import torch
 
 from anesurgery.errors import PassError, Refusal
-from anesurgery.facts.length_padding import free_length, rows_kept
+from anesurgery.facts.length_padding import rows_kept
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.facts.padded_windows import stride_along
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import Padding
 from anesurgery.interpret.core import Evaluator
-from anesurgery.mil import Function, Var, function_of, is_symbolic, np_dtype, static_shape
+from anesurgery.mil import (
+    Function,
+    Var,
+    constant,
+    function_of,
+    is_symbolic,
+    np_dtype,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.rewriting.fixed_shapes import Shapes, barred
 from anesurgery.rewriting.inference import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
@@ -29,7 +40,23 @@ TRIED = 81
 MOST_ELEMENTS = 10**9
 """Computed to see whether a value is the same at every length; some seconds."""
 
+FEW = 8
+"""A constant of at most so many whole numbers may hold lengths of axes: shapes, ends of slices."""
+
 InputShapes = Mapping[str, tuple[int, ...]]
+
+
+def free_length(function: Function, shapes: Iterable[int], least: int = 11) -> int:
+    """The least prime from a number on (11 or more) that divides no length of a function, and is not in it."""
+    lengths = {n for n in shapes if n}
+    for value in (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type)):
+        lengths.update(int(n) for n in value.shape or () if not is_symbolic(n) and n)
+        if np_dtype(value).kind == "i" and (held := constant(value)) is not None and np.size(held) <= FEW:
+            lengths.update(int(n) for n in np.ravel(held) if n)
+    length = max(least, 11)
+    while any(length % d == 0 for d in range(2, length)) or any(n % length == 0 for n in lengths):
+        length += 1
+    return length
 
 
 def padding_between(loaded: Loaded, wanted: Sequence[InputShapes]) -> Padding:

@@ -31,7 +31,7 @@ from anesurgery.facts.padded_ends import (
     stays_finite,
     unknown,
 )
-from anesurgery.facts.padded_windows import is_edge, stride_along, unpadded, windows_kept
+from anesurgery.facts.padded_windows import begins_first, is_cut, is_edge, stride_along, unpadded, windows_kept
 from anesurgery.mil import (
     Array,
     Function,
@@ -126,7 +126,8 @@ def rows_kept(
         end = End(fill[name], fill[name], sources=frozenset({name}))
         walk.held[function.inputs[name]] = Rows(frozenset({axis}), {axis: end})
     for op in function.operations:
-        if not is_stored(op.outputs[0]) and (refusal := walk.step(op)) is not None:
+        told = is_stored(op.outputs[0]) or walk.waits(op)
+        if not told and (refusal := walk.step(op)) is not None:
             return refusal
     return walk.result()
 
@@ -174,14 +175,14 @@ class _Walk:
 
     def step(self, op: Operation) -> Refusal | None:
         """Follow one op; a reason where it reads across, or computes with the length."""
-        if is_edge(op) and op.x in self.held:
-            return None  # the convolutions behind it tell
         vars_ = [var for _, var in operands(op)]
         if op.op_type == "conv":
             vars_.append(unpadded(op))
         if any(v in self.of_length for v in vars_):
             why = Refusal(f"{op.op_type} computes with the length of the input", op)
             return None if self._by_value(op) else why
+        if (cut := self._cut(op)) is not None:
+            return cut if isinstance(cut, Refusal) else self._keep(op, cut)
         counted = any(v in self.counts for v in vars_)
         if op.op_type == "shape" and self.long(op.x):
             self.counts.update(op.outputs)
@@ -200,6 +201,18 @@ class _Walk:
         if isinstance(followed, Refusal):
             return None if self._by_value(op) else followed
         return self._keep(op, followed)
+
+    def waits(self, op: Operation) -> bool:
+        """Do ops behind it tell: convolutions behind an edge, or slices behind a convolution?"""
+        return (is_edge(op) and op.x in self.held) or (is_cut(op) and unpadded(op) in self.held)
+
+    def _cut(self, op: Operation) -> Rows | Refusal | None:
+        """The first places of a convolution that pads both ends; None for what is no such slice."""
+        conv = op.x.op if op.op_type == "slice_by_index" else None
+        if conv is None or conv.op_type != "conv" or not self.waits(conv):
+            return None
+        windows = self._windows(conv)
+        return Refusal(f"{conv.op_type} reads across the padded axis", conv) if windows is None else windows
 
     def _by_value(self, op: Operation) -> bool:
         """Does an op read nothing that varies? Then its value is known at every length, and is looked at."""
@@ -526,11 +539,8 @@ def _says(op: Operation, name: str, default: Any = False) -> Any:
 
 def _from_first(op: Operation, axes: Iterable[int]) -> bool:
     """Does a slice take places from the first to the end of some axes?"""
-    begins = constant(op.begin)
-    masks = {name: each_axis(op, name, False) for name in ("begin_mask", "end_mask")}
-    starts = all(masks["begin_mask"][a] or (begins is not None and begins[a] == 0) for a in axes)
-    forward = all(each_axis(op, "stride", 1)[a] > 0 for a in axes)
-    return starts and forward and all(masks["end_mask"][a] for a in axes)
+    steps, ends = each_axis(op, "stride", 1), each_axis(op, "end_mask", False)
+    return begins_first(op, axes) and all(steps[a] > 0 and ends[a] for a in axes)
 
 
 def _takes_first(op: Operation, axis: int) -> bool:
@@ -540,8 +550,7 @@ def _takes_first(op: Operation, axis: int) -> bool:
         return picked is not None and not np.any(picked) and (ints(op, "axis") or [0])[0] % op.x.rank == axis
     if op.op_type != "slice_by_index":
         return False
-    masks = {n: constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
-    says = {n: bool(value[axis]) if value is not None else False for n, value in masks.items()}
+    says = {n: each_axis(op, n, False)[axis] for n in ("begin_mask", "end_mask", "squeeze_mask")}
     begin, end = constant(op.begin), constant(op.end)
     first = says["begin_mask"] or (begin is not None and begin[axis] == 0)
     one = says["squeeze_mask"] or (end is not None and not says["end_mask"] and end[axis] == 1)

@@ -7,11 +7,13 @@ filled up is zero there, as behind a multiplication by a mask.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from anesurgery.errors import Refusal
 from anesurgery.facts.padded_ends import End
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored
-from anesurgery.semantics.reading import ints
+from anesurgery.semantics.reading import each_axis, ints
 
 
 def unpadded(op: Operation) -> Var:
@@ -27,6 +29,28 @@ def is_edge(op: Operation) -> bool:
     if str(constant(op.inputs.get("mode")) or "constant") != "constant":
         return False
     return all(reader.op_type == "conv" and reader.x is op.outputs[0] for reader in consumers(op.outputs[0]))
+
+
+def is_cut(op: Operation) -> bool:
+    """Is it a convolution of whose result all readers take as many places as it reads, from the first on?"""
+    made, readers = op.outputs[0], consumers(op.outputs[0])
+    if op.op_type != "conv" or is_output(made) or not readers or any(n > 1 for n in ints(op, "strides")):
+        return False
+    wanted = (*made.shape[:2], *unpadded(op).shape[2:])
+    cut = [r for r in readers if r.op_type == "slice_by_index" and r.outputs[0].shape == wanted]
+    steady = all(n == 1 for r in cut for n in each_axis(r, "stride", 1))
+    return (
+        wanted != made.shape
+        and cut == readers
+        and steady
+        and all(begins_first(r, range(made.rank)) for r in cut)
+    )
+
+
+def begins_first(op: Operation, axes: Iterable[int]) -> bool:
+    """Does a slice begin at the first place of some axes?"""
+    begins, masked = constant(op.begin), each_axis(op, "begin_mask", False)
+    return all(masked[a] or (begins is not None and begins[a] == 0) for a in axes)
 
 
 def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:

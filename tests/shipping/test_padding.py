@@ -106,9 +106,27 @@ def windows(x: Var) -> Var:
     return mb.conv(x=mb.transpose(x=x, perm=(0, 2, 1)), weight=kernel, pad_type="same", name="y")
 
 
+def chomped(x: Var, before: int = 4, begin: int = 0) -> Var:
+    """Windows that end at their own place, written as ones that pad both ends, of which the end is cut."""
+    kernel = RNG.standard_normal((4, 4, 3)).astype(np.float32)
+    wide = mb.conv(
+        x=mb.transpose(x=x, perm=(0, 2, 1)), weight=kernel, dilations=[2], pad_type="custom", pad=[before, 4]
+    )
+    steps = [begin - before, 0]  # as many places as there were
+    return mb.slice_by_index(
+        x=wide,
+        begin=[0, 0, begin],
+        end=[0, 0, steps[0]],
+        begin_mask=[True, True, False],
+        end_mask=[True, True, not steps[0]],
+        name="y",
+    )
+
+
 @pytest.mark.parametrize(
     ("build", "axis"),
     [
+        (chomped, 2),
         (heads, 2),
         (recurrent, 0),
         (pointwise, 2),
@@ -192,6 +210,9 @@ def counted_too(x: Var) -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "windows that are cut at the beginning": (lambda x: chomped(x, 4, 4), "conv"),
+    "windows that are cut in part": (lambda x: chomped(x, 4, 2), "conv"),
+    "windows that look ahead, and are cut": (lambda x: chomped(mb.exp(x=x), 2), "2 places beyond its end"),
     "a row is taken": (last_state, "gather"),
     "places from the end": (from_the_end, "is another at 1 than at 8"),
     "a number of the length as an output": (counted_too, "computed from the length"),

@@ -19,6 +19,7 @@ import torch
 from anesurgery.checking.large_squares import MOST_NUMBERS, stored
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import InterpretError
+from anesurgery.facts.loop_rounds import times_run
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed
@@ -135,8 +136,8 @@ class Yardstick:
     @cached_property
     def is_small(self) -> bool:
         """Does a run take a second or so?"""
-        ops = [op for function in self.program.functions.values() for op in walk_ops(function)]
-        flop = sum(work_of(op).flop for op in ops if op.op_type != "const")
+        runs = (run for function in self.program.functions.values() for run in times_run(function))
+        flop = sum(times * work_of(op).flop for op, times in runs if op.op_type != "const")
         return flop <= self.most_flop and sum(map(stored, self.program.functions.values())) <= MOST_NUMBERS
 
     def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> dict[str, float] | None:

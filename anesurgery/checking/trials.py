@@ -24,6 +24,7 @@ from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, wit
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
 from anesurgery.errors import InterpretError
+from anesurgery.facts.loop_rounds import times_run
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double, Unsteady
@@ -260,7 +261,8 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     inside = [list(walk_ops(function)) for function in (both.old, both.new)]
     pairs = {v: new for v in bounds if (new := both.new.inputs.get(v.name)) is not None}
     rows = {v: rows_apart(v, inside[0], new, inside[1]) for v, new in pairs.items()}
-    effort = sum(OVERHEAD + (work := work_of(op)).flop + work.moved for op in ops if not is_weight(op))
+    runs = [run for side in (both.old, both.new) for run in times_run(side) if not is_weight(run[0])]
+    effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from anesurgery.interpret.arithmetic.precision import finish, rounding, run_dtype
 from anesurgery.interpret.table import TABLE
-from anesurgery.mil import Operation, Var, constant, operands, static_shape, types
+from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape, types
 from anesurgery.ops import POINTWISE, VIEWS
 
 MOST = 4096
@@ -28,6 +29,16 @@ def rounds(op: Operation) -> int | None:
         known = dict(zip(body.inputs, values, strict=True))
         values = [_number(v, known) for v in body.outputs]
     return None
+
+
+def times_run(block: Block) -> Iterator[tuple[Operation, int]]:
+    """Every op, nested blocks included, and how often a run computes it; once where an input decides."""
+    pending = [(block, 1)]
+    for inside, times in pending:
+        for op in inside.operations:
+            yield op, times
+            inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times
+            pending += [(nested, inner) for nested in op.blocks]
 
 
 def _number(var: Var, known: dict[Var, Any]) -> Any:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
+from anesurgery.checking import trials
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -217,6 +218,24 @@ def test_states_are_drawn_too() -> None:
     assert found.trial is not None
     assert "state cache" in found.trial.failure
     assert compare(clipped(8), clipped(8), prove=True).ok
+
+
+def test_a_long_loop_is_tried_on_fewer_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(count: int) -> Program:
+        def body(i: Var, h: Var) -> tuple[Var, Var]:
+            return mb.add(x=i, y=np.int32(1)), mb.clip(x=h, alpha=f(-1), beta=f(1))
+
+        test = lambda i, h: mb.less(x=i, y=np.int32(count))  # noqa: E731
+        return model(X, lambda x: mb.while_loop(_cond=test, _body=body, loop_vars=(np.int32(0), x))[1])
+
+    def tried(count: int) -> int:
+        proof = compare(loop(count), loop(count), prove=True).proof
+        assert proof is not None
+        assert proof.trial is not None
+        return proof.trial.values
+
+    monkeypatch.setattr(trials, "MOST_EFFORT", trials.MOST_EFFORT >> 6)
+    assert 0 < tried(40) < tried(2)
 
 
 def test_every_function_is_proved() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.loop_rounds import rounds
+from anesurgery.facts.loop_rounds import rounds, times_run
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
 from anesurgery.regions.inlining import Inliner
 
@@ -97,3 +97,18 @@ def test_each_round_counts_in_an_inspection() -> None:
 
     once, often = inspected(1), inspected(5)
     assert sum(row.flop for row in often.ops) == 5 * sum(row.flop for row in once.ops) > 0
+
+
+def test_an_op_runs_once_for_each_round_of_the_loops_around_it() -> None:
+    def counted(last: int, body: Callable[[Var], Var], x: Var) -> Var:
+        test = lambda i, h: mb.less(x=i, y=np.int32(last))  # noqa: E731
+        step = lambda i, h: (mb.add(x=i, y=np.int32(1)), body(h))  # noqa: E731
+        return mb.while_loop(_cond=test, _body=step, loop_vars=(np.int32(0), x))[1]
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 8))])
+    def program(x: Var) -> Var:
+        return counted(3, lambda h: counted(5, lambda g: mb.matmul(x=g, y=g), h), x)
+
+    runs = [(op.op_type, times) for op, times in times_run(program.functions["main"])]
+    assert sorted(times for kind, times in runs if kind == "while_loop") == [1, 3]
+    assert [times for kind, times in runs if kind == "matmul"] == [15]

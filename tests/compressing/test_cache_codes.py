@@ -140,6 +140,18 @@ def test_a_model_without_a_cache_and_a_target_with_a_doubt() -> None:
     assert found.texts == (1, 1)
 
 
+def test_scales_lie_along_one_axis() -> None:
+    """The reason why a head has one scale for all of its channels: where this fails, each may have its own."""
+
+    def program(x: Any) -> Any:
+        return mb.dequantize(input=x, scale=np.full((4, 8), 0.1, np.float16), axis=np.int32(1))
+
+    with quiet_host(), pytest.raises(ValueError, match="scale"):
+        mb.program(input_specs=[mb.TensorSpec((1, 4, 6, 8), types.int8)], opset_version=ct.target.iOS26)(
+            program
+        )
+
+
 def test_what_coremltools_admits() -> None:
     """The reason why states stay fp16: where this fails, a newer coremltools takes states of 8 bits."""
 

@@ -239,3 +239,11 @@ def test_passes_edit_chunks(tmp_path: Path) -> None:
     assert len(first.changes) + len(second.changes) == 2
     with pytest.raises(UnknownName, match="chunk_3"):
         ane.apply(folder, "remove_identity", member="chunk_3", quiet=True)
+
+
+def test_chunks_share_the_bytes_that_are_asked_for(folder: Path) -> None:
+    """The wrong version gives each chunk all of them."""
+    options: dict[str, Any] = {"inputs": samples(), "for_": "size", "smallest": 1000}
+    found = ane.compress(folder, 4, max_bytes="1900 B", **options)
+    assert 1200 < found.bytes[1] <= 1900
+    assert all(row.bytes[1] < 950 for row in found.compressed)

@@ -16,6 +16,7 @@ from anesurgery import ops as ops
 from anesurgery import registry as registry
 from anesurgery.checking import adversarial as adversarial
 from anesurgery.checking import large_squares as large_squares
+from anesurgery.checking import quotient_angles as quotient_angles
 from anesurgery.checking.grades import EXACT as EXACT
 from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED
 from anesurgery.checking.grades import Grade as Grade
@@ -33,7 +34,6 @@ from anesurgery.errors import SurgeryError as SurgeryError
 from anesurgery.errors import UnknownName as UnknownName
 from anesurgery.facts import attention as attention
 from anesurgery.facts import axis_slice as axis_slice
-from anesurgery.facts import chosen_lengths as chosen_lengths
 from anesurgery.facts import constant_indices as constant_indices
 from anesurgery.facts import cosines as cosines
 from anesurgery.facts import half as half
@@ -122,6 +122,7 @@ from anesurgery.placement.rules import block_scales as block_scales
 from anesurgery.placement.rules import conditions as conditions
 from anesurgery.placement.rules import doubtful as doubtful
 from anesurgery.placement.rules import finds_sequence_layout as finds_sequence_layout
+from anesurgery.placement.rules import ignored_masks as ignored_masks
 from anesurgery.placement.rules import layer_rules as layer_rules
 from anesurgery.placement.rules import legality as legality
 from anesurgery.placement.rules import slow as slow

@@ -15,6 +15,9 @@ def names(text: str) -> frozenset[str]:
 ORDERINGS = names("greater greater_equal less less_equal")
 """Comparisons that ask which operand is larger."""
 
+SHARING = names("softmax scaled_dot_product_attention")
+"""Ops that make weights of scores."""
+
 COMPARISONS = ORDERINGS | {"equal", "not_equal"}
 """Ops of two numbers whose result is a boolean."""
 

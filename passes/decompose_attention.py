@@ -41,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,19 @@ class DecomposeAttention(Rewrite):
     """Scores must stay far above the fill."""
     fill: float = an.option(-1e4, most=an.attention.MASKED)
     """The score of a key that a boolean mask hides."""
+    only_ignored: bool = False
+    """Only under masks that the target was seen to ignore, as in `safe_numbers`."""
 
-    def check(self, m: Match) -> Match | Refusal:
+    def run(self, program: Program, session: Session) -> None:
+        """All of them, or, with `only_ignored`, none on a target of which nothing was seen."""
+        seen = an.ignored_masks.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        if seen or not self.only_ignored:
+            super().run(program, session)
+
+    def check(self, m: Match) -> Match | Refusal | None:
         """Are all shapes static?"""
+        if self.only_ignored and not an.ignored_masks.outside_mask(m.root, an.Target.parse(None)):
+            return None
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)

@@ -33,7 +33,8 @@ nothing had equal weights where the old fill was so low that scores vanished bes
 added they now have the weights of the scores without a mask. With `equal=True` their weights are equal again:
 what a mask has lowered is cut off at half of the fill, by a `maximum` for each mask, as `safe_numbers` does.
 
-With `equal=True` a mask of two sums stays as it is without it: keys of one mask and of both were not alike.
+With `equal=True` a mask of two sums, and that of fused attention, stays as it is without it: keys of one mask
+and of both were not alike.
 
 Refuses when the mask is causal (`causal_mask_tensor` makes one tensor of it), and when a fill is also a
 result of the model.
@@ -70,7 +71,7 @@ class PaddingMaskTensor(Rewrite):
     """Masks from inputs are filled with a finite number."""
 
     name = "padding_mask_tensor"
-    kinds = frozenset({"softmax"})
+    kinds = an.ops.SHARING
     """Where weights are made from scores."""
     follows = ("causal_mask_tensor",)
     tolerates_nonfinite = False
@@ -130,6 +131,9 @@ class PaddingMaskTensor(Rewrite):
                 return self.again(inner, op, renewed, m.fills)
 
             new[old] = mb.shared_value((self.name, old, self.fill), reads, build)
+        if m.root.op_type != "softmax":
+            operands = {name: new.get(value, value) for name, value in an.op_inputs(m.root).items()}
+            return mb.scaled_dot_product_attention(**operands)
         return mb.softmax(x=new[m.root.x], axis=an.constant(m.root.axis))
 
     def again(
@@ -154,7 +158,7 @@ class PaddingMaskTensor(Rewrite):
 def _upstream(root: an.Operation, scores: Var) -> list[an.Operation]:
     """The ops between the scores and a softmax, and those that make its mask, in an order in which they run."""
     ops: dict[an.Operation, None] = {}
-    stack = [root.x.op]
+    stack = [root.x.op if root.op_type == "softmax" else root.attn_mask.op]
     while stack and len(ops) < MOST_OPS:
         op = stack.pop(0)
         if op is None or op in ops or op.op_type not in THROUGH or len(op.outputs) != 1:

@@ -24,8 +24,9 @@ Ops between values that fp16 holds are computed in fp32 where one of them is bey
 holds, as far as intervals, constants and weights tell: products of three, quotients of powers and of
 exponentials, roots of means of powers, the sums of linear attention and of shares by hand, logarithms of
 products of shares. So are small differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`) and large
-angles of sines, with the running counts that they are made of. The region begins at casts of what it reads, and
-ends where the result is of the size of one number.
+angles of sines, with the running counts that they are made of, and `mean(a b) - mean(a) mean(b)` of windows.
+The region begins at casts of what it reads, or at the fp32 that was rounded to that, and ends where the result
+is of the size of one number.
 
 Refuses when a part of the region is in another block; does not apply where intervals show that all values
 fit.
@@ -128,6 +129,8 @@ def _widened(mb: Builder, value: Var) -> Var:
         number = np.asarray(an.constant(value), np.float32)
         return mb.shared(("fp32", value), lambda: number, f"{value.name}_fp32")
     cast = an.producer(value, "cast")
+    if cast is not None and an.np_dtype(cast.x) == np.float32:
+        return cast.x
     whole = cast is not None and an.np_dtype(cast.x).kind in "iu"
     return mb.cast(x=cast.x if whole and cast is not None else value, dtype="fp32")
 

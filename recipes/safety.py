@@ -36,9 +36,12 @@ STEPS = (
     passes.ScaleProducts(),
     passes.ScaleShares(),
     passes.ClipProduct(),
+    passes.DecomposeAttention(only_ignored=True),
     passes.CausalMaskTensor(),
     passes.PaddingMaskTensor(equal=True),
     passes.CutRows(),
+    passes.StableAngle(),
+    passes.FlatGather(),
     passes.WidenToFp32(),
 )
 

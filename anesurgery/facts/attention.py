@@ -14,7 +14,7 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, operands, producer
-from anesurgery.ops import CARRIERS, LOGICAL, names
+from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
 from anesurgery.semantics.reading import readers_after
 
 MASKED = -5000.0
@@ -53,13 +53,13 @@ class Chain:
 
 
 def softmaxes_after(var: Var) -> Iterator[Operation]:
-    """The softmaxes that read a value, or what scales and masks make of it."""
-    return (op for op in readers_after(var, MASKING) if op.op_type == "softmax")
+    """The softmaxes, and fused attentions, that read a value, or what scales and masks make of it."""
+    return (op for op in readers_after(var, MASKING) if op.op_type in SHARING)
 
 
 def attention_of(product: Operation) -> Attention | None:
     """The attention whose scores a product makes."""
-    found = (recognise(op) for op in softmaxes_after(product.outputs[0]))
+    found = (recognise(op) for op in softmaxes_after(product.outputs[0]) if op.op_type == "softmax")
     return next((a for a in found if a is not None and a.product is product), None)
 
 

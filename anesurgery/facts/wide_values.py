@@ -2,7 +2,8 @@
 
 `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
 above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
-`exp(x) - 1`, `log(1 - p)` and the sines of large angles lose all digits on the way.
+`exp(x) - 1`, `log(1 - p)`, `mean(a b) - mean(a) mean(b)` and the sines of large angles lose all digits on the
+way.
 
 Sizes are reckoned in powers of the largest number: a value of which nothing is known has the size `UNKNOWN`, a
 product the sum of the sizes of its factors, a root half of that of what it is taken of.
@@ -32,6 +33,7 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
+from anesurgery.semantics.moments import difference_of_means
 from anesurgery.semantics.reading import flag, number
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
@@ -59,7 +61,7 @@ THROUGH = (
     CARRYING
     | MOVING
     | names("square sqrt rsqrt inverse real_div exp matmul linear concat stack reduce_prod cumsum")
-    | names("reduce_sum_square reduce_l2_norm reduce_log_sum log")
+    | names("reduce_sum_square reduce_l2_norm reduce_log_sum log avg_pool")
 )
 """Ops that a region may hold."""
 ANGLES = MOVING | names(
@@ -210,6 +212,7 @@ class _Search:
         most = max(map(abs, self.ranges.of(var)))
         size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
         reached = [_beside(op, self.at(v), size) for v in _read(op) if not is_stored(v)]
+        reached += [cancels] if (cancels := _covariance(op)) is not None else []
         why = _leaves(op, size, reached)
         ops = _joined(op, reached)
         if why:
@@ -414,7 +417,17 @@ def _angle(op: Operation, bits: int) -> _Size | None:
 
 def _difference(op: Operation) -> _Size | None:
     """What cancels: squares less twice a product, exp(x) - 1, what is next to 1 under a logarithm."""
-    return _distances(op) or _near_zero(op) or _complement(op)
+    return _distances(op) or _covariance(op) or _near_zero(op) or _complement(op)
+
+
+def _covariance(op: Operation) -> _Size | None:
+    """`mean(a b) - mean(a) mean(b)`, where `centre_variance` does not take the mean away first."""
+    values, ops = difference_of_means(op)
+    squares = len(values) == 1 and ops[1].op_type == "reduce_mean"
+    if squares or all(np.ptp(interval(v)) <= ALIKE for v in values):
+        return None
+    why = f"%{op.x.name} and %{op.y.name} are nearly equal where %{values[0].name} is far from 0"
+    return _Size(0.0, ops, op, why)
 
 
 def _distances(op: Operation) -> _Size | None:

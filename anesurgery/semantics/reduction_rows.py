@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from anesurgery.mil import Operation, static_shape
+from anesurgery.mil import Operation, producer, static_shape
 from anesurgery.ops import ALONG, REDUCTIONS, names
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, of_constant
 from anesurgery.semantics.meaning import (
@@ -88,7 +88,19 @@ def summed(op: Operation) -> float:
 
 
 def _sum(op: Operation, ranges: Ranges) -> Interval:
-    return times(summed(op), ranges.at(op.x))
+    low, high = times(summed(op), ranges.at(op.x))
+    return (max(low, 0.5), high) if _holds_a_one(op) else (low, high)  # half of it is left to rounding
+
+
+def _holds_a_one(op: Operation) -> bool:
+    """Is one of the numbers exp(0), since they are exponentials of what is left without the largest?"""
+    exponential = producer(op.x, "exp")
+    left = None if exponential is None else producer(exponential.x, "sub")
+    largest = None if left is None else producer(left.y, "reduce_max")
+    if left is None or largest is None or largest.x is not left.x or not flag(largest, "keep_dims"):
+        return False
+    axes = [axes_given(of, "axes", of.x.rank, range(of.x.rank)) for of in (largest, op)]
+    return axes[0] <= axes[1]
 
 
 def _product(op: Operation, ranges: Ranges) -> Interval:

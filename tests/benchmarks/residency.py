@@ -189,7 +189,7 @@ def corpus(folder: Path, everything: bool) -> Iterator[Model]:
 def _filled(graph: Path, target: Path) -> Path:
     """A graph with random weights."""
     if not target.exists():
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         fill = [sys.executable, "fill_weights.py", graph.name, str(target)]
         subprocess.run(fill, cwd=graph.parent, check=True, capture_output=True)
     return target
@@ -208,7 +208,7 @@ def cases(folder: Path) -> Iterator[Model]:
 def _case(builder: Any, record: Any, context: bool, target: Path) -> Path:
     """One of them, or the same op between others."""
     if not target.exists():
-        target.parent.mkdir(exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         builder.convert(builder.build_program(record, ctx=context), "mlprogram").save(str(target))
     return target
 

@@ -11,10 +11,10 @@ import torch
 
 from anesurgery import frontend
 from anesurgery.errors import PassError
-from anesurgery.facts.chosen_lengths import refusal
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
+from anesurgery.rewriting.chosen_lengths import refusal
 from anesurgery.testing import apply_pass
 
 LIMIT = 8

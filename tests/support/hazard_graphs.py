@@ -298,6 +298,78 @@ def guarded_angle(x: Var) -> Var:
     return mb.atan(x=mb.real_div(x=a, y=more(bounded(b))), name="y")
 
 
+def in_quadrants(a: Var, b: Var) -> Var:
+    """The angle in four quadrants, as it is written with conditions."""
+    angle = mb.atan(x=mb.real_div(x=a, y=b))
+    sides = mb.sub(x=angle, y=HALF(np.pi)), mb.add(x=angle, y=HALF(np.pi))
+    turned = mb.select(cond=mb.less(x=a, y=HALF(0)), a=sides[0], b=sides[1])
+    return mb.select(cond=mb.less(x=b, y=HALF(0)), a=turned, b=angle, name="y")
+
+
+def quadrants(x: Var) -> Var:
+    """The angle of complex numbers."""
+    return in_quadrants(*mb.split(x=x, num_splits=2, axis=1))
+
+
+def right_quadrants(x: Var) -> Var:
+    """The same of a divisor that is 1 or more."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return in_quadrants(a, more(bounded(b)))
+
+
+def covariance_of_means(x: Var) -> Var:
+    """The mean of products less the product of means."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.sub(
+        x=rows(mb.reduce_mean, mb.mul(x=a, y=b)),
+        y=mb.mul(x=rows(mb.reduce_mean, a), y=rows(mb.reduce_mean, b)),
+        name="y",
+    )
+
+
+def variance_of_windows(x: Var) -> Var:
+    """As a structural similarity has it."""
+    pool = partial(mb.avg_pool, kernel_sizes=[4, 4], strides=[4, 4], pad_type="valid")
+    return mb.sub(x=pool(x=mb.square(x=x)), y=mb.square(x=pool(x=x)), name="y")
+
+
+def small_divisor(x: Var) -> Var:
+    """A quotient by small numbers, that is made small again."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.mul(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=b), y=HALF(1e-5))), y=b, name="y")
+
+
+def divided_by_more(x: Var) -> Var:
+    """The same of a divisor of 1e-2 or more, of bounded numbers."""
+    a, b = mb.split(x=bounded(x), num_splits=2, axis=1)
+    return mb.mul(x=mb.real_div(x=a, y=mb.maximum(x=mb.abs(x=b), y=HALF(1e-2))), y=b, name="y")
+
+
+def norm_between_casts(x: Var) -> Var:
+    """A norm that is computed in fp32, between casts."""
+    wide = mb.cast(x=x, dtype="fp32")
+    mean = mb.add(x=rows(mb.reduce_mean, mb.square(x=wide)), y=np.float32(1e-4))
+    return mb.cast(x=mb.mul(x=wide, y=mb.rsqrt(x=mean, epsilon=np.float32(0))), dtype="fp16", name="y")
+
+
+def fused_attention(fill: float) -> Build:
+    """Fused attention under a mask that is multiplied with a fill; the first row of x says what is kept."""
+
+    def build(x: Var) -> Var:
+        first = mb.slice_by_size(x=x, begin=[0, 0, 0, 0], size=[-1, -1, 1, -1])
+        shut = mb.cast(x=mb.less(x=first, y=HALF(0)), dtype="fp16")
+        mask = mb.mul(x=shut, y=HALF(fill))
+        return mb.scaled_dot_product_attention(query=x, key=x, value=x, attn_mask=mask, name="y")
+
+    return build
+
+
+def fused_under_table(masked: bool) -> Build:
+    """Fused attention under a causal mask that is a constant, or under none."""
+    table = {"attn_mask": np.where(np.tril(np.ones((8, 8), bool)), 0, -1e4).astype(HALF)} if masked else {}
+    return lambda x: mb.scaled_dot_product_attention(query=x, key=x, value=x, **table, name="y")
+
+
 def exponential(x: Var) -> Var:
     """A spread from its logarithm."""
     return mb.mul(x=mb.exp(x=x), y=HALF(1e-3), name="y")
@@ -548,6 +620,38 @@ HAZARDS: tuple[Hazard, ...] = (
         "two large numbers cancel",
     ),
     Hazard(
+        "covariance as a difference of means",
+        covariance_of_means,
+        np.repeat(random(2, 1, 64, shift=30), 2, 1),
+        of_bounded(covariance_of_means),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "two large numbers cancel",
+    ),
+    Hazard(
+        "variance of windows as a difference of means",
+        variance_of_windows,
+        random(1, 1, 16, 16, shift=100),
+        of_bounded(variance_of_windows),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "two large numbers cancel",
+    ),
+    Hazard(
+        "norm between casts to fp32 and back",
+        norm_between_casts,
+        LARGE,
+        of_bounded(norm_between_casts),
+        "num-folded-cast",
+        "",
+        "",
+        "the casts may be folded away; make it fp16 (`compute_fp16`), of which `safe_numbers` repairs norms",
+        "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)",
+        target="A19/iOS 26",
+    ),
+    Hazard(
         "magnitude of complex numbers",
         magnitude,
         random(2, 2, 64, scale=500),
@@ -717,6 +821,28 @@ HAZARDS: tuple[Hazard, ...] = (
         "NaN becomes a large number (M5: FluidAudio issue 679)",
     ),
     Hazard(
+        "mask of fused attention times -inf",
+        fused_attention(-np.inf),
+        random(1, 1, 8, 8),
+        fused_attention(-1e4),
+        "num-mask-product",
+        "padding_mask_tensor",
+        "",
+        "0 * -inf is NaN wherever a score is kept",
+    ),
+    Hazard(
+        "fused attention under a constant mask",
+        fused_under_table(True),
+        random(1, 1, 8, 16),
+        fused_under_table(False),
+        "sdpa-mask",
+        "decompose_attention",
+        "",
+        "a mask that no op of the engine's own makes is ignored",
+        "a mask ignored, and no error (M1 Max, macOS 27.0: ironblock/sidekick)",
+        target="M1/macOS 27",
+    ),
+    Hazard(
         "small shares of many keys",
         many_keys,
         random(1, 4096, 16, scale=0.1),
@@ -829,9 +955,20 @@ HAZARDS: tuple[Hazard, ...] = (
         np.zeros((2, 2, 64), HALF),
         guarded_angle,
         "num-atan",
+        "stable_angle",
         "",
+        "0 / 0 is NaN",
+        "an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
+    ),
+    Hazard(
+        "angle in four quadrants",
+        quadrants,
+        np.zeros((2, 2, 64), HALF),
+        right_quadrants,
+        "num-atan",
+        "stable_angle",
         "",
-        "0 / 0 is NaN; keep sine and cosine in place of the angle",
+        "0 / 0 is NaN; torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative",
         "an atan2 of a phase: 0.82 even on the CPU (M1, M2, M2 Ultra: mattmireles/kokoro-coreml)",
     ),
     Hazard(
@@ -874,6 +1011,16 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "a power above 65504 is divided by one",
+    ),
+    Hazard(
+        "quotient by small numbers",
+        small_divisor,
+        np.concatenate([random(2, 1, 64), random(2, 1, 64, scale=1e-5)], 1),
+        divided_by_more,
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "divided by 1e-5 a number above 0.65 overflows, though it is made small afterwards",
     ),
     Hazard(
         "generalized mean",
@@ -941,9 +1088,9 @@ HAZARDS: tuple[Hazard, ...] = (
         np.abs(random(4, 4)),
         rows_at_places(True),
         "num-gather-nd",
+        "flat_gather",
         "",
-        "",
-        "all zeros; gather along one axis, or multiply with one-hot rows",
+        "all zeros; a gather along one axis runs where it is right",
         "iPhone 17 Pro (john-rocky/CoreML-LLM)",
     ),
     Hazard(

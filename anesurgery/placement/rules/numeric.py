@@ -13,12 +13,13 @@ from functools import partial
 
 import numpy as np
 
+from anesurgery.checking.quotient_angles import may_divide_by_zero
 from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
 from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
-from anesurgery.facts.sums_of_squares import read_by_root
+from anesurgery.facts.sums_of_squares import read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import (
@@ -179,6 +180,18 @@ def square_under_root(op: Operation, target: Target) -> str:
     return _squares_overflow(squares.values[0], most)
 
 
+def folded_cast(op: Operation, target: Target) -> str:
+    """Squares under a root in fp32, of numbers that are fp16 before a cast."""
+    total = None if _half(op) else sum_of_squares(op.x)
+    casts = [producer(x, "cast") for x in total.values] if total is not None else []
+    if total is None or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
+        return ""
+    most = max(bounds.magnitude(x, products=1) for x in total.values)
+    if most**2 * total.most <= LARGEST and (total.epsilon or 0.0) >= NORMAL:
+        return ""
+    return f"%{total.values[0].name} is cast from fp16, and {_size(most)}"
+
+
 def large_spectrum(op: Operation, target: Target) -> str:
     """A logarithm of bands of a power of numbers that are not known to be small."""
     bands = spectrum(op) if _half(op) else None
@@ -309,17 +322,16 @@ def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
 def quotient_angle(op: Operation, target: Target) -> str:
     """The angle of a quotient whose divisor may be 0."""
     division = producer(op.x, "real_div")
-    if not _half(op) or division is None or is_stored(division.y):
-        return ""
-    low, high = bounds.interval(division.y)
-    if low > 0 or high < 0:
+    if not _half(op) or division is None or not may_divide_by_zero(division):
         return ""
     return f"%{division.y.name} may be 0 where %{division.x.name} is 0 too, and 0 / 0 is NaN"
 
 
 def runtime_rows(op: Operation, target: Target) -> str:
     """Rows at indices of the run."""
-    return "" if constant(op.indices) is not None else f"rows at the indices %{op.indices.name} of the run"
+    if constant(op.indices) is not None or not _half(op):
+        return ""
+    return f"rows at the indices %{op.indices.name} of the run"
 
 
 def large_mean(op: Operation, target: Target) -> str:
@@ -760,6 +772,18 @@ RULES: tuple[Rule, ...] = (
         advice="divide by the largest magnitude first",
     ),
     _numeric(
+        "num-folded-cast",
+        frozenset({"sqrt", "rsqrt"}),
+        "the casts to fp32 and back around a root mean square norm were folded away: its mean of squares was "
+        "subnormal, and its reciprocal root infinite",
+        "john-rocky/CoreML-LLM (iPhone 17 Pro)",
+        test=folded_cast,
+        grade=Grade.REPORTED,
+        scope=Scope(frozenset({17}), "seen on iPhone 17 Pro"),
+        advice="compute it in fp16, of numbers that are scaled before they are squared: compute_fp16, and then "
+        "safe_numbers",
+    ),
+    _numeric(
         "num-spectrum",
         frozenset({"log"}),
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
@@ -850,7 +874,9 @@ RULES: tuple[Rule, ...] = (
         "mattmireles/kokoro-coreml (M1, M2, M2 Ultra)",
         test=quotient_angle,
         grade=Grade.REPORTED,
-        advice="add a small number to the divisor, or keep sine and cosine in place of the angle",
+        remedy="stable_angle",
+        advice="divide the smaller number by the larger, or keep sine and cosine in place of the angle; "
+        "torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative",
     ),
     _numeric(
         "num-gather-nd",
@@ -859,6 +885,7 @@ RULES: tuple[Rule, ...] = (
         "john-rocky/CoreML-LLM (iPhone 17 Pro)",
         test=runtime_rows,
         grade=Grade.REPORTED,
+        remedy="flat_gather",
         advice="gather along one axis, or multiply with one-hot rows",
     ),
     _numeric(

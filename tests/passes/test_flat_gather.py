@@ -1,0 +1,81 @@
+"""Rows at places of the run: batches, wrapped places, short integers, refusals, a wrong version."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes.flat_gather import FlatGather
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+
+SHAPE = (2, 3, 4, 5)
+
+
+def built(
+    places: tuple[int, ...], batch_dims: int = 0, short: bool = False, dtype: Any = types.fp16
+) -> Program:
+    specs = [mb.TensorSpec(SHAPE, dtype=dtype), mb.TensorSpec(places, dtype=types.int32)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, k: Var) -> Var:
+        index = mb.cast(x=k, dtype="int16") if short else k
+        return mb.gather_nd(x=x, indices=index, batch_dims=batch_dims, name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("places", "batch_dims"),
+    [((6, 2), 0), ((6, 4), 0), ((2, 7, 1), 0), ((2, 7, 2), 1), ((2, 3, 5, 1), 2), ((2, 1), 1)],
+)
+@pytest.mark.parametrize("short", [False, True])
+def test_the_numbers_stay(places: tuple[int, ...], batch_dims: int, short: bool) -> None:
+    program = built(places, batch_dims, short)
+    after, session = apply_pass(FlatGather(), program)
+    assert len(session.changes) == 1
+    assert "gather_nd" not in [op.op_type for op in after.functions["main"].operations]
+    assert_same_numbers(program, after)
+
+
+def test_negative_places_that_the_program_wraps_stay_right() -> None:
+    """As torch's are converted: a select adds the length where a place is negative."""
+
+    @mb.program(input_specs=[mb.TensorSpec((3, 4)), mb.TensorSpec((3, 2), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Var:
+        wrapped = mb.add(x=k, y=np.array([3, 4], np.int32))
+        at = mb.select(cond=mb.greater_equal(x=k, y=np.int32(0)), a=k, b=wrapped)
+        return mb.gather_nd(x=x, indices=at, name="y")
+
+    after, session = apply_pass(FlatGather(), program)
+    assert len(session.changes) == 1
+    x = np.arange(12, dtype=np.float32).reshape(3, 4)
+    (value,) = run(
+        after, {"x": x, "k": np.array([[-1, -3], [1, -1], [0, 2]], np.int32)}, precision="fp32"
+    ).values()
+    assert value.tolist() == [9, 7, 2]
+
+
+def test_integers_stay_and_one_place_is_refused() -> None:
+    assert not apply_pass(FlatGather(), built((6, 2), dtype=types.int32))[1].changes
+    assert_refuses(FlatGather(), built((2,)), "at one place alone")
+
+
+class _Wrong(FlatGather):
+    name = "wrong_gather"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Counts places as if the second axis were as long as the first."""
+        at = mb.reduce_sum(x=mb.mul(x=m.root.indices, y=np.array([2, 1], np.int32)), axes=[-1], keep_dims=False)
+        return mb.gather(x=mb.reshape(x=m.root.x, shape=[6, 4, 5]), indices=at, axis=0)
+
+
+def test_a_wrong_version_is_caught() -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built((6, 2)))

@@ -1,0 +1,107 @@
+"""Angles of quotients: torch's and other forms, points on the axes, what is left alone, a wrong version."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from anesurgery.errors import ProofError
+from anesurgery.interpret import run
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.passes.stable_angle import StableAngle
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.pattern import Match
+from anesurgery.testing import apply_pass, assert_same_numbers
+
+
+def cast(v: Var) -> Var:
+    return mb.cast(x=v, dtype="fp32")
+
+
+def torch_form(y: Var, x: Var) -> Var:
+    """As coremltools 9 converts `torch.atan2`, constants folded."""
+    both = mb.logical_and
+    above, below = mb.greater(x=y, y=0.0), mb.less(x=y, y=0.0)
+    left, middle = mb.less(x=x, y=0.0), mb.equal(x=x, y=0.0)
+    upper, lower = cast(both(x=above, y=middle)), cast(both(x=below, y=middle))
+    near = cast(both(x=mb.greater(x=x, y=-1e-8), y=mb.less(x=x, y=1e-8)))
+    value = mb.atan(x=mb.real_div(x=y, y=mb.add(x=x, y=mb.mul(x=near, y=2e-8))))
+    value = mb.add(x=value, y=mb.mul(x=cast(both(x=above, y=left)), y=math.pi))
+    value = mb.sub(x=value, y=mb.mul(x=cast(both(x=below, y=left)), y=math.pi))
+    value = mb.add(x=mb.mul(x=value, y=mb.sub(x=1.0, y=upper)), y=mb.mul(x=upper, y=math.pi / 2))
+    return mb.add(x=mb.mul(x=value, y=mb.sub(x=1.0, y=lower)), y=mb.mul(x=lower, y=-math.pi / 2), name="t")
+
+
+def by_select(y: Var, x: Var) -> Var:
+    """By conditions."""
+    turned = mb.select(cond=mb.less(x=y, y=0.0), a=-math.pi, b=math.pi)
+    return mb.add(x=mb.atan(x=mb.real_div(x=y, y=x)), y=mb.select(cond=mb.less(x=x, y=0.0), a=turned, b=0.0))
+
+
+def bare(y: Var, x: Var) -> Var:
+    """Two quadrants."""
+    return mb.atan(x=mb.real_div(x=y, y=x))
+
+
+def built(form: Callable[[Var, Var], Var], after: float = 1.0) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8)), mb.TensorSpec((2, 8))])
+    def program(y: Var, x: Var) -> Var:
+        return mb.mul(x=form(y, x), y=np.float32(after), name="out")
+
+    return program
+
+
+@pytest.mark.parametrize("form", [torch_form, by_select, bare])
+def test_each_form_becomes_one_angle(form: Callable[[Var, Var], Var]) -> None:
+    program = built(form, 1 / math.pi)
+    after, session = apply_pass(StableAngle(), program)
+    assert len(session.changes) == 1
+    assert [op.op_type for op in after.functions["main"].operations].count("atan") == 1
+    assert_same_numbers(program, after, rtol=1e-5)
+
+
+def test_points_on_the_axes_are_those_of_atan2() -> None:
+    after, _ = apply_pass(StableAngle(), built(torch_form))
+    points = [(0, 0), (0, 2), (0, -2), (3, 0), (-3, 0), (1e-12, -1), (2, 2), (-2, -2)] * 2
+    y, x = np.array(points, np.float32).T.reshape(2, 2, 8)
+    for arithmetic in ("fp32", "fp16"):
+        (value,) = run(after, {"y": y, "x": x}, precision=arithmetic).values()
+        assert np.abs(value - np.arctan2(y, x)).max() < 2e-3
+
+
+def test_a_divisor_that_is_never_0_and_another_function_stay() -> None:
+    safe = built(lambda y, x: bare(y, mb.add(x=mb.exp(x=x), y=np.float32(1))))
+    other = built(lambda y, x: mb.add(x=bare(y, x), y=mb.sign(x=x)))
+    assert not apply_pass(StableAngle(), safe)[1].changes
+    after, session = apply_pass(StableAngle(), other)
+    assert len(session.changes) == 1  # the arc tangent alone
+    assert "sign" in [op.op_type for op in after.functions["main"].operations]
+
+
+def test_halves_keep_the_sign_of_a_small_angle() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.fp16), mb.TensorSpec((1, 2), dtype=types.fp16)])
+    def program(y: Var, x: Var) -> Var:
+        return mb.atan(x=mb.real_div(x=y, y=x), name="out")
+
+    after, _ = apply_pass(StableAngle(), program)
+    y, x = np.array([[-1e-4, 0]], np.float16), np.array([[8, 0]], np.float16)
+    (value,) = run(after, {"y": y, "x": x}, precision="fp16").values()
+    assert value[0, 0] < 0
+    assert value[0, 1] == 0
+
+
+class _Wrong(StableAngle):
+    name = "wrong_angle"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Forgets which of the two is larger."""
+        return mb.atan(x=mb.real_div(x=m.angle.x, y=m.angle.y))
+
+
+@pytest.mark.parametrize("form", [torch_form, bare])
+def test_a_wrong_version_is_caught(form: Callable[[Var, Var], Var]) -> None:
+    with pytest.raises(ProofError):
+        apply_pass(_Wrong(), built(form))

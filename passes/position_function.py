@@ -94,7 +94,7 @@ class PositionFunction(Pass):
             with an.GraphEdits(self, session, function) as edits:
                 made_inputs(edits, ends)
             words = f"call {word} with {' and '.join(read)}, and give what it returns to {name}"
-            change = an.InterfaceChange(words, (POSITION, word, *names), call=called)
+            change = an.InterfaceChange(words, (*read, word, *names), call=called)
             session.declare(self.name, name, change, (), (word,))
 
 
@@ -143,42 +143,45 @@ def ends_at(function: Function, lookup: bool) -> list[Var]:
 def look_up_in_parts(edits: an.GraphEdits, names: Collection[str]) -> None:
     """Let these lookups read the parts of a table that products read, where they together are the table."""
     for op in [op for op in edits.function.operations if op.op_type == "gather"]:
-        table, old = an.constant(op.x), op.outputs[0]
-        if old.name not in names or not isinstance(table, np.ndarray) or table.ndim != 2 or int(op.axis.val):
+        old = op.outputs[0]
+        if old.name not in names or not an.is_stored(op.x) or op.x.rank != 2 or int(op.axis.val):
             continue
+        table = an.decoded(op.x)
         if parts := parts_of(edits.function, table):
-            new = _joined(edits.before(op), op.indices, parts)
-            edits.replace(old, new)
-            edits.take_name(old, new)
+            edits.take_name(old, _joined(edits.last(), op.indices, parts))
 
 
-def parts_of(function: Function, table: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
+def parts_of(function: Function, table: an.Array) -> list[Any]:
     """The weights of products that are the rows of a table, in their order; none where some are missing."""
-    parts, rows = list[np.ndarray[Any, Any]](), 0
+    parts, rows = [], 0
     for op in function.operations:
-        weight = an.constant(op.weight) if op.op_type in ("linear", "conv") else None
-        if not isinstance(weight, np.ndarray) or weight.dtype != table.dtype:
+        if op.op_type not in ("linear", "conv") or not an.is_stored(op.weight):
             continue
-        if weight[0].size == table.shape[1] and len(weight) < len(table):
-            part = weight.reshape(len(weight), -1)
-            if np.array_equal(part, table[rows : rows + len(part)]):
-                parts.append(part)
-                rows += len(part)
+        weight, plain = op.weight, an.constant(op.weight)
+        count, *columns = map(int, weight.shape)
+        if np.prod(columns) != table.shape[1] or rows + count > len(table) or count == len(table):
+            continue
+        if weight.rank > 2 and plain is None:  # packed, in the shape of a kernel
+            continue
+        if np.array_equal(an.decoded(weight).reshape(count, -1), table[rows : rows + count]):
+            parts.append(weight if weight.rank == 2 else plain.reshape(count, -1))
+            rows += count
     return parts if rows == len(table) else []
 
 
-def _joined(mb: an.Builder, tokens: Var, parts: Sequence[np.ndarray[Any, Any]]) -> Var:
+def _joined(mb: an.Builder, tokens: Var, parts: Sequence[Any]) -> Var:
     """The rows of tokens, each from the part that holds it; those of no other part from the last."""
     *others, last = parts
     whole = mb.cast(x=tokens, dtype="int32")
-    end = sum(map(len, others))
+    end = sum(int(part.shape[0]) for part in others)
     beyond = mb.maximum(x=mb.add(x=whole, y=np.int32(-end)), y=np.int32(0))
     rows: Var = mb.gather(x=last, indices=beyond, axis=0)
     for part in reversed(others):
-        start = end = end - len(part)
+        count = int(part.shape[0])
+        start = end = end - count
         place = mb.add(x=whole, y=np.int32(-start))
         after = mb.greater_equal(x=place, y=np.int32(0))
-        own = mb.logical_and(x=after, y=mb.less(x=place, y=np.int32(len(part))))
+        own = mb.logical_and(x=after, y=mb.less(x=place, y=np.int32(count)))
         index = mb.mul(x=place, y=mb.cast(x=own, dtype="int32"))  # 0 for tokens of other parts
         found = mb.gather(x=part, indices=index, axis=0)
         rows = mb.select(cond=mb.expand_dims(x=own, axes=[-1]), a=found, b=rows)

@@ -40,6 +40,9 @@ def build(
     head: Annotated[
         str, typer.Option(help="logits, or argmax: of each part of the vocabulary the likeliest token.")
     ] = "logits",
+    samples: Annotated[
+        Path | None, typer.Option(help="With --bits: a text by which weights are rounded.", show_default=False)
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -63,6 +66,7 @@ def build(
             shorter=shorter or (),
             width=width,
             head=head,
+            samples=samples,
             overwrite=overwrite,
             quiet=True,
         )

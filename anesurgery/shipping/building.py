@@ -23,12 +23,13 @@ import numpy as np
 
 from anesurgery import __version__, registry
 from anesurgery.checking.metrics import compare_arrays
+from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError
+from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.runner_file import NAME, hashes
+from anesurgery.files.runner_file import NAME, hashed, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.forking import patched
@@ -40,10 +41,11 @@ from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.shipping.checkpoint import Checkpoint, silent
-from anesurgery.shipping.converting import LOGITS, convert
+from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.text_samples import samples_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
@@ -82,6 +84,8 @@ class Options:
     shorter: tuple[int, ...] = ()
     width: int = 1
     head: str = HEADS[0]
+    samples: str | None = None
+    """The name of the file."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,7 @@ def build(
     shorter: Sequence[int] = (),
     width: int = 1,
     head: str = HEADS[0],
+    samples: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -165,6 +170,8 @@ def build(
             few positions fail.
         head: "logits" of all tokens, or "argmax": of each part of the vocabulary the likeliest token and its
             logit, so that no row of the whole vocabulary leaves the model; nothing is sampled then.
+        samples: with `bits`: a file of text like that which the model will write. Weights are then rounded so
+            that what they make of it changes least (`compress`).
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -182,9 +189,13 @@ def build(
     functions = {"contexts": tuple(contexts), "shorter": tuple(shorter), "width": width}
     if head not in HEADS:
         raise SurgeryError(f"head={head!r}; it may be {' or '.join(map(repr, HEADS))}")
-    options = replace(_options(checkpoint, context, target, bits, limit, prefill, cache, functions), head=head)
+    options = _options(checkpoint, context, target, bits, limit, prefill, cache, functions)
+    text = None if samples is None else Path(samples).expanduser().absolute()
+    if text is not None and bits is None:
+        raise SurgeryError("samples say how weights are rounded to fewer bits; give bits=4 or 8 too")
+    options = replace(options, head=head, samples=None if text is None else text.name)
     _check_out(place, overwrite)
-    return _Builder(checkpoint, place, options, quiet).build()
+    return _Builder(checkpoint, place, options, quiet, text).build()
 
 
 def _options(
@@ -244,6 +255,8 @@ class _Builder:
     out: Path
     options: Options
     quiet: bool
+    samples: Path | None = None
+    """A text by which weights are rounded."""
     notes: list[str] = field(default_factory=list)
     refusal: SurgeryError | None = None
     """Why no cache is added to the graph of a whole text, where that was tried."""
@@ -254,7 +267,7 @@ class _Builder:
         (self.out / NAME).unlink(missing_ok=True)
         try:
             model = self.cached(self.compressed(self.converted()))
-        except (NotExpressible, PassError) as refusal:
+        except (NotExpressible, PassError, Unsuited) as refusal:
             model = self.by_steps(refusal)
         return self.finished(model)
 
@@ -341,6 +354,9 @@ class _Builder:
         if self.options.bits is None:
             return model
 
+        if self.samples is not None:
+            return self.calibrated(model, self.samples, self.options.bits)
+
         def make(place: Path) -> None:
             with quiet_host():
                 from coremltools.optimize import coreml as host
@@ -352,6 +368,26 @@ class _Builder:
 
         return self.stage("compressed", _hash([self.key, self.options.bits]), make)
 
+    def calibrated(self, model: Path, samples: Path, bits: int) -> Path:
+        """The package with weights of fewer bits, each corrected for what a text makes of it.
+
+        Raises:
+            SurgeryError: the text is too short, or the model reads a token at a time.
+        """
+        if is_step(_read_stage(model).program):
+            raise SurgeryError(
+                "samples are read as a whole, and this model reads a token at a time; leave them out"
+            )
+        rows = samples_of(samples, self.checkpoint.tokenizer(), self.options.context)
+        work = self.out / STAGES / "rounding"
+
+        def make(place: Path) -> None:
+            inputs = [{TOKENS: row} for row in rows]
+            compress(model, bits, inputs=inputs, target=self.options.target, work=work).save(place)
+
+        self.notes.append(f"weights were rounded by {len(rows)} samples of {samples.name}")
+        return self.stage("compressed", _hash([self.key, bits, self.options.target, hashed(samples)]), make)
+
     def cached(self, model: Path) -> Path:
         """The package with functions that keep keys and values; or a folder of its chunks."""
         own, parts, stepped = self.options, self.parts(model), self.stepped(model)
@@ -360,7 +396,7 @@ class _Builder:
         once = self.tied_apart(parts)
         steps |= {"position_function": {"lookup": True}} if once else {}
         steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
-        key = _hash([self.key, own.bits, own.target, own.head, steps])
+        key = _hash([self.key, own.bits, own.target, own.head, self.samples and hashed(self.samples), steps])
 
         def make(place: Path) -> None:
             if stepped:

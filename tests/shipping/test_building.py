@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from checkpoints import save_checkpoint
+from tokenizers import Tokenizer
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, LoadError, SurgeryError
@@ -51,6 +52,16 @@ def greedy(checkpoint: Path, prompt: list[int], steps: int) -> list[int]:
     with torch.no_grad():
         made = model.generate(torch.tensor([prompt]), max_new_tokens=steps, do_sample=False, eos_token_id=None)
     return list(map(int, made[0, len(prompt) :]))
+
+
+def logits_of(checkpoint: Path, ids: list[int]) -> Array:
+    """What transformers gives."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    with torch.no_grad():
+        rows: Array = model(torch.tensor([ids])).logits[0].numpy()
+    return rows
 
 
 def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> None:
@@ -91,12 +102,8 @@ def test_a_prompt_of_every_length_gives_the_logits_of_the_checkpoint(
     checkpoint: Path, built: Path, tmp_path: Path
 ) -> None:
     """By prefills of several lengths, and by steps that read more than the new token."""
-    from transformers import AutoModelForCausalLM
-
     ids = np.random.default_rng(0).integers(0, 250, 40).tolist()
-    model: Any = AutoModelForCausalLM.from_pretrained(checkpoint).eval()
-    with torch.no_grad():
-        expected = model(torch.tensor([ids])).logits[0].numpy()
+    expected = logits_of(checkpoint, ids)
     ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, shorter=(4,), width=2, quiet=True)
     for folder in (built, tmp_path / "out"):
         error = np.abs(logits_of_prompts(folder, ids) - expected) / np.ptp(expected)
@@ -277,6 +284,31 @@ def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, 
     assert found.bytes < whole["bytes"] - 8_000  # of a table of 301 x 32, at 8 bits; the rest is small
     assert 10 < found.psnr < whole["psnr"]
     assert len(list(ane.stream(tmp_path / "out", [5, 60], 5))) == 5
+
+
+def test_a_text_says_how_weights_are_rounded(checkpoint: Path, tmp_path: Path) -> None:
+    """On text like that of the samples the error is less than with weights that are rounded to the nearest."""
+    words = np.random.default_rng(0).choice(["hello", "world", "you?", "I am well,", "how are"], 60)
+    (tmp_path / "text.txt").write_text(" ".join(words))
+    (tmp_path / "short.txt").write_text("hello")
+    options: dict[str, Any] = {"context": 16, "prefill": 8, "bits": 4, "quiet": True}
+    near = ane.build(checkpoint, tmp_path / "near", **options)
+    made = ane.build(checkpoint, tmp_path / "out", samples=tmp_path / "text.txt", **options)
+    assert made.options.samples == "text.txt"
+    assert any(note.startswith("weights were rounded by ") for note in made.notes)
+    assert made.bytes < 1.2 * near.bytes
+    ids = (
+        Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+        .encode("hello world, how are you? I am")
+        .ids
+    )
+    expected = logits_of(checkpoint, ids[:16])
+    errors = [float(np.square(Decoder(b.folder).feed(ids[:16]) - expected).mean()) for b in (made, near)]
+    assert errors[0] < errors[1]
+    with pytest.raises(SurgeryError, match="holds . tokens, and a sample is 16 of them"):
+        ane.build(checkpoint, tmp_path / "no", samples=tmp_path / "short.txt", **options)
+    with pytest.raises(SurgeryError, match="give bits=4 or 8 too"):
+        ane.build(checkpoint, tmp_path / "no", samples=tmp_path / "text.txt", quiet=True)
 
 
 STOPPED = ("converted", "cached", "hashes")

@@ -45,15 +45,11 @@ def _view(mb: Builder, op: an.Operation) -> Var:
     return mb.reshape(x=op.x, shape=list(op.outputs[0].shape))
 
 
-def _clamped(mb: Builder, op: an.Operation) -> Var:
-    return mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta)
-
-
 COMMON: dict[str, Callable[[Builder, an.Operation], Var]] = {
     "crop": _crop,
     "flatten2d": _view,
     "reshape_like": _view,
-    "clamped_relu": _clamped,
+    "clamped_relu": lambda mb, op: mb.minimum(x=mb.leaky_relu(x=op.x, alpha=op.alpha), y=op.beta),
 }
 """How each rare op is written with common ones."""
 

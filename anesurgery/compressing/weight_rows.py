@@ -95,10 +95,6 @@ def rows_of(op: Operation, name: str) -> Rows | str:
     return reader(op, shape)
 
 
-def _linear(op: Operation, shape: tuple[int, ...]) -> Rows | str:
-    return Rows(op, shape, 1, (0, 1), 0, lambda given: _flat(given["x"]))
-
-
 def _flat(x: Tensor) -> Tensor:
     return x.reshape(1, -1, x.shape[-1])
 
@@ -200,7 +196,7 @@ def _number(op: Operation, name: str, default: int) -> int:
 
 
 READERS: dict[tuple[str, str], Reader] = {
-    ("linear", "weight"): _linear,
+    ("linear", "weight"): lambda op, shape: Rows(op, shape, 1, (0, 1), 0, lambda given: _flat(given["x"])),
     ("matmul", "y"): _product("y"),
     ("matmul", "x"): _product("x"),
     ("gather", "x"): _table,

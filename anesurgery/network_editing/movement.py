@@ -102,10 +102,6 @@ def channel_last(x: Array, target: Sequence[int]) -> Array:
     return last_axes(flat, (-1, -3, -2))
 
 
-def _reshape(params: Any, x: Array) -> Array:
-    return channel_last(x, params.targetShape) if params.mode == CHANNEL_LAST else x
-
-
 MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     "reshapeStatic": _order,
     "reshapeLike": _order,
@@ -117,7 +113,7 @@ MOVERS: dict[str, Callable[[Any, Array], Array]] = {
     "transpose": _transpose,
     "permute": _permute,
     "flatten": lambda params, x: last_axes(x, (-2, -1, -3)) if params.mode == CHANNEL_LAST else x,
-    "reshape": _reshape,
+    "reshape": lambda params, x: channel_last(x, params.targetShape) if params.mode == CHANNEL_LAST else x,
 }
 """Layer type -> the order in which it leaves the numbers. The shape is that of its blob."""
 SHAPERS = frozenset(kind for kind, order in MOVERS.items() if order is _order)

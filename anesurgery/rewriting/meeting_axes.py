@@ -73,10 +73,6 @@ def _matmul(op: Operation) -> list[tuple[list[Place], bool]]:
     return [(inner, True), *((places, True) for places in batch)]
 
 
-def _linear(op: Operation) -> list[tuple[list[Place], bool]]:
-    return [([(op.x, ("x", 0), op.x.rank - 1), (op.weight, ("weight", 0), 1)], True)]
-
-
 def _channels(op: Operation) -> list[tuple[list[Place], bool]]:
     """Channels are fixed by the weights; where groups make them fewer, by those."""
     weights = [(v, o, v.rank - 1) for o, v in placed(op) if o[0] in ("mean", "gamma", "beta", "bias")]
@@ -142,7 +138,7 @@ def _along_axis(op: Operation) -> list[tuple[list[Place], bool]]:
 
 GROUPS: dict[str, Callable[[Operation], list[tuple[list[Place], bool]]]] = {
     "matmul": _matmul,
-    "linear": _linear,
+    "linear": lambda op: [([(op.x, ("x", 0), op.x.rank - 1), (op.weight, ("weight", 0), 1)], True)],
     **dict.fromkeys(names("conv conv_transpose batch_norm instance_norm"), _channels),
     "prelu": lambda op: [([(op.x, ("x", 0), 1), (op.alpha, ("alpha", 0), 0)], True)],
     "layer_norm": _normed,

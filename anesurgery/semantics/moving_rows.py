@@ -47,10 +47,6 @@ def _squeeze(op: Operation) -> Axes:
     return only(op, [MIXED if a in gone else a - sum(b < a for b in gone) for a in range(op.x.rank)])
 
 
-def _reshape(op: Operation) -> Axes | None:
-    return None if constant(op.shape) is None else reshaped(op)
-
-
 def reshaped(op: Operation) -> Axes | None:
     """An axis stays the same where as many elements as before stand before it, and it is as long."""
     old, new = static_shape(op.x), static_shape(op.outputs[0])
@@ -121,10 +117,6 @@ def _unpadded(op: Operation) -> Axes | None:
 def _unturned(op: Operation) -> Axes | None:
     default: Sequence[int] = range(op.x.rank) if op.inputs.get("axes") is None else ()
     return mixing(op, axes_given(op, "axes", op.x.rank, default)) if op.x.rank else None
-
-
-def _split(op: Operation) -> Axes | None:
-    return mixing(op, axes_given(op, "axis", op.x.rank))
 
 
 def _concat(op: Operation) -> Axes | None:
@@ -206,11 +198,11 @@ AXES: dict[str, Callable[[Operation], Axes | None]] = {
     "transpose": _transpose,
     "expand_dims": _expand_dims,
     "squeeze": _squeeze,
-    "reshape": _reshape,
+    "reshape": lambda op: None if constant(op.shape) is None else reshaped(op),
     "reverse": _unturned,
     "slice_by_index": _slice,
     "slice_by_size": _slice_by_size,
-    "split": _split,
+    "split": lambda op: mixing(op, axes_given(op, "axis", op.x.rank)),
     "tile": _unrepeated,
     "gather": _gather,
     "gather_along_axis": _gather_along_axis,

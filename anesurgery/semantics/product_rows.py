@@ -172,10 +172,6 @@ def _conv_transpose(op: Operation) -> int:
     return 2 * elements(op.outputs[0]) * max(weight[0] // groups, 1) * math.prod(weight[2:])
 
 
-def _linear(op: Operation) -> int:
-    return 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1]
-
-
 def _matmul(op: Operation) -> int:
     shape = shape_of(op.x)
     turned = flag(op, "transpose_x") and len(shape) > 1
@@ -209,7 +205,7 @@ ROWS: dict[str, Meaning] = {
     "conv": Meaning(_bounded, _conv_axes, _conv),
     "conv_transpose": Meaning(axes=_images, work=_conv_transpose),
     "einsum": Meaning(axes=_einsum_axes, work=_einsum),
-    "linear": Meaning(_bounded, _linear_axes, _linear),
+    "linear": Meaning(_bounded, _linear_axes, lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1]),
     "matmul": Meaning(_of_values, _matmul_axes, _matmul),
     "scaled_dot_product_attention": Meaning(axes=_attention_axes, work=_attention),
     **dict.fromkeys(("gru", "lstm", "rnn"), Meaning(work=_recurrent)),

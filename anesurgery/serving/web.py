@@ -70,7 +70,7 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
         routes=routes(),
         lifespan=lifespan,
         middleware=[Middleware(Door, hosts=hosts, token=token)],
-        exception_handlers={SurgeryError: _said, ClientDisconnect: _left},
+        exception_handlers={SurgeryError: _said, ClientDisconnect: lambda _, __: Response(status_code=400)},
     )
     app.state.jobs, app.state.token = jobs, token
     return app
@@ -142,10 +142,6 @@ class Door:
 def _said(_: Request, error: Exception) -> Response:
     status = 413 if isinstance(error, TooMuch) else 404 if isinstance(error, Gone) else 400
     return JSONResponse({"error": str(error)}, status, headers={"connection": "close"})
-
-
-def _left(_: Request, __: Exception) -> Response:
-    return Response(status_code=400)
 
 
 @cache

@@ -327,14 +327,6 @@ def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
     return lambda i: (i.residency[key], percent(i.residency[key]))
 
 
-def _flop(i: Inspection) -> tuple[float, str]:
-    return _share("flop")(i) if has_flop(i) else (0, "unknown")
-
-
-def _weights(i: Inspection) -> tuple[float, str]:
-    return (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown")
-
-
 def cost(inspection: Inspection) -> float | None:
     """What the chosen path costs by the estimates, microseconds; None where a part has none."""
     costs = [part.cost for _, part in sections(inspection)]
@@ -355,14 +347,14 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the ANE": (_share("ops"), 1),
-    "flop on the ANE": (_flop, 1),
+    "flop on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
     "estimate (not a run time)": (_cost, -1),
-    "weights": (_weights, -1),
+    "weights": (lambda i: (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
 }
 """Label -> how the number is found (also in words), and the direction in which it improves; 0 for none."""
 

@@ -96,16 +96,8 @@ def _then(function: Function, change: Callable[[Any], Any]) -> Function:
     return lambda **arguments: change(function(**arguments))
 
 
-def _sqrt(x: Tensor) -> Tensor:
-    return torch.sqrt(x.clamp_min(0))
-
-
 def _log(x: Tensor, epsilon: Any = 1e-45) -> Tensor:
     return torch.where(x + epsilon > 0, torch.log(x + epsilon), -45440.0)
-
-
-def _codes(**arguments: Any) -> Tensor:
-    return codes(_nearest_away, **arguments)
 
 
 def _nearest_away(value: Tensor) -> Tensor:
@@ -145,9 +137,9 @@ class Row:
 
 
 ROWS = {
-    "sqrt": Row("sqrt_negative", lambda op, function: _sqrt),
+    "sqrt": Row("sqrt_negative", lambda op, function: lambda x: torch.sqrt(x.clamp_min(0))),
     "log": Row("log_zero", lambda op, function: _log),
-    "quantize": Row("code_ties", lambda op, function: _codes),
+    "quantize": Row("code_ties", lambda op, function: lambda **arguments: codes(_nearest_away, **arguments)),
     "mul": Row("code_scale", _wrongly_scaled),
 }
 
@@ -164,10 +156,6 @@ class Table:
     """Largest absolute error measured; the last point is placed so that this is the error of the lines."""
 
 
-def _step_join(x: Tensor, rest: Tensor) -> Tensor:
-    return torch.where(x < 0, rest, 1 - rest)
-
-
 def _odd_join(x: Tensor, rest: Tensor) -> Tensor:
     return torch.sign(x) * (1 - rest)
 
@@ -177,7 +165,7 @@ def _ramp_join(x: Tensor, rest: Tensor) -> Tensor:
 
 
 TABLES: dict[str, Table] = {
-    "sigmoid": Table(lambda t: torch.sigmoid(-t), _step_join, 3.4e-3),
+    "sigmoid": Table(lambda t: torch.sigmoid(-t), lambda x, rest: torch.where(x < 0, rest, 1 - rest), 3.4e-3),
     "tanh": Table(lambda t: 1 - torch.tanh(t), _odd_join, 1.7e-3),
     "erf": Table(lambda t: torch.erfc(t), _odd_join, 8.6e-4),
     "gelu": Table(lambda t: -t * torch.special.ndtr(-t), _ramp_join, 6.2e-3),
@@ -297,10 +285,6 @@ def _by_index(arguments: dict[str, Any], _: int) -> list[bool]:
     return [not kept and ints(arguments["begin"])[-1] != 0]
 
 
-def _by_size(arguments: dict[str, Any], _: int) -> list[bool]:
-    return [ints(arguments["begin"])[-1] != 0]
-
-
 def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
     last = int(arguments["axis"]) % arguments["x"].ndim == arguments["x"].ndim - 1
     return [last and i > 0 for i in range(parts)]
@@ -308,7 +292,7 @@ def _by_part(arguments: dict[str, Any], parts: int) -> list[bool]:
 
 SLICES: dict[str, Callable[..., list[bool]]] = {
     "slice_by_index": _by_index,
-    "slice_by_size": _by_size,
+    "slice_by_size": lambda arguments, _: [ints(arguments["begin"])[-1] != 0],
     "split": _by_part,
 }
 """Op type -> (arguments, number of outputs) -> does each output begin inside the last axis?"""

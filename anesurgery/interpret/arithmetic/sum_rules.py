@@ -47,10 +47,6 @@ def matrices(
     return left, right.map(lambda v: v.transpose(-1, -2)) if transpose_y else right
 
 
-def _matmul(a: Algebraic, op: Operation, x: Any, y: Any, **turned: Any) -> Image:
-    return product(*matrices(a.image(x), a.image(y), **turned))
-
-
 def _linear(a: Algebraic, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
     sums = product(a.image(x), a.image(weight).map(lambda v: v.transpose(-1, -2)))
     return sums if bias is None else a.plus(sums, bias)
@@ -73,10 +69,6 @@ def _with_bias(a: Algebraic, sums: Image, bias: Any) -> Image:
     if bias is None:
         return sums
     return a.plus(sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
-
-
-def _einsum(a: Algebraic, op: Operation, values: list[Any], equation: Any) -> Image:
-    return contraction([a.image(v) for v in values], str(equation))
 
 
 def _axes(x: Image, axes: Any) -> list[int]:
@@ -231,11 +223,11 @@ def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Imag
 
 RULES: dict[str, Rule] = {
     "one_hot": _one_hot,
-    "matmul": _matmul,
+    "matmul": lambda a, op, x, y, **turned: product(*matrices(a.image(x), a.image(y), **turned)),
     "linear": _linear,
     "conv": _conv,
     "conv_transpose": _conv_transpose,
-    "einsum": _einsum,
+    "einsum": lambda a, op, values, equation: contraction([a.image(v) for v in values], str(equation)),
     **dict.fromkeys(REDUCTIONS - {"reduce_prod", "reduce_max", "reduce_min"}, _reduced),
     "reduce_prod": _product_along,
     **dict.fromkeys(("reduce_max", "reduce_min"), _extreme),

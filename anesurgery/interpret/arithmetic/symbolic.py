@@ -279,10 +279,6 @@ def _lane_by_lane(a: Symbolic, op: Operation, first: str, second: str, arguments
     return field.together([x, y], lambda each: function(**{**arguments, first: each[0], second: each[1]}))
 
 
-def _slice_update(a: Symbolic, op: Operation, **arguments: Any) -> Any:
-    return _lane_by_lane(a, op, "x", "update", arguments)
-
-
 def _scatter(a: Symbolic, op: Operation, **arguments: Any) -> Any:
     if arguments.get("mode") != "update":
         return a.uninterpreted(op, arguments)
@@ -301,10 +297,6 @@ def _reshape_like(a: Symbolic, op: Operation, x: Any, ref_tensors: list[Any], **
     """Reads only the shapes of what it is like."""
     likes = [torch.empty(ref.shape, device="meta") for ref in ref_tensors]
     return a.image(x).map(lambda v: TABLE[op.op_type].function(x=v, ref_tensors=likes, **how))
-
-
-def _shape(a: Symbolic, op: Operation, x: Any) -> Any:
-    return torch.tensor(x.shape, dtype=torch.int32)
 
 
 def _gather(a: Symbolic, op: Operation, **arguments: Any) -> Any:
@@ -364,13 +356,13 @@ MOVING: dict[str, Rule] = {
     **dict.fromkeys(SAMPLING, _sampled),
     "concat": _concat,
     "stack": _concat,
-    "slice_update": _slice_update,
+    "slice_update": lambda a, op, **arguments: _lane_by_lane(a, op, "x", "update", arguments),
     "scatter": _scatter,
     "scatter_nd": _scatter,
     "scatter_along_axis": _scatter,
     "space_to_batch": _space_to_batch,
     "reshape_like": _reshape_like,
-    "shape": _shape,
+    "shape": lambda a, op, x: torch.tensor(x.shape, dtype=torch.int32),
     "gather": _gather,
     "select": _select,
 }

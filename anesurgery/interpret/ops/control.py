@@ -9,7 +9,7 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic.field import Image
-from anesurgery.interpret.table import Unsupported, impl, ints
+from anesurgery.interpret.table import Unsupported, impl, ints, written
 from anesurgery.mil import Operation, nested_ops
 
 LOOP_LIMIT = 100_000
@@ -73,18 +73,6 @@ def list_write(ls: list[Any], index: Any, value: torch.Tensor) -> list[Any]:
     return [*(ls + [None] * (at + 1 - len(ls)))[:at], value, *ls[at + 1 :]]
 
 
-@impl("list_read")
-def list_read(ls: list[Any], index: Any) -> torch.Tensor:
-    """One element."""
-    return _written(ls, ints(index))[0]
-
-
-@impl("list_gather")
-def list_gather(ls: list[Any], indices: Any) -> torch.Tensor:
-    """Some elements, stacked along a new first axis."""
-    return torch.stack(_written(ls, ints(indices)))
-
-
 @impl("list_scatter")
 def list_scatter(ls: list[Any], indices: Any, value: torch.Tensor) -> list[Any]:
     """A list with some elements replaced by the rows of `value`."""
@@ -93,15 +81,18 @@ def list_scatter(ls: list[Any], indices: Any, value: torch.Tensor) -> list[Any]:
     return ls
 
 
-@impl("list_length")
-def list_length(ls: list[Any]) -> torch.Tensor:
-    """The number of elements."""
-    return torch.tensor(len(ls), dtype=torch.int32)
-
-
 def _written(ls: list[Any], at: list[int]) -> list[torch.Tensor]:
     """Elements, those never written as zeros of the shape of a written one."""
     like = next((v for v in ls if v is not None), None)
     if like is None:
         raise InterpretError("the list is read before anything was written to it")
     return [torch.zeros_like(like) if ls[i] is None else ls[i] for i in at]
+
+
+LISTS: dict[str, Callable[..., Any]] = {
+    "list_read": lambda ls, index: _written(ls, ints(index))[0],
+    "list_gather": lambda ls, indices: torch.stack(_written(ls, ints(indices))),
+    "list_length": lambda ls: torch.tensor(len(ls), dtype=torch.int32),
+}
+"""Op type -> function of its parameters."""
+written(LISTS)

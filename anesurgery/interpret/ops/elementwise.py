@@ -35,14 +35,6 @@ def _divisor(y: Tensor) -> Tensor:
     return y if y.is_floating_point() else torch.where(y == 0, 1, y)
 
 
-def _floor_div(x: Tensor, y: Tensor) -> Tensor:
-    return torch.div(x, _divisor(y), rounding_mode="floor")
-
-
-def _mod(x: Tensor, y: Tensor) -> Tensor:
-    return torch.remainder(x, _divisor(y))
-
-
 def quotient(x: Tensor, y: Tensor) -> Tensor:
     """The quotient; of integers truncated toward zero, and exact, which fp32 is not beyond 2^24."""
     if x.is_floating_point() or y.is_floating_point():
@@ -70,8 +62,8 @@ BINARY: dict[str, Callable[..., Tensor]] = {
     "sub": torch.sub,
     "mul": torch.mul,
     "real_div": quotient,
-    "floor_div": _floor_div,
-    "mod": _mod,
+    "floor_div": lambda x, y: torch.div(x, _divisor(y), rounding_mode="floor"),
+    "mod": lambda x, y: torch.remainder(x, _divisor(y)),
     "pow": _pow,
     "maximum": torch.maximum,
     "minimum": torch.minimum,

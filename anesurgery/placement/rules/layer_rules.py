@@ -142,10 +142,6 @@ def _upsampled(layer: Described, target: Target) -> str:
     return f"factor {'x'.join(f'{f:g}' for f in factors)}, more than {UPSAMPLE}"
 
 
-def _swish(layer: Described, target: Target) -> str:
-    return "class Swish" if layer.spec.custom.className == "Swish" else ""
-
-
 def _looked_up(layer: Described, target: Target) -> str:
     embedded = layer.kind == "embedding"
     rows = int(layer.spec.embedding.inputDim if embedded else layer.spec.embeddingND.vocabSize)
@@ -176,7 +172,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"custom"}),
         "a custom layer of this name is x * sigmoid(x) by custom, which built-in layers can compute",
         HOLLANCE,
-        test=_swish,
+        test=lambda layer, target: "class Swish" if layer.spec.custom.className == "Swish" else "",
         remedy="swish_layers",
         advice="write it as a sigmoid and a multiply",
     ),

@@ -105,7 +105,11 @@ class IntegersAsFloats(Rewrite):
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
     def combined(self, m: Match) -> Match | Refusal | None:
-        """Conditions that are combined: once, at the last op that does."""
+        """Conditions that are combined: once, at the last op that does.
+
+        Returns:
+            The match; a refusal where a condition stays; None where a later op combines them.
+        """
         op = m.root
         readers = an.consumers(op.outputs[0])
         if (
@@ -120,7 +124,11 @@ class IntegersAsFloats(Rewrite):
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
     def compared(self, m: Match) -> Match | Refusal | None:
-        """Two integers of which one is small: rounding keeps the order."""
+        """Two integers of which one is small: rounding keeps the order.
+
+        Returns:
+            The match; a refusal where rounding may change the order; None where the op compares no integers.
+        """
         op = m.root
         if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return None

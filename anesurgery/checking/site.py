@@ -159,10 +159,13 @@ def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCh
 def _at_other_lengths(
     site: Site, sample: Sampler, seed: int, promise: Promise, *, alike: bool
 ) -> SiteCheck | Refusal | None:
-    """The result; None where the old side has no meaning at these lengths.
+    """Compare both sides at other lengths.
 
     Dimensions with lengths of their own may be equal for a reason upstream, so there a new side that cannot be
     computed shows nothing.
+
+    Returns:
+        The result; a refusal where nothing can be compared; None where the old side has no meaning there.
     """
     try:
         return _at_lengths(site, sample, seed, promise)

@@ -64,7 +64,11 @@ def attention_of(product: Operation) -> Attention | None:
 
 
 def mask_chain(op: Operation) -> Chain | Refusal | None:
-    """The mask ops of a softmax over the last axis, or of the fused op; None where nothing is masked."""
+    """The mask ops of a softmax over the last axis, or of the fused op.
+
+    Returns:
+        The chain; a refusal with why it cannot be read; None where nothing is masked.
+    """
     if op.op_type == "scaled_dot_product_attention":
         return fused_chain(op)
     if constant(op.axis) not in (-1, op.x.rank - 1):
@@ -73,7 +77,11 @@ def mask_chain(op: Operation) -> Chain | Refusal | None:
 
 
 def chain_to(end: Var) -> Chain | Refusal | None:
-    """The chain of mask ops before a softmax's operand; None without one, a refusal if it cannot be read."""
+    """The chain of mask ops before a softmax's operand.
+
+    Returns:
+        The chain; a refusal with why it cannot be read; None where there are no mask ops.
+    """
     tail: list[Operation] = []
     while (op := producer(end, *TAIL)) is not None and _stays(op):
         tail.append(op)
@@ -103,7 +111,11 @@ def chain_to(end: Var) -> Chain | Refusal | None:
 
 
 def fused_chain(op: Operation) -> Chain | Refusal | None:
-    """The mask operand of fused attention."""
+    """The mask operand of fused attention.
+
+    Returns:
+        The chain; a refusal where the number of queries or keys is symbolic; None where there is no mask.
+    """
     mask = op.inputs.get("attn_mask")
     if mask is None:
         return None

@@ -488,7 +488,11 @@ class _Walk:
         return Rows(rows) if refusal is None else refusal
 
     def _windows(self, op: Operation) -> Rows | Refusal | None:
-        """A convolution along the length; None where it takes each place by itself."""
+        """A convolution along the length.
+
+        Returns:
+            What its rows are; a refusal where padding would change them; None where each place is by itself.
+        """
         source = unpadded(op)
         rows, size = self.held.get(source), list(op.weight.shape[2:])
         if rows is None or not is_stored(op.weight) or len(rows.axes) != 1:

@@ -218,7 +218,11 @@ class _LayerPlace(Place):
         return self.site.node.kind
 
     def build(self) -> Built | Refusal | None:
-        """The new layers as ops beside the old ones, if every guard and the pass itself agree."""
+        """The new layers as ops beside the old ones.
+
+        Returns:
+            Both sides, if every guard and the pass agree; else a refusal; None where it does not apply.
+        """
         site = self.site
         if not all(map(site.network.plain, site.outputs)):
             return self.refusal("it makes a blob that a loop or branch, or another layer, makes too")

@@ -54,7 +54,11 @@ class Core:
 
 
 def core_of(total: Operation) -> Core | Refusal | None:
-    """The attention that ends with a product; None where none does."""
+    """The attention that ends with a product.
+
+    Returns:
+        The attention; a refusal where it cannot be taken apart; None where the product ends none.
+    """
     softmax = next((s for _, v in operands(total) if (s := producer(v, "softmax")) is not None), None)
     attention = recognise(softmax) if softmax is not None else None
     if softmax is None or attention is None or attention.product is None or total not in attention.sums:

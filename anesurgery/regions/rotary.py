@@ -81,7 +81,11 @@ class OfPositions:
 
 
 def of_positions(value: Var) -> OfPositions | Refusal | None:
-    """Is each row of a value made from one integer? None where it depends on no integers."""
+    """A value of which each row is made from one integer.
+
+    Returns:
+        The value with its positions; a refusal where a length is dynamic or a row has several; None without integers.
+    """
     shape = static_shape(value)
     source = _integers(value)
     if source is None:

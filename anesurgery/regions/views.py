@@ -100,7 +100,11 @@ def shape_rank(var: Var) -> int:
 
 
 def frame(op: Operation) -> Frame | Refusal | None:
-    """The axes of an op; a refusal says why they are not known, None that nothing is known of such ops."""
+    """The axes of an op.
+
+    Returns:
+        The frame; a refusal with why the axes are not known; None where nothing is known of ops of its type.
+    """
     make = FRAMES.get(op.op_type)
     return None if make is None else make(op)
 

@@ -54,7 +54,10 @@ class Place(ABC):
 
     @abstractmethod
     def build(self) -> Built | Refusal | None:
-        """Guard, check and build; None: the rewrite does not apply.
+        """Guard, check and build.
+
+        Returns:
+            Both sides; a refusal with the reason; None where the rewrite does not apply.
 
         Raises:
             Refused: a helper was asked for a value that it cannot give.
@@ -108,7 +111,11 @@ def operate(place: Place) -> bool:
 
 
 def _built(place: Place) -> Built | Refusal | None:
-    """What `build` gives; a refusal says where, and is one too where a helper raised its reason."""
+    """What `build` gives.
+
+    Returns:
+        Both sides; a refusal, which says where, also of a reason that a helper raised; None as from `build`.
+    """
     try:
         built = place.build()
     except Refused as reason:

@@ -256,7 +256,11 @@ class _OpPlace(Place):
         return self.root.op_type
 
     def build(self) -> Built | Refusal | None:
-        """The new ops, if every guard and the pass's own check agree."""
+        """The new ops.
+
+        Returns:
+            Both sides, if every guard and the pass's check agree; else the first reason, or None.
+        """
         m = self.accept()
         if not isinstance(m, Match):
             return m
@@ -271,7 +275,11 @@ class _OpPlace(Place):
         return Refusal(reason, self.root)
 
     def accept(self) -> Match | Refusal | None:
-        """The first way to match to which every guard and the pass's own check agree; else the first reason."""
+        """The first way to match to which every guard and the pass's own check agree.
+
+        Returns:
+            The match; else the first reason; None where the pattern does not fit, or the check says None.
+        """
         ways, reason = matches(self.pattern, self.root)
         for way in ways:
             answer = self.judged(way)
@@ -282,6 +290,9 @@ class _OpPlace(Place):
 
     def judged(self, way: Match) -> Match | Refusal | None:
         """What the guards, and then the pass's own check, say of one way to match.
+
+        Returns:
+            The match, where all agree; the first refusal; None where the pass is not about it.
 
         Raises:
             PassError: the check says something else than it may.

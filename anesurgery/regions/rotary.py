@@ -84,7 +84,7 @@ def of_positions(value: Var) -> OfPositions | Refusal | None:
     """A value of which each row is made from one integer.
 
     Returns:
-        The value with its positions; a refusal where a length is dynamic or a row has several; None without integers.
+        The value with its positions; a refusal where a length is dynamic, or a row has several; None else.
     """
     shape = static_shape(value)
     source = _integers(value)

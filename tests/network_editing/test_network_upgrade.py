@@ -221,6 +221,35 @@ def test_a_pipeline_is_upgraded_part_by_part(tmp_path: Path) -> None:
     assert "model 1 of the pipeline: 64 bit floats became" in model.user_defined_metadata[NOTES]
 
 
+def pipeline(*models: Any) -> Any:
+    """Models one after the other, from the inputs of the first to the outputs of the last."""
+    spec = proto.Model_pb2.Model(specificationVersion=4)
+    spec.description.input.extend(models[0].description.input)
+    spec.description.output.extend(models[-1].description.output)
+    spec.pipeline.models.extend(models)
+    return spec
+
+
+def test_a_pipeline_of_one_model_is_upgraded(tmp_path: Path) -> None:
+    save_spec(pipeline(relu().spec), str(tmp_path / "old.mlmodel"))
+    x = floats(3, 4, 5)
+    model = ane.upgrade(tmp_path / "old.mlmodel", precision="fp32")
+    assert [m.WhichOneof("Type") for m in model.get_spec().pipeline.models] == ["mlProgram"]
+    np.testing.assert_array_equal(ane.run(model, {"x": x})["y"], np.maximum(x, 0))
+
+
+def test_a_model_that_stays_must_not_read_what_is_renamed(tmp_path: Path) -> None:
+    """The wrong version looks at upgraded models only, and nobody makes what the other one reads."""
+    first, stays = relu().spec, proto.Model_pb2.Model(specificationVersion=4)
+    ct.utils.rename_feature(first, "y", "a/b")
+    stays.description.input.extend(first.description.output)
+    stays.description.output.extend(relu().spec.description.output)
+    stays.identity.SetInParent()
+    save_spec(pipeline(first, stays), str(tmp_path / "old.mlmodel"))
+    with pytest.raises(LoadError, match="reads 'a/b', which an upgraded model must call 'a_b'"):
+        ane.upgrade(tmp_path / "old.mlmodel", precision="fp32")
+
+
 def test_a_network_can_be_rewritten_and_inspected(tmp_path: Path) -> None:
     path = tmp_path / "net.mlmodel"
     save_spec(relu((1, 3, 8, 8), exact=True).spec, str(path))

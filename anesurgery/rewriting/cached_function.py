@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import Refusal, UnknownName
-from anesurgery.facts import causal_windows, frequencies, rings
+from anesurgery.facts import causal_windows, rings
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
@@ -23,7 +23,7 @@ from anesurgery.files.protobuf import copy_program
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
-from anesurgery.regions import caches, rotary
+from anesurgery.regions import caches, frequencies, rotary
 from anesurgery.regions.caches import Kept, Tables
 from anesurgery.rewriting import chosen_lengths
 from anesurgery.rewriting.builder import Builder

@@ -513,7 +513,7 @@ def time_section() -> str:
     return TIME.format(megabytes=size / 1e6, runs=RUNS, ratio=spread(figures))
 
 
-RUNS = 5
+RUNS = 3
 SECTIONS = {
     "ranges": ranges_section,
     "fixed": fixed_section,

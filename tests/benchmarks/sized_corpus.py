@@ -205,7 +205,6 @@ MODELS: dict[str, Real] = {
     ),
     "waifu2x_anime_noise0": Real(of("input", [(3, *side) for side in FLAT]), in_its_specification),
     "mlc_edsr_f32b5": Real(of("input_1", [(1, *side, 3) for side in FLAT]), in_its_specification),
-    "pose_cpm": Real(of("image__0", pictures(TILES)), in_its_specification),
     "bisenet": Real(of("input", pictures(TILES)), by_hand(lambda _: {})),
     "bge_small": Real(
         [{"input_ids": (1, n), "attention_mask": (1, n)} for n in TEXTS],
@@ -242,13 +241,13 @@ MODELS: dict[str, Real] = {
     "sinet_portrait_seg": Real(of("input_54", pictures([(160, 160), (320, 320)])), in_its_specification),
     "mlc_mosaic": Real(of("sub_2", [(1, 256, 256, 3), (1, 512, 512, 3)]), as_it_is),
     "silero_unified": Real(of("audio_input", [(1, 576), (1, 1088)]), as_it_is),
+    "pose_cpm": Real(of("image__0", pictures(TILES)), in_its_specification),
 }
 
 
-def drawn(model: Real, package: Any, shapes: Shapes, seed: int) -> dict[str, Any]:
+def drawn(model: Real, loaded: Loaded, shapes: Shapes, seed: int) -> dict[str, Any]:
     """Numbers of all inputs: pictures of random points, what the model says, or numbers from 0 to 1."""
     rng, values = np.random.default_rng(seed), dict[str, Any]()
-    loaded = load(package)
     for feature in loaded.described_inputs:
         own = tuple(function_of(loaded.program, default_function(loaded)).inputs[feature.name].shape)
         shape = shapes.get(feature.name, own)
@@ -312,8 +311,9 @@ def both(
     model: Real, source: Source, folder: Path, scratch: Path, shapes: Sequence[Shapes], precision: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """What the folder of sizes gives at some shapes, and what the model at them does."""
+    loaded = load(source.package)
     for i, at in enumerate(shapes):
-        values = drawn(model, source.package, at, i)
+        values = drawn(model, loaded, at, i)
         expected = ane.run(model.at(source, at, scratch), values, precision=precision)
         yield ane.run(folder, values, precision=precision), expected
 

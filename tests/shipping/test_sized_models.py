@@ -166,3 +166,31 @@ def test_small_models_at_six_sizes(case: str, tmp_path: Path) -> None:
     (packed,) = folder.rglob("weight.bin")
     (one,) = ane.save(sized.models["size_64"], tmp_path / "one.mlpackage").rglob("weight.bin")
     assert packed.stat().st_size <= 1.02 * one.stat().st_size
+
+
+def test_a_published_network_of_pictures(corpus: Path, tmp_path: Path) -> None:
+    """Bit for bit in fp16 what the network gives whose specification says that size."""
+    source, size = corpus / "waifu2x_anime_noise0.mlmodel", (3, 24, 32)
+    sized = ane.sizes(source, {"input": [size, (3, 40, 40)]})
+    spec = ct.utils.load_spec(str(source))
+    spec.description.input[0].type.multiArrayType.shape[:] = size
+    spec.description.output[0].type.multiArrayType.ClearField("shape")
+    ct.utils.save_spec(spec, str(tmp_path / "other.mlmodel"))
+    values = {"input": np.random.default_rng(0).uniform(0, 1, size).astype(np.float32)}
+    models = (sized.models["size_24x32"], tmp_path / "other.mlmodel")
+    found, expected = (output(ane.run(model, values, precision="fp16")) for model in models)
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_a_published_network_of_steps(corpus: Path) -> None:
+    """The same of a network of recurrent layers, beside one that was upgraded for as many steps."""
+    source = corpus / "mlt_es2en_char_decoder16.mlmodel"
+    longer, shorter = (ane.upgrade(source, precision="fp32", sequence=n) for n in (12, 5))
+    sized = ane.sizes(longer, {"encodedChar": [(n, 1, 87, 1, 1) for n in (5, 12)]})
+    assert "the last state of lstm" in sized.padding.why_not
+    rng = np.random.default_rng(0)
+    shapes = {"encodedChar": (5, 1, 87, 1, 1), "decoder_lstm_h_in": (256,), "decoder_lstm_c_in": (256,)}
+    values = {name: rng.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+    found, expected = (ane.run(m, values, precision="fp16") for m in (sized.models["size_5"], shorter))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,7 @@ from anesurgery.errors import UnknownName
 from anesurgery.files import size_index
 from anesurgery.files.package import Loaded
 from anesurgery.loading import load_graph
-from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.target import Target
 
 InspectProgram = Callable[..., Inspection]
@@ -46,7 +48,8 @@ def of_folder(
     """
     sizes = of_sizes(folder, target, inspect_program)
     if size is None:
-        return with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
+        told = with_functions(replace(list(sizes.values())[-1], model=str(folder)), sizes)
+        return replace(told, notes=(*_leaving(sizes), *told.notes))
     if size not in sizes:
         raise UnknownName("size", size, list(sizes))
     return sizes[size]
@@ -58,3 +61,25 @@ def with_functions(inspection: Inspection, functions: Mapping[str, Inspection]) 
         return inspection
     told = [f"{name}: {one.summary}" for name, one in functions.items()]
     return replace(inspection, functions=dict(functions), notes=(*told, *inspection.notes))
+
+
+def _leaving(sizes: Mapping[str, Inspection]) -> tuple[str, ...]:
+    """A note of the first size at which the engine cannot run what it can at the size before, if any."""
+    for (smaller, before), (name, after) in itertools.pairwise(sizes.items()):
+        legal = {place for place, row in _placed(before).items() if row.legal}
+        lost = [row for place, row in _placed(after).items() if row.legal is False and place in legal]
+        if lost:
+            more = f" (and {len(lost) - 1} more)" if len(lost) > 1 else ""
+            first = f"{lost[0].op_type} {lost[0].name}{more}"
+            return (f"leaves the engine at {name}: {first}, which it can run at {smaller}",)
+    return ()
+
+
+def _placed(inspection: Inspection) -> dict[tuple[str, int], OpRow]:
+    """Each op by its type, and how many of that type stand before it: names differ between conversions."""
+    counts = Counter[str]()
+    placed = dict[tuple[str, int], OpRow]()
+    for row in inspection.ops:
+        placed[row.op_type, counts[row.op_type]] = row
+        counts[row.op_type] += 1
+    return placed

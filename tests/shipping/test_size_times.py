@@ -108,3 +108,13 @@ def test_each_size_of_a_folder_and_each_function_is_told(tmp_path: Path, opset: 
         alone = ane.inspect(folder / "model.mlpackage", TARGET, function="size_2")
         assert not alone.functions
         assert alone.status == 2
+
+
+def test_the_size_at_which_ops_leave_the_engine_is_named(tmp_path: Path) -> None:
+    """An axis of 32768 is too long for an M2, and not for an M4."""
+    sized = ane.sizes(at, {"x": [(1, 2, 64), (1, 4096, 64), (1, 32768, 64), (1, 40000, 64)]})
+    folder = sized.save(tmp_path / "sized")
+    note = ane.inspect(folder, "M2/macOS 15").notes[0]
+    assert note.startswith("leaves the engine at size_32768: linear ")
+    assert note.endswith("(and 2 more), which it can run at size_4096")
+    assert not any("leaves the engine" in note for note in ane.inspect(folder, TARGET).notes)

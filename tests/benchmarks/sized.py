@@ -427,7 +427,7 @@ bit for bit what the model at that size gives that was made without `sizes`: a p
 itself, a neural network is given its size in its specification or upgraded for as many steps, and in a
 package of one size the numbers that are lengths were replaced by hand, as its graph was read. *Weights*: of all
 sizes, beside those of the largest. *Between*: the worst of a length within each two sizes, in fp32. *Time*:
-processor seconds of `sizes` and `save` in this run.
+processor seconds of `sizes` and `save`.
 
 | model | sizes | equal | weights | between | time | between sizes |
 |---|---|---|---|---|---|---|

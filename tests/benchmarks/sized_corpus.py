@@ -273,9 +273,11 @@ def row(name: str, model: Real, original: Path, scratch: Path) -> str:
     """A row of the table."""
     source = Source(original, model.prepare(original, scratch))
     begun = time.process_time()
-    sized = ane.sizes(
-        source.package, {key: [shapes[key] for shapes in model.shapes] for key in model.shapes[0]}
-    )
+    wanted = {key: [shapes[key] for shapes in model.shapes] for key in model.shapes[0]}
+    try:
+        sized = ane.sizes(source.package, wanted)
+    except ane.SurgeryError as error:
+        return f"| {name} | {_listed(model)} | refused | | | | {error} |"
     folder = sized.save(scratch / "sized")
     seconds = time.process_time() - begun
     near = [nearness(*pair) for pair in both(model, source, folder, scratch, model.shapes, "fp16")]

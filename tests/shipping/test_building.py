@@ -286,6 +286,7 @@ def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, 
     assert len(list(ane.stream(tmp_path / "out", [5, 60], 5))) == 5
 
 
+@pytest.mark.slow
 def test_a_text_says_how_weights_are_rounded(checkpoint: Path, tmp_path: Path) -> None:
     """On text like that of the samples the error is less than with weights that are rounded to the nearest."""
     words = np.random.default_rng(0).choice(["hello", "world", "you?", "I am well,", "how are"], 60)

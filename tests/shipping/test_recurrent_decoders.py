@@ -114,8 +114,10 @@ def step(module: Any) -> Step:
 
 @pytest.mark.parametrize("build", [mamba, falcon, doge, griffin, sparse])
 def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> None:
-    module, ids = build(), [*PROMPT, *range(20, 36)]
+    """At every length from 1 to the context, as prompts are read token by token."""
+    module, ids = build(), [*PROMPT, *range(20, 20 + CONTEXT - len(PROMPT))]
     rows = Decoder(convert_step(step(module), half=False)).feed(ids)
+    assert len(rows) == CONTEXT
     assert error(rows, logits_of(module, ids)) < 1e-5
 
 

@@ -36,7 +36,8 @@ no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.
 right numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The
 time was not measured.
 
-Grade: proved: where integers above 2048 come in, which fp16 rounds, both sides differ, and nothing is compared.
+Grade: proved: where integers above 2048 or numbers of fp32 come in, which fp16 rounds, both sides differ, and
+only the whole model is compared, where casts of floats change nothing.
 """
 
 from __future__ import annotations
@@ -73,9 +74,13 @@ class WidenToFp32(Rewrite):
         return m.bind(ops=region.ops, region=region)
 
     def uncompared(self, m: Match) -> Refusal | None:
-        """fp16 rounds integers above 2048, and fp32 does not."""
-        whole = any(map(_is_whole, _entries(m.region.ops)))
-        return Refusal("integers above 2048, which fp16 rounds, are kept", m.root) if whole else None
+        """fp16 rounds integers above 2048 and numbers of fp32, and fp32 does not."""
+        entries = _entries(m.region.ops)
+        if any(map(_is_whole, entries)):
+            return Refusal("integers above 2048, which fp16 rounds, are kept", m.root)
+        if any(_before_rounding(v) is not None for v in entries):
+            return Refusal("numbers of fp32, which fp16 rounds, are kept", m.root)
+        return None
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Make the same ops, of casts."""
@@ -105,6 +110,12 @@ def _is_whole(value: Var) -> bool:
     return cast is not None and an.np_dtype(cast.x).kind in "iu" and an.magnitude(cast.x) > COUNTS_TO
 
 
+def _before_rounding(value: Var) -> Var | None:
+    """The fp32 that became a value of fp16."""
+    cast = an.producer(value, "cast")
+    return cast.x if cast is not None and an.np_dtype(cast.x) == np.float32 else None
+
+
 def _in_order(ops: tuple[Operation, ...]) -> list[Operation]:
     """Sort them as they stand in the block."""
     block = ops[0].enclosing_block
@@ -128,9 +139,10 @@ def _widened(mb: Builder, value: Var) -> Var:
     if an.producer(value, "const") is not None:
         number = np.asarray(an.constant(value), np.float32)
         return mb.shared(("fp32", value), lambda: number, f"{value.name}_fp32")
+    wide = _before_rounding(value)
+    if wide is not None:
+        return wide
     cast = an.producer(value, "cast")
-    if cast is not None and an.np_dtype(cast.x) == np.float32:
-        return cast.x
     whole = cast is not None and an.np_dtype(cast.x).kind in "iu"
     return mb.cast(x=cast.x if whole and cast is not None else value, dtype="fp32")
 

@@ -158,6 +158,8 @@ class _Search:
     seen: dict[Var, _Size] = field(default_factory=dict)
     ranges: Intervals = field(default_factory=partial(Intervals, assume={}))
     """Intervals of values, each found once in a search."""
+    depth: int = 0
+    """Ops between the end and the value that is looked at: what lies further away is in no region."""
 
     def ending(self, op: Operation) -> _Size | None:
         """What an op ends, if its result fits and an operand did not."""
@@ -189,7 +191,9 @@ class _Search:
         """What is known of a value."""
         if var not in self.seen:
             self.seen[var] = _Size(0.0)  # of a loop, which no program has
+            self.depth += 1
             self.seen[var] = self._found(var)
+            self.depth -= 1
         return self.seen[var]
 
     def _found(self, var: Var) -> _Size:
@@ -200,6 +204,7 @@ class _Search:
             or op.op_type not in THROUGH
             or not _is_float(op, self.bits)
             or len(self.seen) > 4 * MOST
+            or self.depth > MOST
         ):
             return _Size(_leaf(var))
         if op.op_type in ("matmul", "linear") and is_stored(

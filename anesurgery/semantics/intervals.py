@@ -20,8 +20,8 @@ from anesurgery.semantics.rows import MEANINGS
 
 STEPS = 48
 """Ops that are looked at for one interval: more are seldom needed, and each question costs as many."""
-DEEP = 200
-"""The same where many questions share what is learned; Python calls three functions for each op."""
+DEEP = 100
+"""The same where many questions share what is learned; Python calls five functions for each op, of 1,000."""
 
 OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
 """What the kind of a type says: booleans are 0 or 1, and unsigned integers not negative."""

@@ -171,6 +171,39 @@ def test_what_comes_to_no_smaller_end_stays(body: Any) -> None:
     assert not apply_pass(WidenToFp32(), model)[1].changes
 
 
+def high_frequencies() -> Program:
+    """Sines of 300 times a number of fp32, which is rounded to fp16 first."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 4))])
+    def sines(a: Var) -> Var:
+        angle = mb.mul(x=mb.cast(x=a, dtype="fp16"), y=HALF(300))
+        return mb.cast(x=mb.sin(x=angle), dtype="fp32", name="y")
+
+    return sines
+
+
+def test_numbers_that_fp16_rounds_before_are_read_as_they_are() -> None:
+    model, values = high_frequencies(), {"a": np.random.default_rng(0).standard_normal((8, 4), np.float32)}
+    surgery = ane.apply(model, WidenToFp32(), prove="both", target="M1/macOS 14", quiet=True)
+    assert [change.unchecked for change in surgery.changes] == ["numbers of fp32, which fp16 rounds, are kept"]
+    exact = run(model, values, precision=Double())["y"]  # type: ignore[arg-type]
+    assert decibels(model, values, np.asarray(exact), "fp16") < 30 < GOOD
+    assert decibels(surgery.program, values, np.asarray(exact), "fp16") >= GOOD
+    with pytest.raises(ProofError):
+        ane.apply(model, _HalfOfIt(), prove="both", target="M1/macOS 14", quiet=True)
+
+
+def test_long_chains_are_looked_at_as_far_as_a_region_reaches() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((400, 4), dtype=types.fp16)])
+    def chain(a: Var) -> Var:
+        value, *others = mb.split(x=a, num_splits=400, axis=0)
+        for other in others:
+            value = mb.mul(x=value, y=mb.sigmoid(x=other))
+        return mb.mul(x=value, y=value, name="y")
+
+    assert not apply_pass(WidenToFp32(), chain)[1].changes
+
+
 def test_programs_of_fp32_stay_and_islands_are_kept_by_compute_fp16() -> None:
     assert not apply_pass(WidenToFp32(), program(plain_ratio, SHAPES, types.fp32))[1].changes
     island = apply_pass(WidenToFp32(), program(ratio, SHAPES))[0]

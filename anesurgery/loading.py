@@ -65,10 +65,10 @@ def load_as_is(model: Any) -> Loaded:
 def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
     if isinstance(model, Loaded):
         return model
-    if is_chunked(model):
-        raise IsPipeline(f"{_words(model)} is a chain of models; give one of its packages")
     if isinstance(model, Program):
         return Loaded(model, compute_units=compute_units)
+    if is_chunked(model):
+        raise IsPipeline(f"{_words(model)} is a chain of models; give one of its packages")
     if isinstance(model, ct.models.MLModel):
         path = model.package_path
         if path is None:

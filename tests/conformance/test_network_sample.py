@@ -15,7 +15,7 @@ MOST = {"neural_network": 225, "network_ops": 400}
 """Suite -> more tests than this pass; on each run the first alone, since to collect another takes as long."""
 
 
-@pytest.fixture(scope="module", params=[60, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[20, pytest.param(5, marks=pytest.mark.slow)])
 def every(request: pytest.FixtureRequest) -> int:
     """Of the tests, every so-many-th."""
     return int(request.param)

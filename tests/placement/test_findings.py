@@ -358,6 +358,7 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
 
 FROM_THE_CATALOGUE = {
     "num-root": "its squares overflow above 256",
+    "num-folded-cast": "is cast from fp16",
     "num-spectrum": "its squares overflow above 256",
     "num-cosine": "are multiplied before they are divided by their lengths",
     "num-variance": "nearly equal where %x is far from 0",

@@ -195,7 +195,6 @@ WAITS: dict[str, tuple[str, ...]] = {
         "tutorial.md",
     ),
     "test_notebooks.py::test_notebooks_run": ("against_torch", "divergence", "old_mlmodel"),
-    "test_public_calls.py::test_each_call_works_twice": ("build",),
     "placement/test_hazards.py::test_the_repair_brings_the_numbers_back": ("small shares of many keys",),
 }
 """Test -> its cases of many seconds that are slow; all others stay."""

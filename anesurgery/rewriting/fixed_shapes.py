@@ -8,7 +8,6 @@ from typing import Any
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Function, Var, any_symbolic, is_symbolic, types, walk_ops
-from anesurgery.ops import LISTS
 from anesurgery.rewriting.inference import infer, set_type
 from anesurgery.semantics.reading import shape_in_words
 
@@ -61,6 +60,7 @@ class Shapes:
             PassError: a shape does not fit the input, another input or an op.
         """
         values = [*function.inputs.values(), *(v for op in walk_ops(function) for v in op.outputs)]
+        values += [v for op in walk_ops(function) for block in op.blocks for v in block.inputs]
         held = [(v, v.sym_type, getattr(v, "_sym_val", None)) for v in values]
         sizes = self.sizes(function)
         try:
@@ -84,8 +84,5 @@ def dynamic_inputs(function: Function) -> list[Var]:
 
 def barred(function: Function, images: frozenset[str]) -> Refusal | None:
     """Why the shapes of a function cannot be fixed."""
-    for op in function.operations:
-        if op.blocks or op.op_type in LISTS:
-            return Refusal(f"{op.op_type} depends on the shapes; unroll it first", op)
     pictures = [var.name for var in dynamic_inputs(function) if var.name in images]
     return Refusal(f"%{pictures[0]} is an image of dynamic size; fix it when converting") if pictures else None

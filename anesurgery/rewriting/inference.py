@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import PassError
-from anesurgery.mil import Function, Operation, Var, dtype_name, is_symbolic, np_dtype, operands, types
+from anesurgery.mil import Block, Function, Operation, Var, dtype_name, is_symbolic, np_dtype, operands, types
+from anesurgery.semantics.reading import shape_in_words
 
 
 def widen_choices(function: Function) -> None:
@@ -45,6 +46,8 @@ def infer(op: Operation) -> None:
         setattr(op.outputs[0], "_sym_val", types.numpy_val_to_builtin_val(chosen)[0])  # noqa: B010
         return
     held = [np_dtype(v) if types.is_tensor(v.sym_type) else None for v in op.outputs]
+    for block in op.blocks:
+        _infer_block(op, block)
     try:
         op.type_value_inference(overwrite_output=True)
     except Exception as error:
@@ -53,6 +56,28 @@ def infer(op: Operation) -> None:
     for var, kind in zip(op.outputs, held, strict=True):
         if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
             raise PassError(f"%{var.name} would become {dtype_name(var)}")
+
+
+def _infer_block(op: Operation, block: Block) -> None:
+    """The same for what stands in a block of an op, from the values that it begins with.
+
+    Raises:
+        PassError: the shapes do not fit, or a value has another one after a round.
+    """
+    begins = op.loop_vars if block.inputs else ()
+    for var, value in zip(block.inputs, begins, strict=True):
+        set_type(var, value.sym_type)
+    with block:
+        for inner in block.operations:
+            if inner.op_type != "const":
+                infer(inner)
+    after = block.outputs if len(block.outputs) == len(begins) and block is op.blocks[-1] else begins
+    for var, value in zip(after, begins, strict=True):
+        if types.is_tensor(value.sym_type) and tuple(var.shape) != tuple(value.shape):
+            shapes = (
+                f"{shape_in_words(value.shape)} before a round of {op.name} and {shape_in_words(var.shape)}"
+            )
+            raise PassError(f"%{var.name} is {shapes} after it")
 
 
 def infer_readers(function: Function, values: Iterable[Var]) -> None:

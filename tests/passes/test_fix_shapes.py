@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import InterfaceError, PassError, UnknownName
@@ -155,6 +156,50 @@ def test_a_converted_model_is_saved_with_the_new_shape(flexible: str, tmp_path: 
     assert feature.type.multiArrayType.WhichOneof("ShapeFlexibility") is None
     assert "shape" not in kinds(saved.program)
     assert not ane.apply(saved, FixShapes(), quiet=True).changes
+
+
+@pytest.mark.parametrize("two_ways", [False, True])
+def test_loops_of_a_recurrent_model_get_the_length_too(two_ways: bool, tmp_path: Path) -> None:
+    """coremltools makes a GRU a loop of as many rounds as the input is long."""
+
+    class Tagger(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gru = torch.nn.GRU(4, 3, batch_first=True, bidirectional=two_ways)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(self.gru(x)[0])
+
+    torch.manual_seed(0)
+    module = Tagger().eval()
+    with quiet_host():
+        traced: Any = torch.jit.trace(module, torch.zeros(1, 5, 4))  # type: ignore[no-untyped-call]
+        shape = ct.Shape((1, ct.RangeDim(2, 16, default=5), 4))
+        model = ct.convert(
+            traced,
+            inputs=[ct.TensorType("x", shape=shape)],
+            compute_precision=ct.precision.FLOAT32,
+            skip_model_load=True,
+        )
+    surgery = ane.apply(model, FixShapes(shapes={"x": (1, 7, 4)}), prove="both", quiet=True)
+    saved = load(surgery.save(tmp_path / "fixed.mlpackage"))
+    values = torch.randn(1, 7, 4)
+    (found,) = ane.run(saved, {"x": values.numpy()}).values()
+    assert_close(found, module(values).detach().numpy(), 1e-5)
+    assert "while_loop" not in kinds(ane.apply(saved, "unroll_loop", quiet=True).program)
+
+
+def test_what_grows_in_a_loop_has_no_one_length() -> None:
+    def grows(x: Var) -> Var:
+        less = lambda i, h: mb.less(x=i, y=np.int32(3))  # noqa: E731
+        body = lambda i, h: (mb.add(x=i, y=np.int32(1)), mb.concat(values=(h, h), axis=1))  # noqa: E731
+        return mb.while_loop(_cond=less, _body=body, loop_vars=(np.int32(0), x))[1]
+
+    program = dynamic(grows)
+    before = str(program)
+    with pytest.raises(PassError, match="1x5x4 before a round of while_loop_0 and 1x10x4"):
+        apply_pass(FixShapes(length=5), program)
+    assert str(program) == before
 
 
 def test_likely_shapes_that_do_not_fit_leave_the_model_as_it_was() -> None:

@@ -36,8 +36,7 @@ no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.
 right numbers cost a change of the unit; other steps of `safe_numbers` come first, and keep to the engine. The
 time was not measured.
 
-Grade: proved: where integers above 2048 or numbers of fp32 come in, which fp16 rounds, both sides differ, and
-only the whole model is compared, where casts of floats change nothing.
+Grade: proved: integers above 2048 and numbers of fp32, which fp16 rounds, are compared in the whole model only.
 """
 
 from __future__ import annotations

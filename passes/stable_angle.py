@@ -75,7 +75,7 @@ class StableAngle(Rewrite):
         if var not in (m.angle.y, m.angle.x):
             return None
         shape = an.fixed_shape(var)
-        sizes = rng.uniform(0.1, 8, shape)
+        sizes = 10 ** rng.uniform(-2, 4, shape)
         return (sizes * rng.choice([-1, 1], shape)).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

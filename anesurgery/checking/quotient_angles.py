@@ -6,15 +6,14 @@ mean is found by computing them, at points of all four quadrants.
 
 from __future__ import annotations
 
-import itertools
-import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from anesurgery.interpret.table import TABLE
-from anesurgery.mil import Operation, Var, consumers, is_stored, op_inputs, producer
+from anesurgery.mil import Array, Operation, Var, consumers, is_stored, op_inputs, producer
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number
@@ -34,11 +33,10 @@ LITTLE = 1e-6
 """What is added to a divisor so that it is not 0, at most."""
 CLOSE = 2e-3
 """How far a constant of fp16 is from pi."""
-SIZES = (0.3, 1.0, 2.5, 7.0)
-POINTS = [
-    (a * s, b * t) for a, b in itertools.product(SIZES, SIZES) for s, t in itertools.product((1, -1), (1, -1))
-]
-"""y and x of points in all four quadrants."""
+SIZES = (1e-2, 0.3, 1.0, 2.5, 7.0, 300.0, 3e4)
+"""Magnitudes of the points at which ops are computed, quotients up to 3e6 among them."""
+BESIDE = (0.5, 0.99, 1.01, 2.0)
+"""Factors of each constant of the ops, at which they are computed too: on both sides, and beyond it."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +72,23 @@ def _angle(op: Operation) -> QuotientAngle | None:
     ops = _between(op, y, x) if may_divide_by_zero(division) and not is_stored(y) else None
     if ops is None or y.shape != op.outputs[0].shape or x.shape != y.shape:
         return None
-    made = _computed(op, y, x, POINTS)
-    if made is None:
+    points = _points(ops)
+    angles = _computed(op, y, x, points)
+    if angles is None:
         return None
-    for turns, angle in ((True, math.atan2), (False, lambda a, b: math.atan(a / b))):
-        if all(abs(a - angle(*at)) < CLOSE for a, at in zip(made, POINTS, strict=True)):
+    for turns, exact in ((True, np.arctan2(*points)), (False, np.arctan(points[0] / points[1]))):
+        if np.all(np.abs(angles - exact) < CLOSE):
             return QuotientAngle(y, x, ops, turns)
     return None
+
+
+def _points(ops: tuple[Operation, ...]) -> Array:
+    """Points [2, n], y and x, in all quadrants: of ordinary sizes, and beside each constant of some ops."""
+    stored = (v for op in ops for v in op_inputs(op).values() if isinstance(v, Var) and is_stored(v))
+    numbers = {abs(n) for v in stored if not isinstance(v.val, str) and (n := number(v)) is not None}
+    sizes = sorted({*SIZES, *(n * factor for n in numbers if n > LITTLE for factor in BESIDE)})
+    signed = np.array([*sizes, *(-size for size in sizes)])
+    return np.stack([axis.reshape(-1) for axis in np.meshgrid(signed, signed)])
 
 
 def _division(op: Operation) -> Operation | None:
@@ -140,11 +148,9 @@ def _between(op: Operation, y: Var, x: Var) -> tuple[Operation, ...] | None:
     return tuple(ops)
 
 
-def _computed(op: Operation, y: Var, x: Var, points: list[tuple[float, float]]) -> list[float] | None:
+def _computed(op: Operation, y: Var, x: Var, points: Array) -> Array | None:
     """What an op makes of some numbers; None where a constant is no single number."""
-    values: dict[Var, torch.Tensor] = {
-        var: torch.tensor([at[k] for at in points], dtype=torch.float64) for k, var in enumerate((y, x))
-    }
+    values: dict[Var, torch.Tensor] = dict(zip((y, x), torch.from_numpy(points), strict=True))
 
     def of(var: Var) -> Any:
         if not isinstance(var, Var):
@@ -161,10 +167,10 @@ def _computed(op: Operation, y: Var, x: Var, points: list[tuple[float, float]]) 
         return values[var]
 
     try:
-        made: list[float] = of(op.outputs[0]).double().tolist()
+        angles: Array = of(op.outputs[0]).double().numpy()
     except ValueError:
         return None
-    return made
+    return angles
 
 
 def _goes_on(angle: QuotientAngle) -> bool:

@@ -81,6 +81,20 @@ def test_a_divisor_that_is_never_0_and_another_function_stay() -> None:
     assert "sign" in [op.op_type for op in after.functions["main"].operations]
 
 
+@pytest.mark.parametrize("limit", [0.02, 5.3, 50.0, 2e4])
+def test_what_is_an_angle_up_to_a_constant_stays(limit: float) -> None:
+    """Beyond it the result is another number, whatever the constant is."""
+
+    def limited(y: Var, x: Var) -> Var:
+        beyond = mb.greater(x=mb.abs(x=y), y=np.float32(limit))
+        return mb.select(cond=beyond, a=mb.mul(x=x, y=np.float32(0)), b=bare(y, x))
+
+    after, _ = apply_pass(StableAngle(), built(limited))
+    y, x = np.full((2, 8), 1.5 * limit, np.float32), np.ones((2, 8), np.float32)
+    (value,) = run(after, {"y": y, "x": x}).values()
+    assert not value.any()
+
+
 def test_halves_keep_the_sign_of_a_small_angle() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 2), dtype=types.fp16), mb.TensorSpec((1, 2), dtype=types.fp16)])
     def program(y: Var, x: Var) -> Var:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 from decoders import Decoder as Small
 
 import anesurgery as ane
@@ -163,9 +164,7 @@ def test_embeddings_are_looked_up_in_the_parts_of_the_head(most: int) -> None:
         values = {"ids": np.array([ids], np.int32), "position": np.array([5], np.int32)}
         made = ane.run(after, values, function="main_inputs")
         expected = ane.run(program, values)["logits"]
-        np.testing.assert_allclose(
-            ane.run(after, made, function="main")["logits"], expected, rtol=1e-5, atol=1e-5
-        )
+        assert_close(ane.run(after, made, function="main")["logits"], expected, 1e-5)
 
 
 def test_a_head_of_its_own_leaves_the_table_whole() -> None:

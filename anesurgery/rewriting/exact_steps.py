@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from anesurgery.checking.exactness import Yardstick, less_exact
 from anesurgery.errors import SurgeryError
+from anesurgery.files.copying import copied
+from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Program
 from anesurgery.placement.certifying import arithmetic_of
 from anesurgery.placement.standing import placed
@@ -26,9 +28,9 @@ def inexact_steps(
 ) -> dict[str, str]:
     """The steps that make outputs less exact in fp16 or in the engine's arithmetic, by name, and by how much.
 
-    Each is judged beside the model right before it. Nothing is run step by step where the end is as exact as
-    the beginning. A step that repairs what a finding says of the numbers stays, and a note of the session says
-    what it costs: a hazard that the samples do not reach is worse than a loss of digits.
+    Each runs once, and is judged beside the model right before it. Nothing is run step by step where the end is
+    as exact as the beginning. A step that repairs what a finding says of the numbers stays, and a note of the
+    session says what it costs: a hazard that the samples do not reach is worse than a loss of digits.
 
     Args:
         steps: in the order in which they run.
@@ -42,19 +44,20 @@ def inexact_steps(
     if start is None or end is None or not less_exact(start, end):
         return {}
     losses: dict[str, str] = {}
-    kept: list[Pass] = []
-    best, latest = start, measured.program
+    latest, best, contract = again(), start, list[InterfaceChange]()
     for step in steps:
-        made = _after((*kept, step), again, session)
-        now = None if made is None else measured.measure(made[0], made[1].contract)
+        if (trial := _tried(step, latest, session)) is None:
+            continue
+        edited, own = trial
+        declared = [*contract, *own.contract]
+        now = measured.measure(edited, declared)
         loss = "" if now is None else less_exact(best, now)
-        if loss and made is not None and (repaired := _repaired(latest, step, made[1])):
+        if loss and (repaired := _repaired(latest, step, own)):
             session.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
         elif loss and not step.rounds:  # what rounds has a gate of its own
             losses[step.name] = loss
             continue
-        kept, best = [*kept, step], best if now is None else now
-        latest = latest if made is None else made[0]
+        latest, contract, best = edited, declared, best if now is None else now
     return losses
 
 
@@ -67,16 +70,11 @@ def _repaired(program: Program, step: Pass, session: Session) -> str:
     return ", ".join(dict.fromkeys(f.rule for f in findings if f.remedy == step.name or f.op in edited))
 
 
-def _after(
-    steps: Sequence[Pass], again: Callable[[], Program], session: Session
-) -> tuple[Program, Session] | None:
-    """The program after some steps, and their session; None where the last does nothing, or fails."""
-    program, own = again(), session.again(prove_sites=False)
-    edits = 0
+def _tried(step: Pass, program: Program, session: Session) -> tuple[Program, Session] | None:
+    """A copy of a program after a step, and the session of it; None where it does nothing, or fails."""
+    edited, own = copied(program), session.again(prove_sites=False)
     try:
-        for step in steps:
-            edits = len(own.changes)
-            run_pass(step, program, own)
+        run_pass(step, edited, own)
     except SurgeryError:
         return None
-    return (program, own) if len(own.changes) > edits else None
+    return (edited, own) if own.changes else None

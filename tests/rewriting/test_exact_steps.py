@@ -84,6 +84,23 @@ def test_inputs_that_are_given_count() -> None:
     assert not inexact_steps((Rounding(),), lengths, (after, session), measured)
 
 
+def test_each_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is not made anew for each step after it."""
+    ran: list[str] = []
+
+    class Idle(Rounding):
+        name = "idle"
+
+        def check(self, m: Match) -> None:
+            ran.append(self.name)
+
+    steps = (Rounding(), *(Idle() for _ in range(8)), Rounding())
+    program = lengths()
+    after, session = apply_pass(Rounding(), program)
+    assert set(inexact_steps(steps, lengths, (after, session), yardstick(lengths(), session))) == {"rounding"}
+    assert len(ran) == 8
+
+
 def test_the_search_of_auto_undoes_it_too() -> None:
     program, target, session = lengths(), Target.parse("M1/macOS 14"), Session(target="M1/macOS 14")
     search = Search(target, session, lambda found: (), lambda own, given: None, 9)

@@ -34,10 +34,12 @@ from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.moments import difference_of_means
-from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.reading import flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
 
+HALF = 16
+"""Bits of a number of fp16."""
 UNKNOWN = 0.7
 """The size of a value of which nothing is known: 2^11, so that a square of it is too large, and it is not."""
 BITS = 16.0
@@ -103,7 +105,7 @@ class _Size:
     why: str = ""
 
 
-def wide_region(op: Operation, bits: int = 16) -> WideRegion | None:
+def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
     """The region that an op ends, if it ends one.
 
     Args:
@@ -402,7 +404,7 @@ def _is_ratio(op: Operation) -> bool:
 
 
 def _angle(op: Operation, bits: int) -> _Size | None:
-    """The sine of a large angle, with the ops that make it of numbers and frequencies."""
+    """The sine of a large angle, with the ops that make it of numbers and frequencies, and round it."""
     if (
         op.op_type not in ("sin", "cos")
         or magnitude(op.x, products=1) <= ANGLE
@@ -415,9 +417,36 @@ def _angle(op: Operation, bits: int) -> _Size | None:
         if maker is not None and maker not in ops and _is_float(maker, bits):
             ops.append(maker)
             pending += [v for v in _read(maker) if not is_stored(v)]
+    if bits == HALF and not _rounds(ops):
+        return None
     return _Size(
         0.0, tuple(ops), op, f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * 2.0**-11:.2g}"
     )
+
+
+def _rounds(ops: list[Operation]) -> bool:
+    """Is an angle rounded by the ops that make it, or where they read what is no number of fp16?"""
+    casts = [producer(v, "cast") for op in ops for v in _read(op)]
+    return not all(map(_is_exact, ops[1:])) or any(
+        cast is not None and np_dtype(cast.x) not in (np.float16, np.bool_) for cast in casts
+    )
+
+
+def _is_exact(op: Operation) -> bool:
+    """Does an op move numbers, or multiply them with a small power of two, which rounds none?"""
+    times = scaled(op)
+    power = times is not None and math.frexp(abs(times[1]))[0] == 0.5
+    return op.op_type in MOVING or (power and abs(times[1]) <= 2 ** (BITS * (OVER - UNKNOWN)))
+
+
+def is_given(var: Var) -> bool:
+    """Is a value an input of the function, as it is or through ops that round nothing?"""
+    while var.op is not None and _is_exact(var.op):
+        values = [v for v in _read(var.op) if not is_stored(v)]
+        if len(values) != 1:
+            return False
+        var = values[0]
+    return var.op is None
 
 
 def _difference(op: Operation) -> _Size | None:

@@ -171,6 +171,15 @@ def test_what_comes_to_no_smaller_end_stays(body: Any) -> None:
     assert not apply_pass(WidenToFp32(), model)[1].changes
 
 
+@pytest.mark.parametrize(("factor", "speaks"), [(4.0, False), (-0.5, False), (3.0, True), (4096.0, True)])
+def test_an_angle_that_nothing_rounds_is_left_alone(factor: float, speaks: bool) -> None:
+    """An input of fp16 times a power of two; a large one overflows."""
+    model = program(lambda a, b: mb.sin(x=mb.mul(x=a, y=HALF(factor)), name="y"), SAME)
+    assert bool(apply_pass(WidenToFp32(), model)[1].changes) is speaks
+    found = [f.rule for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"]
+    assert found == ["num-angle"] * speaks
+
+
 def high_frequencies() -> Program:
     """Sines of 300 times a number of fp32, which is rounded to fp16 first."""
 

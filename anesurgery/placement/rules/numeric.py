@@ -264,9 +264,9 @@ def long_count(op: Operation, target: Target) -> str:
 
 
 def large_angle(op: Operation, target: Target) -> str:
-    """An angle that fp16 holds to no more than a tenth."""
+    """An angle that is made in fp16, which holds it to no more than a tenth."""
     most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
-    if most <= ANGLE or _is_phase(op.x):
+    if most <= ANGLE or _is_phase(op.x) or wide_values.is_given(op.x):
         return ""
     return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
 

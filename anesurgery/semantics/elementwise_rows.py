@@ -13,7 +13,7 @@ from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval
 from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE, Meaning, Operand, Ranges, aligned, times
-from anesurgery.semantics.reading import clipped_divisor, number
+from anesurgery.semantics.reading import clipped_divisor, number, scaled
 from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
 
 DIP = -0.2785
@@ -52,8 +52,11 @@ def _cosh(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _square(op: Operation, ranges: Ranges) -> Interval:
-    low, high = ranges.at(op.x)
-    return 0.0, max(low * low, high * high)
+    return _squares(ranges.at(op.x))
+
+
+def _squares(ends: Interval) -> Interval:
+    return 0.0, max(end * end for end in ends)
 
 
 def _pow(op: Operation, ranges: Ranges) -> Interval:
@@ -125,9 +128,21 @@ def _mul(op: Operation, ranges: Ranges) -> Interval:
     if mean_square(op.y) is op.x or mean_square(op.x) is op.y:
         root = math.sqrt((static_shape(op.outputs[0]) or (math.inf,))[-1])
         return (-root, root)
+    if (multiple := _multiple_of_square(op)) is not None:
+        return times(multiple[1], _squares(ranges.at(multiple[0])))
     left, right = ranges.at(op.x), ranges.at(op.y)
     ends = [end for factor in left for end in times(factor, right)]
     return min(ends), max(ends)
+
+
+def _multiple_of_square(op: Operation) -> tuple[Var, float] | None:
+    """The x and the c of `(c * x) * x`."""
+    for one, other in ((op.x, op.y), (op.y, op.x)):
+        maker = producer(other, "mul", "real_div")
+        times_number = None if maker is None else scaled(maker)
+        if times_number is not None and times_number[0] is one:
+            return times_number
+    return None
 
 
 def _divide(op: Operation, ranges: Ranges) -> Interval:

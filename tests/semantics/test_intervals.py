@@ -56,6 +56,11 @@ def one(op_type: str, **more: Any) -> Body:
     return lambda x: getattr(mb, op_type)(x=bounded(x), **more)
 
 
+def halved_square(x: Any) -> Any:
+    """-x^2 / 2, as the exponent of a bell curve is written."""
+    return mb.mul(x=mb.mul(x=x, y=np.float32(-0.5)), y=x)
+
+
 def integers(x: Any, low: float = LOW, high: float = HIGH) -> Any:
     return mb.cast(x=bounded(x, low, high), dtype="int32")
 
@@ -109,6 +114,7 @@ BODIES: dict[str, Body] = {
     "transpose": one("transpose", perm=[0, 2, 3, 1]),
     "layer_norm": one("layer_norm", axes=[-1], epsilon=np.float32(1e-5)),
     "softmax": one("softmax", axis=-1),
+    "half of a square, negative": lambda x: halved_square(bounded(x)),
     "fill_like": lambda x: mb.fill_like(ref_tensor=x, value=np.float32(3)),
     "a count of ones": lambda x: mb.cumsum(x=mb.fill_like(ref_tensor=x, value=np.float32(1)), axis=2),
 }
@@ -151,6 +157,7 @@ def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
         ("fill_like", (3.0, 3.0)),
         ("a count of ones", (1.0, 4.0)),
         ("sub", (-5.0, 4.5)),
+        ("half of a square, negative", (-12.5, 0.0)),
         ("floor_div", (0.0, np.inf)),
         ("a magnitude over its clip", (0.5, 2.5)),
         ("a value over the unit of its magnitude", (-2.0, 2.0)),

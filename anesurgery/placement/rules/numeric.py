@@ -16,6 +16,7 @@ import numpy as np
 from anesurgery.checking.quotient_angles import may_divide_by_zero
 from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
+from anesurgery.facts.behind_norms import far_end
 from anesurgery.facts.cosines import cosine
 from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
@@ -77,6 +78,11 @@ def _size(most: float) -> str:
     return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
 
 
+def _reached(var: Var) -> float:
+    """The largest magnitude of a value as weights bound it, or as far from 0 as what is behind norms comes."""
+    return min(bounds.magnitude(var, products=1), far_end(var))
+
+
 def long_product(op: Operation, target: Target) -> str:
     """A sum of products that reaches the ceiling for some input that the program allows."""
     if not _half(op) or weight(op) is None:
@@ -94,7 +100,7 @@ def large_square(op: Operation, target: Target) -> str:
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
-    limit, most = LARGEST ** (1 / exponent), bounds.magnitude(op.x, products=1)
+    limit, most = LARGEST ** (1 / exponent), _reached(op.x)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
     return f"%{op.x.name} {_size(most)}, and its power {exponent:g} overflows above {limit:.0f}"
@@ -174,7 +180,7 @@ def square_under_root(op: Operation, target: Target) -> str:
     if read is None:
         return ""
     squares = read[0]
-    most = max(bounds.magnitude(x, products=1) for x in squares.values)
+    most = max(map(_reached, squares.values))
     if most**2 * squares.most <= LARGEST:
         return ""
     return _squares_overflow(squares.values[0], most)

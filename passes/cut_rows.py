@@ -17,14 +17,15 @@ After::
     }
 
 Ends that a mask leaves open, and places counted from the end, are read by the lengths of the axes, as
-`x[..., 4:]` and `x[..., -1:]` of PyTorch are converted.
+`x[..., 4:]` and `x[..., -1:]` of PyTorch are converted. Of `x[..., 4]`, which takes the axis away, nothing is
+turned back. The parts of a `split` of the last axis are those of the axis before it, each turned back.
 
-Refuses when the slice has a stride or takes an axis away, and when intervals show that the value stays below
-4094. A slice that begins at 0, and one of a value of one axis, is left.
+Refuses when the slice has a stride, and when intervals show that the value stays below 4094. A slice that
+begins at 0, and one of a value of one axis, is left.
 
 Why it helps: on H13 and H14 a slice of the last axis that begins after 0 makes magnitudes from 4095 on
-infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide). It costs two transposes,
-whose time was not measured.
+infinite (measured, M1 and M2, through the private compiler: sbryngelson/ane-guide), and so do the parts of a
+split after the first. It costs two transposes, one more for each part, whose time was not measured.
 
 Grade: bit for bit.
 """
@@ -40,8 +41,6 @@ from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Va
 
 LIMIT = 4094
 """The largest magnitude that such a slice keeps."""
-OTHERS = {"squeeze_mask": False, "stride": 1}
-"""Parameters that the rewrite does not read, with what each says where it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -49,32 +48,54 @@ class CutRows(Rewrite):
     """`x[..., b:e]` becomes the transpose of `transpose(x)[..., b:e, :]`."""
 
     name = "cut_rows"
-    kinds = frozenset({"slice_by_index"})
+    kinds = frozenset({"slice_by_index", "split"})
     static = True
 
     def check(self, m: Match) -> Match | Refusal | None:
         """One that begins inside the last axis of a value that may be large."""
-        places = _places(m.root)
-        if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or places is None or not places[0][-1]:
+        places = None if m.root.op_type == "split" else _places(m.root)
+        if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not _begins_inside(m.root, places):
             return None
-        begin, end = places
-        if used := [name for name, rest in OTHERS.items() if set(an.each_axis(m.root, name, rest)) != {rest}]:
-            return Refusal(f"the slice has {', '.join(used)}", m.root)
+        if places is not None and set(an.each_axis(m.root, "stride", 1)) != {1}:
+            return Refusal("the slice has a stride", m.root)
         most = an.magnitude(m.x, products=2)
         if most <= LIMIT:
             return Refusal(f"%{m.x.name} is at most {most:g}, and slices keep {LIMIT}", m.root)
-        return m.bind(begin=begin, end=end)
+        return m.bind(places=places)
 
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The last two axes exchanged, and back; if the one before the last begins after 0, it is cut first."""
-        x, begin, end = m.x, [*m.begin], [*m.end]
-        if begin[-2]:
-            x = mb.slice_by_index(x=x, begin=[*begin[:-1], 0], end=[*end[:-1], x.shape[-1]])
-            begin, end = [*[0] * (x.rank - 1), begin[-1]], [*x.shape[:-1], end[-1]]
-        turn = [*range(x.rank - 2), x.rank - 1, x.rank - 2]
-        begin, end = ([places[axis] for axis in turn] for places in (begin, end))
-        part = mb.slice_by_index(x=mb.transpose(x=x, perm=turn), begin=begin, end=end)
-        return mb.transpose(x=part, perm=turn)
+    def rewrite(self, mb: Builder, m: Match) -> Var | list[Var]:
+        """The last two axes exchanged, and back."""
+        if m.root.op_type != "split":
+            return _sliced(mb, m)
+        sizes = [part.shape[-1] for part in m.root.outputs]
+        parts = mb.split(x=_turned(mb, m.x), split_sizes=sizes, axis=m.x.rank - 2)
+        return [_turned(mb, part) for part in parts]
+
+
+def _begins_inside(op: Operation, places: tuple[list[int], list[int]] | None) -> bool:
+    """Is some result cut off in front, along the last axis?"""
+    if op.op_type == "split":
+        return len(op.outputs) > 1 and an.ints(op, "axis")[0] % op.x.rank == op.x.rank - 1
+    return places is not None and places[0][-1] > 0
+
+
+def _turned(mb: Builder, x: Var) -> Var:
+    """The last two axes exchanged."""
+    turned: Var = mb.transpose(x=x, perm=[*range(x.rank - 2), x.rank - 1, x.rank - 2])
+    return turned
+
+
+def _sliced(mb: Builder, m: Match) -> Var:
+    """Cut what was turned, and turn it back; an axis before the last that begins after 0 is cut first."""
+    x, (begin, end) = m.x, m.places
+    gone = [bool(g) for g in an.each_axis(m.root, "squeeze_mask", False)]
+    if begin[-2]:
+        x = mb.slice_by_index(x=x, begin=[*begin[:-1], 0], end=[*end[:-1], x.shape[-1]])
+        begin, end = [*[0] * (x.rank - 1), begin[-1]], [*x.shape[:-1], end[-1]]
+    begin, end, gone = ([*places[:-2], places[-1], places[-2]] for places in (begin, end, gone))
+    masks = {"squeeze_mask": gone} if any(gone) else {}
+    part: Var = mb.slice_by_index(x=_turned(mb, x), begin=begin, end=end, **masks)
+    return part if any(gone[-2:]) else _turned(mb, part)
 
 
 def _places(op: Operation) -> tuple[list[int], list[int]] | None:
@@ -82,9 +103,14 @@ def _places(op: Operation) -> tuple[list[int], list[int]] | None:
     shape, begins, ends = an.static_shape(op.x), an.ints(op, "begin"), an.ints(op, "end")
     if not shape or not begins or not ends:
         return None
-    opens, closes = (an.each_axis(op, name, False) for name in ("begin_mask", "end_mask"))
+    opens, closes, single = (
+        an.each_axis(op, name, False) for name in ("begin_mask", "end_mask", "squeeze_mask")
+    )
+    if any(o and s for o, s in zip(opens, single, strict=True)):
+        return None
     begin = [0 if o else b + d * (b < 0) for b, o, d in zip(begins, opens, shape, strict=True)]
-    return begin, [d if o else e + d * (e < 0) for e, o, d in zip(ends, closes, shape, strict=True)]
+    end = [d if o else e + d * (e < 0) for e, o, d in zip(ends, closes, shape, strict=True)]
+    return begin, [b + 1 if s else e for b, s, e in zip(begin, single, end, strict=True)]
 
 
 @an.example((4, 8), dtype="fp16")

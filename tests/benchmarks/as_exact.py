@@ -13,7 +13,7 @@ import argparse
 import math
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +57,34 @@ class Exactness:
         return f"{what} {figures}  {', '.join(self.passes)}; {self.costs}{words}"
 
 
-def exactness(name: str, model: Any, recipe: str, target: str, seeds: int = 6) -> list[Exactness]:
-    """A row for each arithmetic; none where the recipe changes nothing."""
-    before: Program = load(model).program
-    surgery = ane.apply(model, recipe, target=target, prove=None, quiet=True)
-    passes = tuple(dict.fromkeys(change.pass_name for change in surgery.changes))
-    if not passes:
-        return []
-    measured = Yardstick(before, arithmetic_of(target), seeds=seeds, most_flop=math.inf)
-    was, now = measured.measure(before), measured.measure(surgery.program, surgery.contract)
-    if was is None or now is None:
-        raise SurgeryError("it cannot be run on drawn inputs")
-    costs = costs_of(surgery)
-    return [Exactness(name, target, recipe, a, was[a], now[a], passes, costs) for a in was]
+@dataclass
+class Before:
+    """A model as it is stored, measured once for all recipes and targets."""
+
+    name: str
+    model: Any
+    seeds: int = 6
+    _measured: dict[str, tuple[Yardstick, dict[str, float] | None]] = field(default_factory=dict)
+
+    def exactness(self, recipe: str, target: str) -> list[Exactness]:
+        """A row for each arithmetic; none where the recipe changes nothing."""
+        surgery = ane.apply(self.model, recipe, target=target, prove=None, quiet=True)
+        passes = tuple(dict.fromkeys(change.pass_name for change in surgery.changes))
+        if not passes:
+            return []
+        measured, was = self._of(arithmetic_of(target))
+        now = None if was is None else measured.measure(surgery.program, surgery.contract)
+        if was is None or now is None:
+            raise SurgeryError("it cannot be run on drawn inputs")
+        costs = costs_of(surgery)
+        return [Exactness(self.name, target, recipe, a, was[a], now[a], passes, costs) for a in was]
+
+    def _of(self, arithmetic: str) -> tuple[Yardstick, dict[str, float] | None]:
+        if arithmetic not in self._measured:
+            program: Program = load(self.model).program
+            measured = Yardstick(program, arithmetic, seeds=self.seeds, most_flop=math.inf)
+            self._measured[arithmetic] = measured, measured.measure(program)
+        return self._measured[arithmetic]
 
 
 SAYING = ("although", "would rise", "for which the model grew")
@@ -104,12 +119,12 @@ def main() -> None:
         for name, make in models(chosen.folder or Path(scratch), everything=True):
             if chosen.names and name not in chosen.names:
                 continue
-            path = make()
+            before = Before(name, make(), chosen.seeds)
             for target in chosen.targets:
                 for recipe in RECIPES:
                     tried += 1
                     try:
-                        rows = exactness(name, path, recipe, target, chosen.seeds)
+                        rows = before.exactness(recipe, target)
                     except (SurgeryError, InterpretError) as error:
                         print(
                             f"{name:32} {target:12} {recipe:13} not tried: {str(error).splitlines()[0]}",

@@ -46,6 +46,16 @@ def test_the_same_bits_for_every_rank(shape: tuple[int, ...]) -> None:
         {"begin": [0, -3], "end": [4, -1]},
         {"begin": [3, -1], "end": [0, 8], "begin_mask": [True, False], "end_mask": [True, False]},
         {"begin": [1, 2], "end": [3, 7], "stride": [1, 1], "squeeze_mask": [False, False]},
+        {"begin": [1, -2], "end": [3, 7], "squeeze_mask": [False, True]},
+        {"begin": [2, 3], "end": [3, 7], "squeeze_mask": [True, False]},
+        {"begin": [2, 3], "end": [0, 0], "squeeze_mask": [True, True]},
+        {
+            "begin": [0, 3],
+            "end": [0, 0],
+            "begin_mask": [True, False],
+            "end_mask": [True, True],
+            "squeeze_mask": [False, True],
+        },
     ],
 )
 def test_open_ends_and_places_from_the_end(taken: dict[str, Any]) -> None:
@@ -58,15 +68,42 @@ def test_open_ends_and_places_from_the_end(taken: dict[str, Any]) -> None:
     assert_same_numbers(program, after)
 
 
+@pytest.mark.parametrize("shape", [(3, 8), (2, 4, 8), (1, 2, 3, 8)])
+@pytest.mark.parametrize("sizes", [{"num_splits": 4}, {"split_sizes": [3, 5]}])
+def test_the_parts_of_the_last_axis(shape: tuple[int, ...], sizes: dict[str, Any]) -> None:
+    """Each part after the first was cut off in front."""
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        return tuple(mb.split(x=x, axis=-1, **sizes))
+
+    after, session = apply_pass(CutRows(), program)
+    assert len(session.changes) == 1
+    assert_same_numbers(program, after)
+    x = np.linspace(4200, 5000, int(np.prod(shape))).astype(np.float16).reshape(shape)
+    old, new = (list(run(p, {"x": x}, precision="ane:M1").values()) for p in (program, after))
+    assert [bool(np.isfinite(part).all()) for part in old] == [True, *[False] * (len(old) - 1)]
+    assert np.array_equal(np.concatenate(new, axis=-1), x)
+
+
+def test_other_splits_stay() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 8), dtype=types.fp16)])
+    def program(x: Var) -> Any:
+        return (*mb.split(x=x, axis=0, num_splits=2), *mb.split(x=mb.tanh(x=x), axis=1, num_splits=2))
+
+    session = apply_pass(CutRows(), program)[1]
+    assert not session.changes
+    assert ["is at most 1" in refusal.reason for _, refusal in session.refusals] == [True]
+
+
 def test_an_open_beginning_is_0() -> None:
     _, session = apply_pass(CutRows(), built((4, 8), begin_mask=[False, True]))
     assert not session.changes
 
 
 def test_refusals() -> None:
-    assert_refuses(CutRows(), built((4, 8), squeeze_mask=[True, False]), "the slice has squeeze_mask")
     assert_refuses(CutRows(), built((4, 8), known=True), "is at most 1")
-    assert_refuses(CutRows(), built((4, 8), stride=[1, 2]), "the slice has stride")
+    assert_refuses(CutRows(), built((4, 8), stride=[1, 2]), "the slice has a stride")
 
 
 @pytest.mark.parametrize("program", [built((8,)), built((4, 8), begin=0)], ids=["one axis", "from 0"])
@@ -80,7 +117,7 @@ class _Wrong(CutRows):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Begins one element later, and ends so."""
-        begin, end = ([*places[:-1], places[-1] + 1] for places in (m.begin, m.end))
+        begin, end = ([*places[:-1], places[-1] + 1] for places in m.places)
         made: Var = mb.slice_by_index(x=m.x, begin=begin, end=end)
         return made
 

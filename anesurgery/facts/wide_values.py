@@ -434,9 +434,9 @@ def _rounds(ops: list[Operation]) -> bool:
 
 def _is_exact(op: Operation) -> bool:
     """Does an op move numbers, or multiply them with a small power of two, which rounds none?"""
-    times = scaled(op)
-    power = times is not None and math.frexp(abs(times[1]))[0] == 0.5
-    return op.op_type in MOVING or (power and abs(times[1]) <= 2 ** (BITS * (OVER - UNKNOWN)))
+    _, times = scaled(op) or (None, 0.0)
+    power = math.frexp(abs(times))[0] == 0.5 and abs(times) <= 2 ** (BITS * (OVER - UNKNOWN))
+    return op.op_type in MOVING or power
 
 
 def is_given(var: Var) -> bool:

@@ -16,7 +16,6 @@ import numpy as np
 from anesurgery.checking.quotient_angles import may_divide_by_zero
 from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.behind_norms import far_end
 from anesurgery.facts.cosines import cosine
 from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
@@ -38,6 +37,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
+from anesurgery.placement.rules.behind_norms import far_end
 from anesurgery.placement.rules.mask_fills import (
     FILLING,
     causal_mask,

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.behind_norms import FAR, far_end
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.rules.behind_norms import FAR, far_end
 from anesurgery.semantics.intervals import magnitude
 
 HALF = np.float16

@@ -87,6 +87,8 @@ def infer_readers(function: Function, values: Iterable[Var]) -> None:
         PassError: the shapes do not fit.
     """
     changed = set(values)
+    if not changed:  # nearly every edit: leaving a function walks all its ops
+        return
     with function:  # some ops build others to infer their shapes
         for op in function.operations:
             if op.blocks or changed.isdisjoint(v for _, v in operands(op)):

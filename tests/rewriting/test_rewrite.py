@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -329,3 +330,20 @@ def test_a_tolerance_is_a_limit() -> None:
     assert proof.magnitude == 4
     with pytest.raises(ProofError, match="promised: within 1e-05 of the largest value"):
         apply_pass(Tolerant("numbers"), target())
+
+
+def test_the_work_of_edits_grows_with_the_ops() -> None:
+    """Function calls, which no clock disturbs: an edit looks at what it changes, not at the whole function."""
+
+    def calls(count: int) -> float:
+        def body(x: Var) -> Var:
+            for _ in range(count):
+                x = mb.sub(x=x, y=mb.relu(x=x))
+            return x
+
+        program, profile = one_input(body), cProfile.Profile()
+        profile.runcall(apply_pass, NegateSubtract(), program, prove=False)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(4)  # what is computed once in a process
+    assert calls(160) < 2.3 * calls(80)

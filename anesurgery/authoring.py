@@ -24,6 +24,7 @@ from anesurgery.checking.grades import Promise as Promise
 from anesurgery.checking.grades import SiteCheck as SiteCheck
 from anesurgery.checking.grades import Tolerance as Tolerance
 from anesurgery.checking.lengths import drawn_shape as drawn_shape
+from anesurgery.errors import NO_MATCH as NO_MATCH
 from anesurgery.errors import InterfaceError as InterfaceError
 from anesurgery.errors import InterpretError as InterpretError
 from anesurgery.errors import PassError as PassError

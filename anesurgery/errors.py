@@ -123,5 +123,9 @@ class Refusal:
         return f"{self.where.name}: {self.reason}" if self.where is not None else self.reason
 
 
+NO_MATCH = Refusal("the pass is not about such a place")
+"""What a check gives where there is nothing to rewrite and nothing to say: no report has it."""
+
+
 class Refused(Exception):  # noqa: N818 - reads as a statement; becomes a `Refusal`, never an error
     """A reason to refuse, found where a value was asked for; the driver of rewrites makes a `Refusal` of it."""

@@ -57,7 +57,7 @@ class AbsorbTranspose(Rewrite):
     static = True
     tolerance = an.REASSOCIATED
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A transpose before it, through views or norms and pointwise ops."""
         op, between = m.root, list[an.Operation]()
         value, views, back = op.x, 0, m.root.op_type == "transpose"
@@ -72,9 +72,9 @@ class AbsorbTranspose(Rewrite):
             or turn.op_type != "transpose"
             or (views == 0) != (back or op.op_type in an.ops.REDUCTIONS)
         ):
-            return None
+            return an.NO_MATCH
         if back and not any(step.op_type in NORMS for step in between):
-            return None
+            return an.NO_MATCH
         inner = [*between, turn]
         if any(an.is_output(o.outputs[0]) or len(an.consumers(o.outputs[0])) > 1 for o in inner):
             return Refusal(f"%{turn.outputs[0].name}, or what is made of it, is read elsewhere", op)

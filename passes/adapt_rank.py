@@ -56,12 +56,12 @@ class AdaptRank(Rewrite):
     magnitude = 65504.0
     """Above the numbers of fp16, scores overflow in one order of the products and not in another."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """The shapes in which the operands are seen."""
         op = m.root
         first = op.query if op.op_type == ATTENTION else op.x
         if first.rank <= MOST:
-            return None
+            return an.NO_MATCH
         names = ["query", "key", "value"] if op.op_type == ATTENTION else ["x"]
         for v in (op.inputs[name] for name in names):
             if an.static_shape(v) is None:

@@ -70,11 +70,11 @@ class Approximate(Rewrite):
         step = self if self.functions else replace(self, functions=tuple(sorted(lacking)))
         super(Approximate, step).run(program, session)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A formula that is good enough over the range."""
         op = m.root
         if op.op_type not in self.functions or an.constant(m.x) is not None:
-            return None
+            return an.NO_MATCH
         low, high = self.range_of(m)
         least, most = _domain(op)
         if low < least or high > most:

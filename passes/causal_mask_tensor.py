@@ -75,19 +75,19 @@ class CausalMaskTensor(Rewrite):
     as_input: bool = False
     """Make the mask an input of the model, named `causal_mask`."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
-        """Read the mask; None where there is none, or it has the form already."""
+    def check(self, m: Match) -> Match | Refusal:
+        """Read the mask; there may be none, or it has the form already."""
         chain = an.attention.mask_chain(m.root)
-        if chain is None or isinstance(chain, Refusal):
-            return None if chain is None else Refusal(chain.reason, m.root)
+        if isinstance(chain, Refusal):
+            return chain
         if self.is_constant(chain):
-            return None
+            return an.NO_MATCH
         chain = an.masks.without_leading_biases(chain)
         parts = an.masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
         if parts.keep.all() or self.is_normal(chain, parts):
-            return None
+            return an.NO_MATCH
         if (refusal := an.masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         return m.bind(scores=chain.scores, chain=chain, parts=parts)

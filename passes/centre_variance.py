@@ -50,13 +50,13 @@ class CentreVariance(Rewrite):
         """A difference whose first side is a mean."""
         return op.sub(x=op.reduce_mean(x=var("squares"), as_="first"), y=var("second"))
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """The mean of squares, and the square of the mean of the same value."""
         square = an.producer(m.second)
         mean = an.producer(an.row_lengths.squared(square), "reduce_mean")
         x = an.row_lengths.squared(an.producer(m.squares))
         if square is None or mean is None or x is None or mean.x is not x:
-            return None
+            return an.NO_MATCH
         over = [(an.reading.axes_of(op), an.flag(op, "keep_dims")) for op in (m.first, mean)]
         if over[0] != over[1]:
             return Refusal(f"the means are over {over[0]} and {over[1]} (axes, kept)", m.root)

@@ -59,12 +59,12 @@ class ChainPools(Rewrite):
     most: int = an.option(8, least=2)
     """Longest window that stays, and that a pool of a chain may have."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A large window over known lengths."""
         op = m.root
         limit = self.most if op.op_type == "max_pool" else max(self.most, LONGEST)
         if max(an.ints(op, "kernel_sizes"), default=0) <= limit:
-            return None
+            return an.NO_MATCH
         if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         axes = an.window_pads.window_axes(op)

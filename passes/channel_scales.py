@@ -83,11 +83,11 @@ class ChannelScales(Rewrite):
             return
         super().run(program, session)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Blocks, and numbers that another form holds well enough."""
         op, stored = m.root, an.weight(m.root)
         if stored is None or stored.op is None or not an.block_scales.block_scales(op, an.Target()):
-            return None
+            return an.NO_MATCH
         numbers, name = an.decoded(stored), f"%{stored.name}"
         axis = an.block_scales.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():

@@ -81,19 +81,19 @@ class ChannelsFirst(Rewrite):
         finally:
             an.channel_regions.forget()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """The region that begins here, if it pays."""
         region = next((r for r in an.channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
             reason = an.channel_products.why_not(m.root)
-            return Refusal(reason, m.root) if reason else None
+            return Refusal(reason, m.root) if reason else an.NO_MATCH
         if not region.products + region.transposes:
-            return None
+            return an.NO_MATCH
         if not region.pays:
             ends = f"{region.cut} transpositions at its ends"
             inside = f"{region.products} products and {region.transposes} transpositions inside"
             reason = f"a region of {len(region.ops)} ops has {ends} for {inside}"
-            return Refusal(reason, m.root) if region.ops[0] is m.root else None
+            return Refusal(reason, m.root) if region.ops[0] is m.root else an.NO_MATCH
         part = region.first(an.channel_regions.LARGEST)
         return m.bind(ops=tuple(part.ops), region=part)
 

@@ -53,10 +53,10 @@ class ClipProduct(Rewrite):
         """A product that is quantized."""
         return op.quantize(input=op.mul(x=var("x"), y=var("y"), as_="product"))
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One of whose factors was quantized, by one scale."""
         if not any(an.producer(v, "dequantize") for v in (m.x, m.y)):
-            return None
+            return an.NO_MATCH
         scale, point = an.number(m.root.scale), m.root.inputs.get("zero_point")
         zero = 0.0 if point is None else an.number(point)
         if scale is None or zero is None:

@@ -43,11 +43,11 @@ class ConvolveEachImage(Rewrite):
     most_images: int = 16
     """Most images that are taken apart."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Weights of the run, and several images."""
         count = m.x.shape[0]
         if an.is_stored(m.weight) or count == 1:
-            return None
+            return an.NO_MATCH
         if an.is_symbolic(count):
             return Refusal(f"%{m.x.name} holds {count} images", m.root)
         if int(count) > self.most_images:

@@ -51,11 +51,11 @@ class CutRows(Rewrite):
     kinds = frozenset({"slice_by_index", "split"})
     static = True
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One that begins inside the last axis of a value that may be large."""
         places = None if m.root.op_type == "split" else _places(m.root)
         if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not _begins_inside(m.root, places):
-            return None
+            return an.NO_MATCH
         if places is not None and set(an.each_axis(m.root, "stride", 1)) != {1}:
             return Refusal("the slice has a stride", m.root)
         most = an.magnitude(m.x, products=2)

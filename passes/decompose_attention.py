@@ -66,10 +66,10 @@ class DecomposeAttention(Rewrite):
         if seen or not self.only_ignored:
             super().run(program, session)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
         if self.only_ignored and not an.ignored_masks.outside_mask(m.root, an.Target.parse(None)):
-            return None
+            return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)

@@ -51,16 +51,16 @@ class DepthwiseSum(Rewrite):
         """Where the engine was seen to refuse them."""
         return (cls(least=an.doubtful.MANY_GROUPS),)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One channel for each group, one position, and no padding."""
         op, groups = m.root, int(an.number(m.root.inputs.get("groups")) or 1)
         after, before = an.static_shape(op.outputs[0]), an.static_shape(m.x)
         if groups < max(self.least, 2):
-            return None
+            return an.NO_MATCH
         if after is None or before is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         if any(n != 1 for n in after[2:]):
-            return None
+            return an.NO_MATCH
         if not groups == after[1] == before[1]:
             return Refusal(f"{groups} groups make {after[1]} channels of {before[1]}", op)
         if an.producer(m.weight, "const") is None:

@@ -57,7 +57,7 @@ class DilatedConvolution(Rewrite):
     static = True
     tolerance = an.REASSOCIATED
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Everything between it and the beginnings."""
         block, between = an.ints(m.root, "block_shape"), [m.root]
         waiting, beginnings = [m.x], 0
@@ -81,7 +81,7 @@ class DilatedConvolution(Rewrite):
             if an.is_output(out) or any(reader not in between for reader in an.consumers(out)):
                 return Refusal(f"%{out.name} is read elsewhere", m.root)
         if not beginnings or all(op.op_type != "conv" for op in between):
-            return None
+            return an.NO_MATCH
         return m.bind(ops=tuple(between), block_shape=block)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

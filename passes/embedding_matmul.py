@@ -86,11 +86,11 @@ class EmbeddingMatmul(Rewrite):
     pad_tied: bool = False
     """Pad also a table that a head reads; right when `pad_last_axis` runs afterwards, which pads the head's."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A finite float table of rank 2, read along axis 0 by ids that are known only at run time."""
         made_by = m.x.op.op_type if m.x.op is not None else "an input"
         if m.indices.val is not None or not (made_by == "const" or "constexpr" in made_by):
-            return None
+            return an.NO_MATCH
         if (unfit := _unfit(m, self.most_rows)) is not None:
             return unfit
         ids, wraps = self.ids(m, m.x.shape[0])

@@ -72,7 +72,7 @@ class ExplicitBroadcast(Rewrite):
         if self.rank4:
             Rerank(at_most=self.max_rank, at_least=4).run(program, session)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Which operands need another shape?"""
         operands = _operands(m.root)
         out, shapes = an.static_shape(m.root.outputs[0]), [an.static_shape(v) for v in operands.values()]
@@ -100,14 +100,14 @@ class ExplicitBroadcast(Rewrite):
         changed = {k: _in_shape(mb, m.root.inputs[k], shape) for k, shape in m.changes.items()}
         return an.again(mb, m.root, **changed)
 
-    def _symbolic(self, m: Match) -> Refusal | None:
+    def _symbolic(self, m: Match) -> Refusal:
         ranks = {len(v.shape or ()) for v in _operands(m.root).values() if v.shape or self.scalars}
         if len(ranks) < 2 and not self.tile:
-            return None
+            return an.NO_MATCH
         shapes = ", ".join(an.shape_in_words(v.shape or ()) for v in _operands(m.root).values())
         return Refusal(f"a shape is symbolic: {shapes}", m.root)
 
-    def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal | None:
+    def _above_limit(self, m: Match, out: tuple[int, ...]) -> Refusal:
         """A constant that stays narrow is worth a word when repeating was asked for."""
         narrow = [
             v
@@ -115,7 +115,7 @@ class ExplicitBroadcast(Rewrite):
             if v.shape and tuple(v.shape) != out and an.constant(v) is not None
         ]
         if not narrow or not self.materialize_limit:
-            return None
+            return an.NO_MATCH
         return Refusal(
             f"%{narrow[0].name} as {an.shape_in_words(out)} has {math.prod(out)} elements, above "
             f"materialize_limit={self.materialize_limit}",

@@ -55,11 +55,11 @@ class FlatGather(Rewrite):
     name = "flat_gather"
     kinds = frozenset({"gather_nd"})
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Places of the run, in numbers of known shape."""
         op = m.root
         if an.constant(op.indices) is not None or an.np_dtype(op.x).kind != "f":
-            return None
+            return an.NO_MATCH
         for var in (op.x, op.indices):
             if an.static_shape(var) is None:
                 return Refusal(f"%{var.name} has the symbolic shape {tuple(var.shape)}", op)

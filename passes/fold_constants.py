@@ -41,14 +41,14 @@ Grade: exhaustive.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
-from anesurgery.checking.host_values import against_host
+from anesurgery.checking.host_values import against_host, is_inferred
 
 MIB = 1 << 20
 COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": np.divide}
@@ -151,10 +151,15 @@ class _Folding:
             values = computed([o for o in ops if o.op_type != "const"], used, outside)
         except an.InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
-        seen = against_host(used, values, self.session.seed)
-        if self.session.prove_sites and not isinstance(seen, Refusal):
-            self.edits.shown = {"unchecked": COMPUTED_ONCE} if seen is None else {"proof": seen}
-        return seen if isinstance(seen, Refusal) else values
+        shown: Mapping[str, object] = {"unchecked": COMPUTED_ONCE}
+        if all(map(is_inferred, used)):
+            seen = against_host(used, values, self.session.seed)
+            if isinstance(seen, Refusal):
+                return seen
+            shown = {"proof": seen}
+        if self.session.prove_sites:
+            self.edits.shown = shown
+        return values
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Put constants in the place of results, and take away what only they needed."""

@@ -66,11 +66,11 @@ class FoldLongAxis(Rewrite):
     limit: int = an.option(16384, least=2, of_target="axis")
     """The longest last axis that the chip takes (65536 from M4 on)."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A long operand, whose rows the op can work on."""
         op, length = m.root, _longest(m.root)
         if length <= self.limit:
-            return None
+            return an.NO_MATCH
         width = self.width(length)
         if width is None:
             bounds = f"{self.limit // 16} to {self.limit // 2}"

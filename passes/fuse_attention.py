@@ -64,7 +64,7 @@ class FuseAttention(Rewrite):
     """Scores that are so large that their rounding decides which key is seen are told apart by neither side."""
     shares_inner = True
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention with which the fused op agrees?"""
         core = an.heads.core_of(m.root)
         if not isinstance(core, an.heads.Core):

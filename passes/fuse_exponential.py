@@ -72,10 +72,10 @@ class FuseExponential(Rewrite):
     tolerates_nonfinite = False
     """exp(x) / (1 + exp(x)) is NaN at infinity, where the sigmoid is 1."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """It ends one of the forms."""
         form = written_exponential(m.root)
-        return None if form is None else m.bind(ops=form.ops, form=form)
+        return an.NO_MATCH if form is None else m.bind(ops=form.ops, form=form)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Exponents near 0 where a logarithm has a guard like the default 1e-45, which decides far from 0."""

@@ -52,10 +52,10 @@ class GatherToMoves(Rewrite):
     most_pieces: int = 8
     """Most slices that a gather may become."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Can the indices be read axis by axis, in few pieces?"""
         if an.constant(m.root.indices) is None or an.constant(m.root.x) is not None:
-            return None
+            return an.NO_MATCH
         parts = an.constant_indices.taken(m.root)
         if isinstance(parts, Refusal):
             return parts

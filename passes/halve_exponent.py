@@ -50,17 +50,17 @@ class HalveExponent(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """An exponential that may overflow, times a constant below 1."""
         scaled = an.reading.scaled(m.root)
         exponential = None if scaled is None else an.producer(scaled[0], "exp")
         if scaled is None or exponential is None or not an.intervals.is_half(m.root.outputs[0]):
-            return None
+            return an.NO_MATCH
         if not 0 < scaled[1] < 1:
             return Refusal(f"the exponential is multiplied by {scaled[1]:g}, and does not become small", m.root)
         halved = an.producer(exponential.x, "mul")
         if halved is not None and an.number(halved.y) == 0.5:  # the form that it leaves behind
-            return None
+            return an.NO_MATCH
         if (high := an.interval(exponential.x)[1]) <= OVERFLOWS:
             return Refusal(f"%{exponential.x.name} is at most {high:g}: nothing overflows", m.root)
         return m.bind(ops=(m.root, exponential), exponent=exponential.x, factor=scaled[1])

@@ -52,11 +52,11 @@ class IndexCasts(Rewrite):
     precedes = ("select_last_token", "embedding_matmul")
     shares_inner = True
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Are there casts of integers that keep every index?"""
         cast = an.producer(m.indices, "cast")
         if cast is None or an.np_dtype(cast.x).kind not in "iu":
-            return None
+            return an.NO_MATCH
         length = m.x.shape[int(an.constant(m.root.axis))]
         if an.is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
@@ -66,7 +66,7 @@ class IndexCasts(Rewrite):
             span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)
         inside = {source: (low, int(length) - 1)}
-        return m.bind(source=source, within=inside) if an.np_dtype(source) in TAKEN else None
+        return m.bind(source=source, within=inside) if an.np_dtype(source) in TAKEN else an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Look up at the integers as they were."""

@@ -82,29 +82,29 @@ class IntegersAsFloats(Rewrite):
         del session.refusals[start:]
         super(IntegersAsFloats, replace(self, assume={**assumed, **held})).run(program, session)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Integers whose floats tell the same."""
         op = m.root
         if m.block.outer_op is not None:
-            return None  # a loop is off the engine with all that is in it
+            return an.NO_MATCH  # a loop is off the engine with all that is in it
         if not self.of_inputs and an.whole_numbers.from_inputs(
             op.outputs[0] if an.np_dtype(op.outputs[0]).kind != "f" else op.x
         ):
-            return None
+            return an.NO_MATCH
         if op.op_type in an.whole_numbers.TRUTHS:
             return self.combined(m)
         if op.op_type in an.ops.COMPARISONS:
             return self.compared(m)
         after, before = an.np_dtype(op.outputs[0]), an.np_dtype(op.x)
         if before.kind not in "iub" or after.kind not in "fb" or (after.kind == "f" and not _computed(op.x)):
-            return None
+            return an.NO_MATCH
         if after.kind == before.kind or _stored(op.x):
-            return None
+            return an.NO_MATCH
         most = 1 << 24 if after == np.float32 else an.whole_numbers.EXACT
         reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
-    def combined(self, m: Match) -> Match | Refusal | None:
+    def combined(self, m: Match) -> Match | Refusal:
         """Conditions that are combined: once, at the last op that does.
 
         Returns:
@@ -117,13 +117,13 @@ class IntegersAsFloats(Rewrite):
             and all(r.op_type in an.whole_numbers.TRUTHS for r in readers)
             and not an.is_output(op.outputs[0])
         ):
-            return None
+            return an.NO_MATCH
         reason = an.whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
             op.outputs[0], an.whole_numbers.EXACT
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
-    def compared(self, m: Match) -> Match | Refusal | None:
+    def compared(self, m: Match) -> Match | Refusal:
         """Two integers of which one is small: rounding keeps the order.
 
         Returns:
@@ -131,7 +131,7 @@ class IntegersAsFloats(Rewrite):
         """
         op = m.root
         if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
-            return None
+            return an.NO_MATCH
         if open_ := next((why for v in (op.x, op.y) if (why := an.whole_numbers.symbolic(v))), ""):
             return Refusal(open_, op)
         numbers = self.numbers()

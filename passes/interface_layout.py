@@ -61,10 +61,12 @@ class InterfaceLayout(Pass):
             for name in names:
                 if self.ends and name not in self.ends:
                     continue
-                order = _order(function, name, session)
+                if (turn := _transpose_at(function, name)) is None:
+                    continue
+                order = _order(function, name, turn, session)
                 if isinstance(order, Refusal):
                     session.refusals.append((self.name, order))
-                elif order is not None:
+                else:
                     self.turn(program, key, name, order, session)
 
     def turn(self, program: Program, key: str, name: str, order: list[int], session: Session) -> None:
@@ -119,13 +121,19 @@ class InterfaceLayout(Pass):
             edits.take_name(old, value)
 
 
-def _order(function: an.Function, name: str, session: Session) -> list[int] | Refusal | None:
-    """The order of the axes that the inside of the model has at an end; None where nothing is reordered."""
+def _transpose_at(function: an.Function, name: str) -> an.Operation | None:
+    """The transpose that reorders all axes of an input or an output; None where nothing does."""
     is_input = name in function.inputs
     var = function.inputs[name] if is_input else _output(function, name)
     turn = _first_transpose(var) if is_input else _last_transpose(var)
-    if turn is None or not an.types.is_tensor(var.sym_type):
-        return None
+    whole = turn is not None and an.types.is_tensor(var.sym_type) and turn.x.rank == var.rank
+    return turn if whole else None
+
+
+def _order(function: an.Function, name: str, turn: an.Operation, session: Session) -> list[int] | Refusal:
+    """The order of the axes that the inside of the model has at an end, or why it stays inside."""
+    is_input = name in function.inputs
+    var = function.inputs[name] if is_input else _output(function, name)
     if name in session.images:
         return Refusal(f"%{name} is an image")
     if an.static_shape(var) is None:
@@ -133,8 +141,6 @@ def _order(function: an.Function, name: str, session: Session) -> list[int] | Re
     if is_input and an.is_output(var):
         return Refusal(f"%{name} is an input and an output")
     perm = an.reading.permutation(turn)
-    if len(perm) != var.rank or turn.x.rank != var.rank:
-        return None
     return perm if is_input else [perm.index(a) for a in range(len(perm))]
 
 

@@ -72,16 +72,16 @@ class LongConvolution(Rewrite):
     longest: int = an.option(0, least=0, of_target="axis")
     """The longest axis: where only the input of a convolution that steps is longer, it is cut (0: never)."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A large kernel of stored numbers over known lengths."""
         op, shape = m.root, an.static_shape(m.weight)
         if shape is None or len(shape) not in (3, 4):
-            return None
+            return an.NO_MATCH
         limits = {len(shape) - 1: ("wide", self.most_width), len(shape) - 2: ("high", self.most_height)}
         axis = next((a for a, (_, most) in limits.items() if a > 1 and shape[a] > most), None)
         axis = self.long_input(op) if axis is None else axis
         if axis is None:
-            return None
+            return an.NO_MATCH
         words, most = limits[axis]
         if not an.is_stored(m.weight):
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type

@@ -46,12 +46,12 @@ class MeanOfMeans(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Of many values along several axes that are longer than 1."""
         axes = sorted(an.reading.axes_of(m.root))
         count = math.prod(m.x.shape[axis] for axis in axes)
         if not an.intervals.is_half(m.x) or count < MANY:
-            return None
+            return an.NO_MATCH
         long = [axis for axis in axes if m.x.shape[axis] > 1]
         if len(long) < 2:
             return Refusal(f"the {count} values lie along one axis", m.root)

@@ -53,11 +53,11 @@ class MeanQuotient(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A quotient of sums of which one may overflow."""
         quotient = an.quotients_of_sums.quotient_of_sums(m.root)
         if quotient is None:
-            return None
+            return an.NO_MATCH
         if not quotient.overflows:
             return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root, idle=True)
         count = an.reduction_rows.summed(quotient.below)

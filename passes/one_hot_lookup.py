@@ -66,12 +66,12 @@ class OneHotLookup(Rewrite):
     most_work: int = 1 << 24
     """Most multiplications of a product."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A short axis, and a product that is worth it."""
         op = m.root
         places = op.indices if op.op_type == "gather" else op.begin
         if an.constant(places) is not None:
-            return None
+            return an.NO_MATCH
         for v in (op.x, op.outputs[0]):
             if an.static_shape(v) is None:
                 return Refusal(f"%{v.name} has the symbolic shape {tuple(v.shape)}", op)

@@ -65,14 +65,14 @@ class PadLastAxis(Rewrite):
     multiple: int = an.option(64, least=1)
     """Length that the last axis becomes a multiple of (Apple's own rule for fp16 is 32)."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A product with a constant weight whose result does not fit; then the region around it."""
         out = m.root.outputs[0]
         length = out.shape[-1] if out.rank else self.multiple
         if not an.is_symbolic(length) and length % self.multiple == 0:
-            return None
+            return an.NO_MATCH
         if an.padding.product_axis(m.root) is None and not an.padding.is_pointwise_conv(m.root):
-            return None
+            return an.NO_MATCH
         if an.static_shape(out) is None:
             return Refusal(f"the result has the symbolic shape {tuple(out.shape)}", m.root)
         if length == 1:
@@ -80,7 +80,7 @@ class PadLastAxis(Rewrite):
             return Refusal(f"the last axis has length 1; {grown}", m.root)
         region = an.padded_region.find_region(m.root, -(-length // self.multiple) * self.multiple)
         if not region.edges and not region.taken_up:
-            return None  # nobody reads it
+            return an.NO_MATCH  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
         if region.entry is not None and 1 + len(region.edges) > convolutions:
             cost = f"1 pad and {len(region.edges)} cuts"

@@ -88,15 +88,15 @@ class PaddingMaskTensor(Rewrite):
     equal: bool = False
     """Do rows that keep nothing have equal weights, for the price of an op?"""
 
-    def check(self, m: Match) -> Match | Refusal | None:
-        """Find the fills; None where they are finite."""
+    def check(self, m: Match) -> Match | Refusal:
+        """Find the fills that are not finite."""
         chain = an.attention.mask_chain(m.root)
-        if chain is None or isinstance(chain, Refusal):
-            return None if chain is None else Refusal(chain.reason, m.root)
+        if isinstance(chain, Refusal):
+            return chain
         ops = _upstream(m.root, chain.scores)
         fills = {op: deep for op in ops if (deep := _deep(op))}
         if not fills:
-            return None
+            return an.NO_MATCH
         if an.masks.against_causal_attention(m.root) is None:
             return Refusal("the mask is causal; causal_mask_tensor makes one tensor of it", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})

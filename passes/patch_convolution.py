@@ -50,12 +50,12 @@ class PatchConvolution(Rewrite):
     least: int = 14
     """Smallest kernel that is rewritten: the first that the M1 does not take."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is the kernel large and square, and are its strides its own lengths?"""
         op, shape = m.root, an.static_shape(m.root.x)
         kernel = [int(k) for k in op.weight.shape[2:]]
         if len(kernel) != 2 or max(kernel) < self.least:
-            return None
+            return an.NO_MATCH
         strides, dilations = an.ints(op, "strides"), an.ints(op, "dilations")
         pads = an.constant(op.pad_type)
         rest = shape is None or any(n % k for n, k in zip(shape[2:], kernel, strict=True))

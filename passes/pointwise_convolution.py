@@ -60,7 +60,7 @@ class PointwiseConvolution(Rewrite):
         """On the chips where single rows were seen to stay on the CPU."""
         return (cls(most=target.least("axis")[0]),) if min(target.families) <= UP_TO else ()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One row, and a stored weight of few enough channels."""
         stored, shape, out = (
             an.channel_products.weight_of(m.root),
@@ -68,11 +68,11 @@ class PointwiseConvolution(Rewrite):
             an.static_shape(m.root.outputs[0]),
         )
         if stored is None:
-            return None
+            return an.NO_MATCH
         if shape is None or out is None:
             return Refusal(f"%{m.x.name} has the dynamic shape {tuple(map(str, m.x.shape))}", m.root)
         if math.prod(shape[:-1]) != 1:
-            return None
+            return an.NO_MATCH
         weight, turned = stored
         if not an.is_stored(weight):
             return Refusal(f"the weight %{weight.name} is dynamic", m.root)

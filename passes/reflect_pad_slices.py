@@ -46,11 +46,11 @@ class ReflectPadSlices(Rewrite):
     most_repeats: int = 16
     """How often an edge may be repeated on one side."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Constant amounts, along axes of known length."""
         mode, stated = an.constant(m.root.inputs.get("mode")), an.constant(m.pad)
         if mode in (None, "constant"):
-            return None
+            return an.NO_MATCH
         if stated is None:
             return Refusal(f"the amounts %{m.pad.name} are dynamic", m.root)
         amounts = [int(n) for n in stated]
@@ -64,7 +64,7 @@ class ReflectPadSlices(Rewrite):
                 )
             if mode == "replicate" and max(sides) > self.most_repeats:
                 return Refusal(f"an edge is repeated {max(sides)} times, above {self.most_repeats}", m.root)
-        return m.bind(edges=edges, mirrored=mode == "reflect") if edges else None
+        return m.bind(edges=edges, mirrored=mode == "reflect") if edges else an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """One concatenation for each padded axis."""

@@ -60,7 +60,7 @@ class Rerank(Rewrite):
     at_least: int = 0
     """Smallest rank of float ops; axes of length 1 are put in front below it."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is the rank wrong, and is there a view of the right rank?"""
         op = m.root
         if op.op_type in an.ops.VIEWS:
@@ -70,7 +70,7 @@ class Rerank(Rewrite):
         rank = max(len(v.shape or ()) for v in tensors)
         high, low = rank > self.at_most, 0 < rank < self.at_least
         if not high and not (low and any(an.np_dtype(v).kind == "f" for v in tensors)):
-            return None
+            return an.NO_MATCH
         if any(an.static_shape(v) is None for v in tensors):
             return Refusal(f"a shape is symbolic: {', '.join(shapes)}", op)
         frame = an.views.frame(op)
@@ -82,14 +82,14 @@ class Rerank(Rewrite):
             return Refusal(f"{words}: no neighbours among its axes travel together", op)
         return m.bind(frame=frame, groups=groups)
 
-    def check_view(self, m: Match) -> Match | None:
+    def check_view(self, m: Match) -> Match | Refusal:
         """A view of a view whose middle has another rank than it should: the middle can be skipped."""
         source = m.root.x
         while (view := an.producer(source, *an.ops.VIEWS)) is not None and an.static_shape(view.x):
             source = view.x
         middle, first = len(m.root.x.shape or ()), len(source.shape or ())
         skips = middle > self.at_most >= first or middle < self.at_least <= first <= self.at_most
-        return m.bind(source=source) if skips and an.static_shape(m.root.outputs[0]) else None
+        return m.bind(source=source) if skips and an.static_shape(m.root.outputs[0]) else an.NO_MATCH
 
     def rewrite(self, mb: Builder, m: Match) -> Mapping[Var, Var]:
         """The op on the view, and its results seen in the old shapes."""

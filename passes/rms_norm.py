@@ -65,7 +65,7 @@ class RmsNorm(an.NormForm):
     centred = False
     tolerance = an.REASSOCIATED
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """The layer norm of [x, -x] is over one axis."""
         match = super().check(m)
         if isinstance(match, Match) and self.form == "layer_norm" and len(match.norm.axes) != 1:

@@ -88,16 +88,16 @@ class RotaryTables(Rewrite):
         """Cosines, sines, and concats; products, which may read a table."""
         return op.any("cos", "sin", "concat", *(("mul",) if self.form == "inputs" else ()))()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Rows of positions, or parts that are exchanged."""
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
             turn = an.rotary.turned_by(m.root)
-            return None if turn is None else m.bind(turn=turn)
+            return an.NO_MATCH if turn is None else m.bind(turn=turn)
         rotated = an.rotary.of_positions(m.root.outputs[0])
         if not isinstance(rotated, an.rotary.OfPositions):
-            return None if rotated is None else Refusal(rotated.reason, m.root)
+            return rotated
         if not (count := self.count(rotated.positions)):
             words = f"how many positions %{rotated.positions.name} may hold is not known: say positions="
             return Refusal(words, m.root)
@@ -114,14 +114,14 @@ class RotaryTables(Rewrite):
         low, high = an.interval(positions)
         return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
 
-    def check_exchange(self, m: Match) -> Match | None:
+    def check_exchange(self, m: Match) -> Match | Refusal:
         """Parts of the last axis, in another order or with other signs."""
         exchanged = an.rotary.exchange(m.root)
         if exchanged is None or an.reading.axis_of(m.root) != m.root.outputs[0].rank - 1:
-            return None
+            return an.NO_MATCH
         source, matrix = exchanged
         if len(matrix) > self.widest or np.array_equal(matrix, np.eye(len(matrix))):
-            return None
+            return an.NO_MATCH
         return m.bind(source=source, matrix=matrix)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

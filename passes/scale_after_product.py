@@ -52,11 +52,11 @@ class ScaleAfterProduct(Rewrite):
     tolerance = an.Tolerance(1e-3)
     """Weights that are scaled first are rounded to fp16; here each is a number of the palette."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One constant scale for each output channel, and no offset."""
         op, stored, scales = m.root, an.weight(m.root), an.slow.palette_scale(m.root)
         if stored is None or stored.op is None or scales is None:
-            return None
+            return an.NO_MATCH
         scale, data = an.constant(scales), stored.op.data
         if scale is None:
             return Refusal(f"the scales %{scales.name} are dynamic", op)

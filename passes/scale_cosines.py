@@ -81,11 +81,11 @@ class ScaleCosines(an.ScaledSquares):
     name = "scale_cosines"
     kinds = frozenset({"real_div"})
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """By the lengths of both rows, and of numbers whose squares may overflow."""
         cosine = an.cosines.cosine(m.root)
         if cosine is None or not self.applies(m.x, cosine.rows):
-            return None
+            return an.NO_MATCH
         most = self.most(cosine.rows, cosine.count)
         if most**2 <= an.constant_ends.LARGEST:  # the squares of both lengths are multiplied
             return Refusal(

@@ -50,15 +50,15 @@ class ScalePowers(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A power that may overflow, times a constant below 1."""
         scaled = an.reading.scaled_by_all(m.root)
         if scaled is None or not an.intervals.is_half(m.root.outputs[0]):
-            return None
+            return an.NO_MATCH
         total = an.producer(scaled[0], "reduce_sum", "reduce_mean")
         power = an.reading.whole_power(scaled[0] if total is None else total.x)
         if power is None:
-            return None
+            return an.NO_MATCH
         x, exponent, ops = power
         most = an.magnitude(x, products=1)
         if (

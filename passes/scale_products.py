@@ -50,11 +50,11 @@ class ScaleProducts(Rewrite):
     """A sum of products."""
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One with constant weights, whose bound is beyond the ceiling."""
         weight = an.weight(m.root)
         if weight is None or an.np_dtype(weight) != np.float16:
-            return None
+            return an.NO_MATCH
         most = an.intervals.product(m.root)
         if not CEILING <= most < math.inf:
             return Refusal(f"a sum reaches at most {most:g}; the ceiling is {CEILING:g}", m.root)

@@ -56,11 +56,11 @@ class ScaleRoots(an.ScaledSquares):
     name = "scale_roots"
     kinds = frozenset({"sqrt", "rsqrt", "pow", "log"})
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A root of a sum of squares that may overflow."""
         read = an.sums_of_squares.read_by_root(m.root)
         if read is None or not self.applies(m.x, read[0].values):
-            return None
+            return an.NO_MATCH
         squares, least = read
         most = self.most(squares.values, squares.most)
         if most + squares.epsilon <= an.constant_ends.LARGEST:

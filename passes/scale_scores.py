@@ -57,14 +57,14 @@ class ScaleScores(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Scores of attention, or other products of two values, in fp16 that a factor makes smaller."""
         scaled = an.reading.scaled(m.root)
         product = an.producer(scaled[0], "matmul") if scaled is not None else None
         if scaled is None or product is None or an.np_dtype(product.x) != np.float16:
-            return None
+            return an.NO_MATCH
         if an.is_stored(product.x) or an.is_stored(product.y):
-            return None
+            return an.NO_MATCH
         if not 0 < abs(scaled[1]) < 1:
             return Refusal(
                 f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True

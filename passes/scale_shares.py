@@ -58,11 +58,11 @@ class ScaleShares(Rewrite):
         """A product whose first side is a softmax."""
         return op.matmul(x=op.softmax(x=var("scores"), as_="shares"), y=var("v"))
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Over many keys, in fp16."""
         scores = m.scores
         if not an.intervals.is_half(scores) or an.is_stored(m.v):
-            return None
+            return an.NO_MATCH
         turned = an.flag(m.root, "transpose_x")
         if turned or an.number(m.shares.axis) not in (-1, scores.rank - 1):
             return Refusal("the softmax is not over the axis that is summed", m.root)

@@ -63,11 +63,11 @@ class ScaleSpectra(an.ScaledSquares):
     name = "scale_spectra"
     kinds = frozenset({"log"})
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Accept the logarithm of mixed powers that may overflow."""
         spectrum = an.spectra.spectrum(m.root)
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
-            return None
+            return an.NO_MATCH
         most = self.most(spectrum.squares.values, spectrum.squares.most)
         if most * max(1.0, spectrum.weights) <= an.constant_ends.LARGEST:
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)

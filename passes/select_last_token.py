@@ -81,31 +81,31 @@ class SelectLastToken(Rewrite):
             raise an.UnknownName("output", self.output, outputs)
         return None
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """The root must make the logits, the widest rank-3 output with a head; or select the last position."""
         logits: Var = m.root.outputs[0]
         if an.rowwise.takes_last(m.root, 1):
             return self.selected(m)
         if not isinstance(m.block, an.Function) or not self.may_be_logits(logits):
-            return None
+            return an.NO_MATCH
         tails = {v: self.tail(v) for v in m.block.outputs if self.may_be_logits(v)}
         tailed = [v for v, tail in tails.items() if isinstance(tail, an.rowwise.Tail)]
         if (done := self.wider(m.block, logits)) is not None:
             return Refusal(f"%{done.name} is wider and has one position already", m.root)
         if tailed and logits is not max(tailed, key=lambda v: v.shape[-1]):
-            return None
+            return an.NO_MATCH
         tail = tails[logits]
         if isinstance(tail, Refusal):
             return tail
         refusal = self.unpickable(m, tail) if self.position == "input" else None
         return m.bind(tail=tail, selects=False) if refusal is None else refusal
 
-    def selected(self, m: Match) -> Match | None:
+    def selected(self, m: Match) -> Match | Refusal:
         """A model that selects by itself does so earlier, and never by a gather."""
         value: Var = m.root.x
         alone = an.consumers(value) == [m.root] and not an.is_output(value)
         if self.position == "input" or self.output is not None or value.rank != 3:
-            return None  # such a model gives one position only, or another output is meant
+            return an.NO_MATCH  # such a model gives one position only, or another output is meant
         leads_to_head = not alone or an.rowwise.leads_to_weights(m.root.outputs[0])
         tail = (
             an.rowwise.row_tail(value, 1, deep=self.depth == "block", head_follows=leads_to_head)
@@ -116,7 +116,7 @@ class SelectLastToken(Rewrite):
             tail = an.rowwise.Tail(value, 1, ())
         # Where only views follow it, moving it again gains nothing.
         saves = any(op.op_type not in an.ops.MOVING | an.ops.CARRIERS for op, _ in tail.ops)
-        return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else None
+        return m.bind(tail=tail, selects=True) if saves or m.root.op_type == "gather" else an.NO_MATCH
 
     def may_be_logits(self, var: Var) -> bool:
         """An output of rank 3 with more than one position that is the one asked for, if any was."""

@@ -65,13 +65,13 @@ class SliceWrite(Rewrite):
         here = op.equal(x=var("rows"), y=var("at"))
         return op.select(cond=here, a=var("update"), b=var("x"))
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """One row, at a place that lies inside."""
         if an.constant(m.rows) is None:
             m = m.bind(rows=m.at, at=m.rows)
         rows, shape = an.constant(m.rows), an.static_shape(m.x)
         if rows is None or np.asarray(rows).dtype.kind not in "iu" or an.np_dtype(m.at).kind not in "iu":
-            return None
+            return an.NO_MATCH
         if shape is None or int(np.prod(an.static_shape(m.at) or (1,))) != 1 or any(d < 1 for d in m.at.shape):
             return Refusal(f"%{m.at.name} is not one number, or a shape is dynamic", m.root)
         axis = next((a for a, d in enumerate(shape) if _counts(np.asarray(rows), a, shape)), None)

@@ -63,10 +63,10 @@ class SplitConv3d(Rewrite):
         """Only where a 3-D convolution is in doubt."""
         return (cls(),) if target.families & an.legality.NOT_M4 else ()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Three axes of known length."""
         if m.x.rank != 5:
-            return None
+            return an.NO_MATCH
         if an.static_shape(m.x) is None:
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", m.root)
         if not an.is_stored(m.weight):

@@ -61,15 +61,15 @@ class SplitHead(Rewrite):
     most: int = an.option(16384, least=UNIT, of_target="axis")
     """Most outputs of a piece."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Are there too many outputs, and is the weight stored?"""
         out = m.root.outputs[0]
         weight = m.root.y if m.root.op_type == "matmul" else m.root.weight
         if weight.rank != 2 or not out.rank:
-            return None
+            return an.NO_MATCH
         axis = _axis(m.root)
         if (outputs := int(weight.shape[axis])) <= self.most:
-            return None
+            return an.NO_MATCH
         if not an.is_stored(weight):
             return Refusal(f"the weight %{weight.name} is dynamic", m.root)
         if an.static_shape(out) is None:

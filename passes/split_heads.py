@@ -80,7 +80,7 @@ class SplitHeads(Rewrite):
         """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention that can be taken apart?"""
         core = an.heads.core_of(m.root)
         if not isinstance(core, an.heads.Core):

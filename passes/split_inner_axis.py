@@ -62,7 +62,7 @@ class SplitInnerAxis(Rewrite):
         """Rows as long as the target takes."""
         return (cls(most=min(cls.most, int(target.least("axis")[0]))),)
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A long axis that can be cut on both sides."""
         op, linear = m.root, m.root.op_type == "linear"
         other = op.weight if linear else op.y
@@ -72,7 +72,7 @@ class SplitInnerAxis(Rewrite):
         if an.is_symbolic(length):
             return Refusal(f"%{m.x.name} has the symbolic length {length} along the summed axis", op)
         if length <= self.most:
-            return None
+            return an.NO_MATCH
         flat = _flattened(m.x, self.most) if axis == -1 else None
         unit = int(length) // int(flat[0].shape[flat[1]]) if flat is not None else 1
         parts = -(-(int(length) // unit) // (self.most // unit))

@@ -104,7 +104,7 @@ class SubpixelConvolution(Rewrite):
     longer_than: int = an.option(0, least=0, of_target="axis")
     """Only where the result is longer than this on an axis, and the input is not."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Stored numbers over known lengths."""
         op, shape = m.root, an.static_shape(m.weight)
         if an.static_shape(m.x) is None or shape is None:
@@ -117,7 +117,7 @@ class SubpixelConvolution(Rewrite):
         phases = _phases(op)
         lengths = [[p.length for p in phases], [p.made for p in phases]]
         if self.longer_than and not max(lengths[0]) <= self.longer_than < max(lengths[1]):
-            return None
+            return an.NO_MATCH
         if any(min(p.width, p.rows + p.width - 1) < 1 for p in phases):
             return Refusal("it makes nothing", op)
         numbers = math.prod(shape[:2]) * math.prod(p.stride * p.width for p in phases)

@@ -51,12 +51,12 @@ class SumToMean(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """A constant factor below 1, of a sum that may overflow."""
         scaled = an.reading.scaled(m.root)
         total = an.producer(scaled[0], "reduce_sum") if scaled is not None else None
         if scaled is None or total is None or an.np_dtype(total.x) != np.float16:
-            return None
+            return an.NO_MATCH
         if abs(scaled[1]) >= 1:
             return Refusal(
                 f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root, idle=True

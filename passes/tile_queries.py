@@ -70,7 +70,7 @@ class TileQueries(Rewrite):
         """The pass, where channels go first."""
         return (cls(),) if ChannelsFirst.variants(target) else ()
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention with more queries than a block has?"""
         core = an.heads.core_of(m.root)
         if not isinstance(core, an.heads.Core):
@@ -82,7 +82,7 @@ class TileQueries(Rewrite):
         if isinstance(queries, Refusal):
             return queries
         if scores[queries.scores] <= self.block:
-            return None
+            return an.NO_MATCH
         others = [v for op, carried in core.between for v in core.others(op, carried).values()]
         if (unknown := next((v for v in others if an.static_shape(v) is None), None)) is not None:
             return Refusal(f"%{unknown.name} has a dynamic shape", m.root)

@@ -74,7 +74,7 @@ class TokenIdGuard(Rewrite):
         test = an.op.greater_equal(x=var("ids"), y=var("zero"))
         return op.select(cond=test, a=var("kept"), b=op.add(x=var("added_to"), y=var("rows"), commutes=True))
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Are the ids known to be 0 or more?"""
         rows = an.constant(m.rows)
         if (
@@ -83,11 +83,11 @@ class TokenIdGuard(Rewrite):
             or rows is None
             or np.ndim(rows)
         ):
-            return None
+            return an.NO_MATCH
         count = int(rows)
         ids = {an.token_ids.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
         if len(ids) != 1:
-            return None
+            return an.NO_MATCH
         source = _source(ids.pop())
         promise = (self.assume or {}).get(source.name) if source.op is None else None
         if promise is not None and promise[0] < 0:

@@ -78,7 +78,7 @@ class UnrollLoop(Rewrite):
     most_ops: int = an.option(2000, least=1)
     """Most ops that a loop may become."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Known rounds; elements that were written at known places."""
         op = m.root
         if op.op_type in READERS:

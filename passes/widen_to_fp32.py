@@ -62,11 +62,11 @@ class WidenToFp32(Rewrite):
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """An operand does not fit, and the result does."""
         region = an.wide_values.wide_region(m.root)
         if region is None or an.wide_values.goes_on(m.root):
-            return None
+            return an.NO_MATCH
         outside = [op for op in region.ops if op.enclosing_block is not m.root.enclosing_block]
         if outside:
             return Refusal(f"{outside[0].name} is in another block", m.root)

@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from types import FrameType
+from types import FrameType, MappingProxyType
 
 import networkx
 import pytest
@@ -539,6 +539,104 @@ def beyond_the_authors_door(path: Path) -> set[str]:
 def test_passes_are_written_with_the_authors_words() -> None:
     beyond = {path.stem: beyond_the_authors_door(path) for path in pass_files()}
     assert {name: modules for name, modules in beyond.items() if modules} == ENGINE_PARTS
+
+
+def unquoted(value: ast.expr | None) -> ast.expr | None:
+    """An annotation that may be written as a string."""
+    if isinstance(value, ast.Constant) and isinstance(value.value, str) and " | " in value.value:
+        return ast.parse(value.value, mode="eval").body
+    return value
+
+
+def union(value: ast.expr | None, unions: Mapping[str, ast.expr]) -> set[str]:
+    """The kinds of an annotation, those of the named unions in it included."""
+    value = unquoted(value)
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr):
+        return union(value.left, unions) | union(value.right, unions)
+    if isinstance(value, ast.Name) and value.id in unions:
+        return union(unions[value.id], unions)
+    return set() if value is None else {ast.unparse(value)}
+
+
+def unions_of(source: ast.Module, elsewhere: Mapping[str, Mapping[str, ast.expr]]) -> dict[str, ast.expr]:
+    """The unions that a file names, and those of other files that it imports."""
+    unions = {
+        alias.asname or alias.name: elsewhere[node.module][alias.name]
+        for node in source.body
+        if isinstance(node, ast.ImportFrom) and node.module is not None and node.module in elsewhere
+        for alias in node.names
+        if alias.name in elsewhere[node.module]
+    }
+    for statement in source.body:
+        if isinstance(statement, (ast.Assign, ast.AnnAssign)) and statement.value is not None:
+            name = statement.target if isinstance(statement, ast.AnnAssign) else statement.targets[0]
+            if isinstance(name, ast.Name) and isinstance(unquoted(statement.value), ast.BinOp):
+                unions[name.id] = statement.value
+    return unions
+
+
+@cache
+def unions_of_all() -> dict[str, dict[str, ast.expr]]:
+    return {module_name(path): unions_of(tree(path), {}) for path in sources()}
+
+
+def of_three_kinds(
+    source: ast.Module, elsewhere: Mapping[str, Mapping[str, ast.expr]] = MappingProxyType({})
+) -> list[str]:
+    """The functions with three kinds of result or more whose `Returns:` leaves out one of them."""
+    unions, lacking = unions_of(source, elsewhere), list[str]()
+    for node in ast.walk(source):
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        kinds = union(node.returns, unions)
+        returns = (ast.get_docstring(node) or "").partition("Returns:")[2].lower()
+        words = {kind.split("[")[0].split(".")[-1].lower() for kind in kinds}
+        if len(kinds) > 2 and not all(word in returns for word in words):
+            lacking.append(f"{node.name} -> {' | '.join(sorted(kinds))}")
+    return lacking
+
+
+def silent(source: ast.Module) -> list[str]:
+    """The functions for others that may return `NO_MATCH`, which reports leave out, and do not say so."""
+    lacking = []
+    for node in ast.walk(source):
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_"):
+            continue
+        if "NO_MATCH" not in (ast.get_docstring(node) or ""):
+            returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value is not None]
+            if any("NO_MATCH" in ast.unparse(value) for value in returned):
+                lacking.append(node.name)
+    return lacking
+
+
+def test_functions_with_three_kinds_of_result_name_them_all() -> None:
+    lacking = {ids(path): rows for path in sources() if (rows := of_three_kinds(tree(path), unions_of_all()))}
+    assert lacking == {}
+
+
+def test_what_no_report_has_is_said_where_it_is_returned() -> None:
+    """`Rewrite.check` says it for the checks of passes, and the parts of these."""
+    helpers = [path for path in sources() if path.is_relative_to(ENGINE)]
+    lacking = {ids(path): set(rows) - {"check"} for path in helpers if (rows := silent(tree(path)))}
+    assert {place: rows for place, rows in lacking.items() if rows} == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "lacks"),
+    [
+        ('def f() -> A | Refusal | None:\n    """Of it."""', True),
+        ('def f() -> "A | B | None":\n    """Words.\n\n    Returns:\n        An a; a b.\n    """', True),
+        ('def f() -> A | B | C:\n    """Words.\n\n    Returns:\n        An a, a b or a c.\n    """', False),
+        ('Found = A | Refusal\ndef f() -> Found | None:\n    """Of it."""', True),
+        ('def f() -> A | None:\n    """Of it."""', False),
+    ],
+)
+def test_a_third_kind_of_result_is_noticed(lines: str, lacks: bool) -> None:
+    assert bool(of_three_kinds(ast.parse(lines))) == lacks
+
+
+def test_a_silent_answer_is_noticed() -> None:
+    assert silent(ast.parse('def f(m):\n    """Of it."""\n    return m if m else an.NO_MATCH')) == ["f"]
 
 
 VAGUE = frozenset({"made", "found", "known", "given"})

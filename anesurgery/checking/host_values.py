@@ -14,23 +14,26 @@ ROUNDING = 1e-2
 """An element that differs by more than this share of itself is no rounding, even of long sums in fp16."""
 
 
-def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -> SiteCheck | Refusal | None:
+def is_inferred(var: Var) -> bool:
+    """Does coremltools infer the numbers of a value?"""
+    return var.val is not None and np.asarray(var.val).dtype.kind in "biuf"
+
+
+def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -> SiteCheck | Refusal:
     """Hold the values of ops that depend on no input against those that coremltools infers.
 
     Args:
-        vars_: what the ops make.
+        vars_: what the ops make, all of it inferred.
         values: the same as the interpreter computed it.
         seed: of the session, for the report.
 
     Returns:
         How near they are: of equal bits nothing is left to try, as there is nothing to vary. A refusal with
-        both numbers where they differ by more than rounding. None where coremltools infers not all of them.
+        both numbers where they differ by more than rounding.
     """
-    others = [None if var.val is None else np.asarray(var.val) for var in vars_]
     worst, relative, count = 0.0, 0.0, 0
-    for var, value, other in zip(vars_, values, others, strict=True):
-        if other is None or other.dtype.kind not in "biuf":
-            return None
+    for var, value in zip(vars_, values, strict=True):
+        other = np.asarray(var.val)
         if other.shape != value.shape:
             return Refusal(f"%{var.name} has the shape {value.shape}, and {other.shape} by coremltools", var.op)
         apart, share = _apart(value, other)

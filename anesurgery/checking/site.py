@@ -158,20 +158,20 @@ def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCh
 
 def _at_other_lengths(
     site: Site, sample: Sampler, seed: int, promise: Promise, *, alike: bool
-) -> SiteCheck | Refusal | None:
+) -> SiteCheck | Refusal:
     """Compare both sides at other lengths.
 
     Dimensions with lengths of their own may be equal for a reason upstream, so there a new side that cannot be
     computed shows nothing.
 
     Returns:
-        The result; a refusal where nothing can be compared; None where the old side has no meaning there.
+        The result; a refusal where nothing can be compared.
     """
     try:
         return _at_lengths(site, sample, seed, promise)
     except InterpretError as error:
         if not alike or not _has_meaning(site, sample, seed):
-            return None
+            return Refusal("the old side has no meaning there")
         why = f"# the new side cannot be computed where dynamic sizes are {LONG}: {str(error).splitlines()[0]}"
         return SiteCheck(np.inf, np.inf, 0, seed=seed, counterexample=why)
 

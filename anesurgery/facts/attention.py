@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, operands, producer
 from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
@@ -63,24 +63,24 @@ def attention_of(product: Operation) -> Attention | None:
     return next((a for a in found if a is not None and a.product is product), None)
 
 
-def mask_chain(op: Operation) -> Chain | Refusal | None:
+def mask_chain(op: Operation) -> Chain | Refusal:
     """The mask ops of a softmax over the last axis, or of the fused op.
 
     Returns:
-        The chain; a refusal with why it cannot be read; None where nothing is masked.
+        The chain; a refusal with why it cannot be read; `NO_MATCH` where nothing is masked.
     """
     if op.op_type == "scaled_dot_product_attention":
         return fused_chain(op)
     if constant(op.axis) not in (-1, op.x.rank - 1):
-        return None
+        return NO_MATCH
     return chain_to(op.x)
 
 
-def chain_to(end: Var) -> Chain | Refusal | None:
+def chain_to(end: Var) -> Chain | Refusal:
     """The chain of mask ops before a softmax's operand.
 
     Returns:
-        The chain; a refusal with why it cannot be read; None where there are no mask ops.
+        The chain; a refusal with why it cannot be read; `NO_MATCH` where there are no mask ops.
     """
     tail: list[Operation] = []
     while (op := producer(end, *TAIL)) is not None and _stays(op):
@@ -97,7 +97,7 @@ def chain_to(end: Var) -> Chain | Refusal | None:
         start = ops[-1].outputs[0]
         del ops[-1], masks[-1]
     if not any(masks):
-        return None
+        return NO_MATCH
     size = end.shape[-2:]
     if len(size) < 2 or any(is_symbolic(d) for d in size):
         return Refusal(f"the scores have the symbolic shape {tuple(map(str, end.shape))}", end.op)
@@ -110,15 +110,15 @@ def chain_to(end: Var) -> Chain | Refusal | None:
     )
 
 
-def fused_chain(op: Operation) -> Chain | Refusal | None:
+def fused_chain(op: Operation) -> Chain | Refusal:
     """The mask operand of fused attention.
 
     Returns:
-        The chain; a refusal where the number of queries or keys is symbolic; None where there is no mask.
+        The chain; a refusal where the number of queries or keys is symbolic; `NO_MATCH` where there is no mask.
     """
     mask = op.inputs.get("attn_mask")
     if mask is None:
-        return None
+        return NO_MATCH
     size = (op.query.shape[-2], op.key.shape[-2])
     if any(is_symbolic(d) for d in size):
         return Refusal(f"the query has the symbolic shape {tuple(map(str, op.query.shape))}", op)

@@ -43,6 +43,7 @@ from anesurgery.mil import (
     is_stored,
     np_dtype,
     operands,
+    producer,
     types,
     walk_ops,
 )
@@ -181,7 +182,8 @@ class _Walk:
         if any(v in self.of_length for v in vars_):
             why = Refusal(f"{op.op_type} computes with the length of the input", op)
             return None if self._by_value(op) else why
-        if (cut := self._cut(op)) is not None:
+        if (conv := self._cut(op)) is not None:
+            cut = self._first_places(conv)
             return cut if isinstance(cut, Refusal) else self._keep(op, cut)
         counted = any(v in self.counts for v in vars_)
         if op.op_type == "shape" and self.long(op.x):
@@ -206,13 +208,15 @@ class _Walk:
         """Do ops behind it tell: convolutions behind an edge, or slices behind a convolution?"""
         return (is_edge(op) and op.x in self.held) or (is_cut(op) and unpadded(op) in self.held)
 
-    def _cut(self, op: Operation) -> Rows | Refusal | None:
-        """The first places of a convolution that pads both ends; None for what is no such slice."""
-        conv = op.x.op if op.op_type == "slice_by_index" else None
-        if conv is None or conv.op_type != "conv" or not self.waits(conv):
-            return None
-        windows = self._windows(conv)
-        return Refusal(f"{conv.op_type} reads across the padded axis", conv) if windows is None else windows
+    def _cut(self, op: Operation) -> Operation | None:
+        """The convolution that pads both ends of whose places a slice takes the first."""
+        conv = producer(op.x, "conv") if op.op_type == "slice_by_index" else None
+        return conv if conv is not None and self.waits(conv) else None
+
+    def _first_places(self, conv: Operation) -> Rows | Refusal:
+        if (axis := self._axis_of_windows(conv)) is None:
+            return Refusal(f"{conv.op_type} reads across the padded axis", conv)
+        return self._windows(conv, axis)
 
     def _by_value(self, op: Operation) -> bool:
         """Does an op read nothing that varies? Then its value is known at every length, and is looked at."""
@@ -378,18 +382,17 @@ class _Walk:
         varies, finite = any(r.varies for r in read.values()), all(r.finite for r in read.values())
         if op.op_type in RECURRENT:
             return self._recurrent(op, read)
-        if op.op_type == "cumsum" and not _says(op, "reverse"):
+        forward = op.op_type == "cumsum" and not _says(op, "reverse")
+        if forward or (op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper)):
             return Rows(read[op.x].axes, finite=finite, varies=varies)
-        if op.op_type == "band_part" and is_stored(op.lower) and is_stored(op.upper):
-            return Rows(read[op.x].axes, finite=finite, varies=varies)
-        kinds: dict[str, Callable[[Operation], Rows | Refusal | None]] = {
+        if (axis := self._axis_of_windows(op)) is not None:
+            return self._windows(op, axis)
+        kinds: dict[str, Callable[[Operation], Rows | None]] = {
             "gather_nd": self._looked_up,
             "tile": self._tiled,
-            "conv": self._windows,
             "slice_by_index": self._every,
         }
-        special = kinds.get(op.op_type)
-        if special is not None and (rows := special(op)) is not None:
+        if op.op_type in kinds and (rows := kinds[op.op_type](op)) is not None:
             return rows
         if op.op_type == "softmax" and (refusal := self._hidden(op, op.x, _axis(op), op.x.rank)) is not None:
             return refusal
@@ -487,19 +490,20 @@ class _Walk:
         rows = frozenset({op.outputs[0].rank - 2}) if self.long(op.query) else frozenset[int]()
         return Rows(rows) if refusal is None else refusal
 
-    def _windows(self, op: Operation) -> Rows | Refusal | None:
-        """A convolution along the length.
-
-        Returns:
-            What its rows are; a refusal where padding would change them; None where each place is by itself.
-        """
-        source = unpadded(op)
-        rows, size = self.held.get(source), list(op.weight.shape[2:])
+    def _axis_of_windows(self, op: Operation) -> int | None:
+        """The axis along which a convolution reads several places of the length; None where no op does."""
+        source = unpadded(op) if op.op_type == "conv" else None
+        rows = None if source is None else self.held.get(source)
         if rows is None or not is_stored(op.weight) or len(rows.axes) != 1:
             return None
         (axis,) = rows.axes
-        if source is op.x and (axis < 2 or size[axis - 2] == 1):
-            return None
+        alone = source is op.x and (axis < 2 or op.weight.shape[axis] == 1)
+        return None if alone else axis
+
+    def _windows(self, op: Operation, axis: int) -> Rows | Refusal:
+        """What the rows of a convolution along the length are, or why padding would change them."""
+        source = unpadded(op)
+        rows = self.held[source]
         refusal = windows_kept(op, axis, self._of(source, axis))
         return Rows(rows.axes, finite=rows.finite) if refusal is None else refusal
 

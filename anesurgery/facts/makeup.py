@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.attention import MASKED, mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
@@ -105,7 +105,7 @@ def is_picture(var: Var) -> bool:
 def _sight(op: Operation) -> str:
     """What the queries of an attention see: "causal", "open", or "unknown"."""
     chain = mask_chain(op)
-    if chain is None:
+    if chain is NO_MATCH:
         return "unknown" if _is_filled(op) else "open"
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain))
     if isinstance(parts, Refusal):

@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from anesurgery.errors import InterpretError, Refusal
+from anesurgery.errors import NO_MATCH, InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.interpret.attentions import read_values
@@ -348,9 +348,9 @@ def causal_window(op: Operation) -> int | Refusal:
     return window_of(mask_chain(op), op)
 
 
-def window_of(chain: Chain | Refusal | None, op: Operation) -> int | Refusal:
+def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
     """The same, of the chain of mask ops that stands before an op."""
-    if chain is None:
+    if chain is NO_MATCH:
         return Refusal("nothing is masked", op)
     parts = chain if isinstance(chain, Refusal) else take_apart(without_leading_biases(chain), shifted=True)
     if isinstance(parts, Refusal):

@@ -405,7 +405,7 @@ def _window(op: Operation, known: dict[object, int | Refusal]) -> int | Refusal:
     """How far a softmax looks back, or why it is not causal; a chain of the same masks is read once."""
     scores = masked_scores(op)
     chain = mask_chain(op) if scores is op.x else chain_to(scores)
-    if chain is None or isinstance(chain, Refusal):
+    if isinstance(chain, Refusal):
         return window_of(chain, op)
     key = (chain.masks, chain.size, tuple(op.op_type for op in chain.ops))
     if key not in known:

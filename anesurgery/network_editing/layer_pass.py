@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anesurgery.errors import LoadError, Refusal, Refused
+from anesurgery.errors import NO_MATCH, LoadError, Refusal, Refused
 from anesurgery.mil import Array, Var, any_symbolic, quiet_host
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
@@ -217,11 +217,11 @@ class _LayerPlace(Place):
         """The layer type."""
         return self.site.node.kind
 
-    def build(self) -> Built | Refusal | None:
+    def build(self) -> Built | Refusal:
         """The new layers as ops beside the old ones.
 
         Returns:
-            Both sides, if every guard and the pass agree; else a refusal; None where it does not apply.
+            Both sides, if every guard and the pass agree; else a refusal; `NO_MATCH` where it does not apply.
         """
         site = self.site
         if not all(map(site.network.plain, site.outputs)):
@@ -232,7 +232,7 @@ class _LayerPlace(Place):
             refusal = refusal if barred is None else barred
         if refusal is not None:
             return self.refusal(refusal.reason)
-        return self.built() if site.new or site.renamed else None
+        return self.built() if site.new or site.renamed else NO_MATCH
 
     def refusal(self, reason: str) -> Refusal:
         """A refusal at the layer."""

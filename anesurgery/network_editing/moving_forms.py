@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.mil import Array
 from anesurgery.network_editing.channels import CHANNELS, picking
 from anesurgery.network_editing.layer_pass import Site
@@ -65,9 +65,9 @@ def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
     for least, most, form in FORMS:
         if least <= after <= most:
             layers = form(move, limits)
-            if layers:
+            if not isinstance(layers, Refusal):
                 return layers
-            if isinstance(layers, Refusal):
+            if layers is not NO_MATCH:
                 refused.append(layers)
     return refused[0] if refused else Refusal(_unlike(move))
 
@@ -95,20 +95,21 @@ def _unlike(move: Movement) -> str:
 
 # -- one layer -----------------------------------------------------------------------------------------
 
-Found = list[Step] | Refusal | None
+Layers = list[Step] | Refusal
+"""The layers of one form, or why it cannot be written; `NO_MATCH` where the movement has another form."""
 
 
-def _flattened(move: Movement, limits: Limits) -> Found:
+def _flattened(move: Movement, limits: Limits) -> Layers:
     """`flatten`: (..., C, H, W) to (..., C * H * W, 1, 1)."""
     lead, last = move.source[:-3], move.source[-3:]
     if move.shape != (*lead, math.prod(last), 1, 1):
-        return None
+        return NO_MATCH
     if move.keeps_order:
         return [("flatten", {})]
     by_pixel = last_axes(places(move.source), (-2, -1, -3)).reshape(-1)
     if (by_pixel == move.places.reshape(-1)).all():
         return [("flatten", {"mode": "CHANNEL_LAST"})]
-    return None
+    return NO_MATCH
 
 
 def _target(move: Movement) -> list[int] | None:
@@ -119,23 +120,23 @@ def _target(move: Movement) -> list[int] | None:
     return list(move.shape[2:] if move.shape[0] == sequence else (move.shape[0], *move.shape[2:]))
 
 
-def _reshaped(move: Movement, limits: Limits) -> Found:
+def _reshaped(move: Movement, limits: Limits) -> Layers:
     """`reshape` that moves nothing."""
     target = _target(move)
-    return [("reshape", {"targetShape": target})] if target and move.keeps_order else None
+    return [("reshape", {"targetShape": target})] if target and move.keeps_order else NO_MATCH
 
 
-def _reshaped_by_pixel(move: Movement, limits: Limits) -> Found:
+def _reshaped_by_pixel(move: Movement, limits: Limits) -> Layers:
     """`reshape` in the order CHANNEL_LAST."""
     target = _target(move)
     if not target:
-        return None
+        return NO_MATCH
     by_pixel = channel_last(places(move.source), target).reshape(move.shape)
     same = bool((by_pixel == move.places).all())
-    return [("reshape", {"targetShape": target, "mode": "CHANNEL_LAST"})] if same else None
+    return [("reshape", {"targetShape": target, "mode": "CHANNEL_LAST"})] if same else NO_MATCH
 
 
-def _permuted(move: Movement, limits: Limits) -> Found:
+def _permuted(move: Movement, limits: Limits) -> Layers:
     """`permute`: the axes in another order, the batch at its place."""
     all_places = places(move.source)
     for order in itertools.permutations(range(4)):
@@ -143,7 +144,7 @@ def _permuted(move: Movement, limits: Limits) -> Found:
         permuted = np.transpose(all_places, [axes[0], 1, *axes[1:]])
         if permuted.shape == move.shape and (permuted == move.places).all():
             return [("permute", {"axis": list(order)})]
-    return None
+    return NO_MATCH
 
 
 # -- channels and pixels -------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ def _images(x: Array) -> Array:
     return x.reshape(-1, *x.shape[-3:])
 
 
-def _mixed(picks: Sequence[int], limits: Limits) -> Found:
+def _mixed(picks: Sequence[int], limits: Limits) -> Layers:
     count = len(picks)
     if count > limits.channels:
         return Refusal(
@@ -173,12 +174,12 @@ def _mixed(picks: Sequence[int], limits: Limits) -> Found:
     return [("convolution", picking(picks, count))]
 
 
-def _shuffled(move: Movement, limits: Limits) -> Found:
+def _shuffled(move: Movement, limits: Limits) -> Layers:
     """`convolution`: whole channels in another order."""
     if move.shape != move.source:
-        return None
+        return NO_MATCH
     picks = _picks(_images(places(move.source)), _images(move.places))
-    return None if picks is None else _mixed(picks, limits)
+    return NO_MATCH if picks is None else _mixed(picks, limits)
 
 
 def _gathered(move: Movement, block: int) -> list[int] | None:
@@ -194,16 +195,16 @@ def _gathered(move: Movement, block: int) -> list[int] | None:
     return _picks(blocks, result) if blocks.shape == result.shape else None
 
 
-def _reorganized(move: Movement, limits: Limits) -> Found:
+def _reorganized(move: Movement, limits: Limits) -> Layers:
     """`reorganizeData`: blocks of pixels to channels or back, with a convolution for another order."""
     wider = move.shape[-1] > move.source[-1]
     narrow, wide = sorted((move.shape[-1], move.source[-1]))
     block = wide // narrow if narrow else 0
     if block < 2 or move.source[:-3] != move.shape[:-3]:
-        return None
+        return NO_MATCH
     picks = _gathered(move.inverse() if wider else move, block)
     if picks is None:
-        return None
+        return NO_MATCH
     if block not in limits.blocks:
         listed = ", ".join(map(str, limits.blocks))
         return Refusal(f"it moves blocks of {block}x{block} pixels; `blocks` lists {listed}")
@@ -230,7 +231,7 @@ def _blocks(mode: str, block: int) -> Step:
     return "reorganizeData", {"mode": mode, "blockSize": block}
 
 
-FORMS: tuple[tuple[int, float, Callable[[Movement, Limits], Found]], ...] = (
+FORMS: tuple[tuple[int, float, Callable[[Movement, Limits], Layers]], ...] = (
     (3, math.inf, _flattened),
     (FIVE, FIVE, _reshaped),
     (FIVE, FIVE, _permuted),

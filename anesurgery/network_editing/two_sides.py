@@ -93,7 +93,11 @@ class TwoSided(LayerRewrite, abstract=True):
 
 
 def two_sides(site: Site) -> Constant | tuple[str, str] | Refusal:
-    """The constant side and the other, or the two blobs where none or both of them are constant.
+    """What an op of two sides reads.
+
+    Returns:
+        The constant side with the other as a `Constant`; a tuple of the two blobs where none or both of them
+        are constant; a refusal where there are more or fewer than two.
 
     Raises:
         Refused: nothing is known about the shape of a side.

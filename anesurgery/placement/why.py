@@ -17,7 +17,7 @@ from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
 
-NO_MATCH, OTHER_TARGET = "no", "other chip or OS"
+NO, OTHER_TARGET = "no", "other chip or OS"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Consulted:
     @property
     def found(self) -> bool:
         """Did it find something?"""
-        return self.said not in (NO_MATCH, OTHER_TARGET)
+        return self.said not in (NO, OTHER_TARGET)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -87,5 +87,5 @@ def _said(rule: Rule, op: Operation, target: Target) -> str:
     if not rule.scope.concerns(target):
         return OTHER_TARGET
     if rule.test is None:
-        return f"{op.op_type}, in every form" if rule.kind == "legality" else NO_MATCH
-    return rule.test(op, target) or NO_MATCH
+        return f"{op.op_type}, in every form" if rule.kind == "legality" else NO
+    return rule.test(op, target) or NO

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Maker,
@@ -53,16 +53,16 @@ class Core:
         return {k: op.inputs[k] for k in names if k != carried and isinstance(op.inputs.get(k), Var)}
 
 
-def core_of(total: Operation) -> Core | Refusal | None:
+def core_of(total: Operation) -> Core | Refusal:
     """The attention that ends with a product.
 
     Returns:
-        The attention; a refusal where it cannot be taken apart; None where the product ends none.
+        The attention; a refusal where it cannot be taken apart; `NO_MATCH` where the product ends none.
     """
     softmax = next((s for _, v in operands(total) if (s := producer(v, "softmax")) is not None), None)
     attention = recognise(softmax) if softmax is not None else None
     if softmax is None or attention is None or attention.product is None or total not in attention.sums:
-        return None
+        return NO_MATCH
     between, scores = list[tuple[Operation, str]](), attention.product.outputs[0]
     if static_shape(scores) is None:
         return Refusal(f"%{scores.name} has the shape {tuple(map(str, scores.shape))}", total)

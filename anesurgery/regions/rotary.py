@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.axis_slice import AxisSlice, axis_slice
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.facts.rowwise import rows_read
@@ -80,16 +80,17 @@ class OfPositions:
         return all(not is_output(v) and set(consumers(v)) <= ops for v in (self.positions, *results))
 
 
-def of_positions(value: Var) -> OfPositions | Refusal | None:
+def of_positions(value: Var) -> OfPositions | Refusal:
     """A value of which each row is made from one integer.
 
     Returns:
-        The value with its positions; a refusal where a length is dynamic, or a row has several; None else.
+        The value with its positions; a refusal where a length is dynamic, or a row has several; `NO_MATCH`
+        where it is made from no integers.
     """
     shape = static_shape(value)
     source = _integers(value)
     if source is None:
-        return None
+        return NO_MATCH
     places = static_shape(source)
     if shape is None or places is None:
         return Refusal(f"%{source.name} has a dynamic shape")

@@ -99,14 +99,10 @@ def shape_rank(var: Var) -> int:
     return len(var.shape or ())
 
 
-def frame(op: Operation) -> Frame | Refusal | None:
-    """The axes of an op.
-
-    Returns:
-        The frame; a refusal with why the axes are not known; None where nothing is known of ops of its type.
-    """
+def frame(op: Operation) -> Frame | Refusal:
+    """The axes of an op, or why they are not known."""
     make = FRAMES.get(op.op_type)
-    return None if make is None else make(op)
+    return Refusal(f"nothing is known of the axes of {op.op_type}", op) if make is None else make(op)
 
 
 def _same(op: Operation, mb: Maker, **changed: Any) -> list[Var]:

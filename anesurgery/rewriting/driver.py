@@ -17,7 +17,7 @@ from anesurgery.checking.adversarial import Sampler
 from anesurgery.checking.grades import EXACT, SiteCheck
 from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
-from anesurgery.errors import InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
+from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
@@ -53,11 +53,11 @@ class Place(ABC):
         """The type of the op or layer."""
 
     @abstractmethod
-    def build(self) -> Built | Refusal | None:
+    def build(self) -> Built | Refusal:
         """Guard, check and build.
 
         Returns:
-            Both sides; a refusal with the reason; None where the rewrite does not apply.
+            Both sides; a refusal with the reason; `NO_MATCH` where the rewrite does not apply.
 
         Raises:
             Refused: a helper was asked for a value that it cannot give.
@@ -94,8 +94,8 @@ def operate(place: Place) -> bool:
     try:
         built = _built(place)
         if isinstance(built, Refusal):
-            place.session.refusals.append((place.step.name, built))
-        if not isinstance(built, Built):
+            if built is not NO_MATCH:
+                place.session.refusals.append((place.step.name, built))
             return False
         shown = proof_of(place.step, place.session, built, place.sample, str(place))
     except SurgeryError as error:
@@ -110,18 +110,14 @@ def operate(place: Place) -> bool:
     return True
 
 
-def _built(place: Place) -> Built | Refusal | None:
-    """What `build` gives.
-
-    Returns:
-        Both sides; a refusal, which says where, also of a reason that a helper raised; None as from `build`.
-    """
+def _built(place: Place) -> Built | Refusal:
+    """What `build` gives; a refusal says where, also of a reason that a helper raised."""
     try:
         built = place.build()
     except Refused as reason:
         place.undo()
         return place.refusal(str(reason))
-    if isinstance(built, Refusal) and built.where is None:
+    if isinstance(built, Refusal) and built.where is None and built is not NO_MATCH:
         return place.refusal(built.reason)
     return built
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
-from anesurgery.errors import PatternError, Refusal, near_matches
+from anesurgery.errors import NO_MATCH, PatternError, Refusal, near_matches
 from anesurgery.mil import Block, Operation, Var, op_parameters, op_types
 
 
@@ -193,19 +193,19 @@ def _check_inputs(wanted: Iterable[str], inputs: Mapping[str, Pattern]) -> None:
 op = Ops()
 
 
-def matches(pattern: OpPattern, root: Operation) -> tuple[list[Match], Refusal | None]:
+def matches(pattern: OpPattern, root: Operation) -> tuple[list[Match], Refusal]:
     """Match at `root`.
 
     Returns:
         Every way in which the pattern fits, those with `x` and `y` as they are written first; and the reason of
-        a near miss, where there is none.
+        a near miss, or `NO_MATCH`, where there is none.
     """
     if root.op_type not in pattern.op_types:
-        return [], None
+        return [], NO_MATCH
     trail: list[tuple[int, str]] = []
     ways = [Match(root, ops, bindings) for bindings, ops in _match_op(pattern, root, {}, (), trail)]
     depth, reason = max(trail, default=(0, "the inputs differ"))
-    return ways, Refusal(reason, root) if depth > 1 and not ways else None
+    return ways, Refusal(reason, root) if depth > 1 and not ways else NO_MATCH
 
 
 Bindings: TypeAlias = "dict[str, Var | Operation]"

@@ -11,13 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from types import NoneType
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
 from anesurgery.display import short_name
-from anesurgery.errors import PassError, PatternError, Refusal
+from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal
 from anesurgery.mil import (
     Array,
     Block,
@@ -96,7 +95,8 @@ class Rewrite(Pass, abstract=True):
 
         Returns:
             The match, perhaps with more bindings (`m.bind(n=n)`), where it does; a `Refusal` with the reason,
-            and the value that it rests on, where it does not; None where the pass is not about such a place.
+            and the value that it rests on, where it does not; `NO_MATCH` where the pass is not about such a
+            place (as None is taken, too).
         """
         return m
 
@@ -109,8 +109,8 @@ class Rewrite(Pass, abstract=True):
             m: what `check` gave.
 
         Returns:
-            What replaces the old values: a value for the root's output, a sequence for all its outputs, or
-            {old: new}. Each has the shape and dtype of the old one.
+            What replaces the old values: a `Var` for the root's output, a `Sequence` for all its outputs, or a
+            `Mapping` {old: new}. Each has the shape and dtype of the old one.
         """
         raise PassError(f"the pass {self.name} builds nothing: write `rewrite`, which returns the new value")
 
@@ -255,12 +255,8 @@ class _OpPlace(Place):
         """The op type."""
         return self.root.op_type
 
-    def build(self) -> Built | Refusal | None:
-        """The new ops.
-
-        Returns:
-            Both sides, if every guard and the pass's check agree; else the first reason, or None.
-        """
+    def build(self) -> Built | Refusal:
+        """Both sides, if every guard and the pass's check agree; else the first reason."""
         m = self.accept()
         if not isinstance(m, Match):
             return m
@@ -274,35 +270,30 @@ class _OpPlace(Place):
         """A refusal at the op."""
         return Refusal(reason, self.root)
 
-    def accept(self) -> Match | Refusal | None:
-        """The first way to match to which every guard and the pass's own check agree.
-
-        Returns:
-            The match; else the first reason; None where the pattern does not fit, or the check says None.
-        """
+    def accept(self) -> Match | Refusal:
+        """The first way to match to which every guard and the pass's own check agree; else the first reason."""
         ways, reason = matches(self.pattern, self.root)
         for way in ways:
             answer = self.judged(way)
             if isinstance(answer, Match):
                 return answer
-            reason = answer if reason is None else reason
+            reason = answer if reason is NO_MATCH else reason
         return reason
 
-    def judged(self, way: Match) -> Match | Refusal | None:
-        """What the guards, and then the pass's own check, say of one way to match.
-
-        Returns:
-            The match, where all agree; the first refusal; None where the pass is not about it.
+    def judged(self, way: Match) -> Match | Refusal:
+        """What the guards, and then the pass's own check, say of one way to match, None as `NO_MATCH`.
 
         Raises:
             PassError: the check says something else than it may.
         """
         refusal = self.guard(way)
         m = self.step.check(way) if refusal is None else refusal
-        if not isinstance(m, (Match, Refusal, NoneType)):
+        if m is None:  # what a check that says nothing returns
+            return NO_MATCH
+        if not isinstance(m, (Match, Refusal)):
             raise self.error(
                 f"`check` returned {m!r}; "
-                "return the match, a Refusal with the reason, or None where the pass does not apply"
+                "return the match, a Refusal with the reason, or NO_MATCH where the pass does not apply"
             )
         return m
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from anesurgery.checking.grades import REASSOCIATED
-from anesurgery.errors import Refusal
+from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.sums_of_squares import LEAST, is_scaled
 from anesurgery.mil import Operation, Var, np_dtype, static_shape
 from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
@@ -96,11 +96,11 @@ class NormForm(LargeSquares, abstract=True):
     only: tuple[str, ...] = ()
     """Names of the squares in the norms that are meant; all by default."""
 
-    def check(self, m: Match) -> Match | Refusal | None:
+    def check(self, m: Match) -> Match | Refusal:
         """Is it such a norm, and may its squares overflow?"""
         norm = root_norm(m.root)
         if norm is None or norm.centred != self.centred or not self.means(norm):
-            return None
+            return NO_MATCH
         if (refusal := cannot_overflow(norm)) is not None:
             return refusal
         return m.bind(ops=norm.ops, norm=norm)

@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -171,9 +171,8 @@ def _computed(site: Site) -> an.Array:
 
 
 def _skip_alone(site: Site) -> Refusal | None:
-    neutral = _neutral(ALONE[site.node.kind](site.params))
-    if neutral is not True:
-        return neutral
+    if not _is_neutral(numbers := ALONE[site.node.kind](site.params)):
+        return _nearly_neutral(numbers)
     if site.outputs[0] in site.network.outputs:
         return Refusal("it changes nothing, but has to make an output of the network")
     return _forward(site, site.inputs[0])
@@ -184,16 +183,19 @@ def _skip_constant(site: Site) -> Refusal | None:
     x, y = site.inputs
     for one, other in [(x, y), (y, x)][: 1 + commutes]:
         if (value := site.constant(other)) is not None:
-            neutral = _neutral([(value, number)])
-            return _forward(site, one) if neutral is True else neutral
+            numbers = [(value, number)]
+            return _forward(site, one) if _is_neutral(numbers) else _nearly_neutral(numbers)
     return None
 
 
-def _neutral(numbers: Numbers) -> Literal[True] | Refusal | None:
-    """True if they change nothing, a refusal where it only looks so."""
+def _is_neutral(numbers: Numbers) -> bool:
+    """Do they change nothing?"""
+    return bool(numbers) and all((value == number).all() for value, number in numbers)
+
+
+def _nearly_neutral(numbers: Numbers) -> Refusal | None:
+    """A refusal where it only looks as if they changed nothing."""
     apart = [(v, n) for v, n in numbers if not (v == n).all()]
-    if numbers and not apart:
-        return True
     for value, number in apart:
         worst = np.ravel(value)[np.argmax(np.abs(np.ravel(value) - number))]  # NaN is the largest
         if np.isnan(worst) or all(np.allclose(v, n, rtol=0, atol=NEAR) for v, n in apart):

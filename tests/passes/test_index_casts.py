@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import NO_MATCH, Refusal, SurgeryError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.index_casts import IndexCasts
@@ -62,10 +62,10 @@ def test_refuses_an_unsigned_type_that_is_too_short() -> None:
 class Anyway(IndexCasts):
     """Wrong: whatever the table's length is."""
 
-    def check(self, m: Match) -> Match | None:
+    def check(self, m: Match) -> Match | Refusal:
         cast = m.indices.op
         rows = int(m.table.shape[0])
-        return None if cast is None else m.bind(source=cast.x, low=-rows, length=rows)
+        return NO_MATCH if cast is None else m.bind(source=cast.x, low=-rows, length=rows)
 
 
 def test_the_check_of_sites_catches_a_cast_that_wraps() -> None:

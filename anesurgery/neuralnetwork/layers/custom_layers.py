@@ -14,6 +14,9 @@ from anesurgery.neuralnetwork.layers.layer_table import Made, layer
 def custom(ctx: Context, params: Any, inputs: list[Var]) -> Made:
     """What the caller's function for the class makes of (context, params, inputs).
 
+    Returns:
+        The `Var` of its output; a `Sequence` of them; None where it has no outputs.
+
     Raises:
         LoadError: there is no function for the class, or it gives something else.
     """

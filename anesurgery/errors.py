@@ -81,7 +81,7 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
 
 
 LISTED = 30
-"""Names in an error at most."""
+"""Names in an error at most: a screen; the rest are counted."""
 
 
 def near_matches(name: str, names: Iterable[str]) -> str:

@@ -45,9 +45,9 @@ from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Sess
 from anesurgery.placement.memory import dense
 
 VALUES = 256
-"""Of a palette."""
+"""Of a palette of 8 bits, the widest that there is."""
 ROUNDS = 20
-"""Steps of the search for the values of a palette."""
+"""Steps of the search for the values of a palette. A choice: later ones move them little."""
 
 Encode = Callable[[Builder], Var]
 ROUNDED = "its weights are rounded, as the notes say; compare whole models"

@@ -50,7 +50,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.passes.fold_constants import FoldConstants
 
 LENGTH = 128
-"""What a dynamic size becomes where nothing else is known."""
+"""What a dynamic size becomes where nothing else is known. A choice: a short text."""
 
 InputShapes = Mapping[str, Sequence[int]]
 

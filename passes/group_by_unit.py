@@ -52,7 +52,7 @@ from anesurgery.placement.verdicts import Judged, choose, judge
 IN_TURN = an.ops.IMPURE | an.ops.STATEFUL | an.ops.LISTS
 """Ops that keep their order among each other."""
 CHAINS = 8
-"""Most sets of short chains that are tried."""
+"""Most sets of short chains that are tried: a choice, as each is one more plan."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,8 @@ FILLING = frozenset({"add", "sub", "mul", "select", "maximum", "minimum"})
 THROUGH = an.ops.POINTWISE | an.ops.CARRIERS | {"tile"}
 """Ops that masks are made with."""
 MOST_OPS = 40
-"""Ops upstream of a softmax that are looked at."""
+"""Ops upstream of a softmax that are looked at; masks of transformers take up to ten, and several may be
+joined."""
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb
 
 MOST = 16384
-"""Rows of a table that one product reads."""
+"""Rows of a table that one product reads: the longest axis of the engine up to H15."""
 
 
 @dataclass(frozen=True)

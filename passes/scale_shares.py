@@ -39,7 +39,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 KEYS = 2048
-"""Half of what was measured to go wrong."""
+"""Half of what was measured to go wrong: fewer may be wrong somewhat less."""
 FACTOR = 64.0
 """With which a product was 0.06 % off on the engine, and 3.95 % without."""
 

@@ -31,19 +31,21 @@ CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
 CALLED |= {"offset": "means far above the spread", "cancelling": "terms that cancel"}
 """Kinds of rounds as reports say them."""
 FEW = 3
-"""Rounds of a site with many numbers."""
+"""Rounds of a site with many numbers: the first kinds, as each is a run of both sides."""
 MANY = 1 << 20
-"""Numbers in a round above which a site gets few rounds."""
+"""Numbers in a round above which a site gets few rounds: 4 MiB of fp32, more than a core keeps in its cache."""
 PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
 SEVERAL, IN_SMALL = 1 << 14, ("rows",)
 """Numbers in a round above which a site does without some kinds."""
 FEW_ROWS = 8
-"""Rows at which two tables differ that are looked at."""
+"""Rows at which two tables differ that are looked at: one would show it, and each is one more row to draw."""
 HUGE = 1 << 24
-"""Numbers read, weights among them, above which a site gets one round, or two if it reads floats."""
+"""Numbers read, weights among them, above which a site gets one round, or two if it reads floats: a round reads
+64 MiB of fp32 then, and the time of a check is that of its rounds."""
 NUMBERS = 4096
-"""How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times."""
+"""How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times: so few
+cost hardly more than the ops themselves."""
 REPEATS = 5
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
@@ -55,11 +57,13 @@ SCALES = {"small": 1e-4, "large": 64.0}
 SHARES = (0.1, 0.5)
 """Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
 MODERATE = (8.0, 1e4)
-"""Magnitudes of constants whose neighbours are drawn without larger numbers beside them."""
+"""Magnitudes of constants whose neighbours are drawn without larger numbers beside them: at 8 a sigmoid of fp16
+still differs from 1, and 1e4 is large and within fp16."""
 FEW_PLACES = 8
-"""Integers of a vector of up to this many elements may have a range each."""
+"""Integers of a vector of up to this many elements may have a range each: begins and ends of slices have one
+for each axis, of which there are five at most."""
 SMALL_CONSTANT = 64
-"""Constants of up to this many elements are aimed at."""
+"""Constants of up to this many elements are aimed at: limits, slopes and ends are few, weights many."""
 ADDRESSES = names(
     """
     shape begin end stride size reps pad axis axes k one_hot_vector_size start step lengths init_length index

@@ -25,13 +25,16 @@ DECIDING = POINTWISE & names(
 ALWAYS = (0.0, 0.5, 1.0, 1.5, 2.5)
 """Numbers that are special by themselves: zeros, ties of rounding."""
 SPAN = 32.0
-"""How many times the smallest of the constants that are met together the largest may be."""
+"""How many times the smallest of the constants that are met together the largest may be: among numbers up to a
+far larger one, few would fall between the small ones."""
 NONFINITE = (0.0, math.inf, -math.inf, math.nan)
 """What a value is in turn; in the place of 0, what was drawn."""
 MOST_CROSSED = 3
-"""Values of which all combinations of these are met; more take the patterns of the first ones."""
+"""Values of which all combinations of these are met; more take the patterns of the first ones, since each value
+more takes several times as many numbers."""
 COMBINED = 8
-"""Constants up to which sums, differences, products and quotients of two are aimed at where there is room."""
+"""Constants up to which sums, differences, products and quotients of two are aimed at where there is room:
+eight have 28 pairs already."""
 
 DISTINCT = 2**18
 """Numbers near to what is aimed at that are drawn for a tensor; larger ones repeat them. Drawing and shuffling

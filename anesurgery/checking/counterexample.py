@@ -13,9 +13,10 @@ from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array, Var
 
 TRIES = 200
-"""How often both sides are run to make a counterexample smaller."""
+"""How often both sides are run to make a counterexample smaller. A choice: an error is told a little later, and
+never not."""
 SHOWN = 8
-"""Numbers of an input that are written out."""
+"""Numbers of an input that are written out: one line of a terminal."""
 SIMPLE = (0.0, 1.0, -1.0, 2.0, -2.0)
 """Numbers that are easy to read."""
 

@@ -26,13 +26,16 @@ from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype,
 from anesurgery.semantics.intervals import interval
 
 WHOLE = 1024
-"""Combinations of values up to which all are tried."""
+"""Combinations of values up to which all are tried: ten booleans, or two integers of five bits. A choice."""
 MOST_SWEPT = 1 << 25
-"""Numbers read, over all rounds, up to which each value of a range is tried once."""
+"""Numbers read, over all rounds, up to which each value of a range is tried once: 128 MiB of fp32. A choice,
+between certainty and the time of a check."""
 DRAWS = 16
-"""How often the integers of a pass are drawn to see their range."""
+"""How often the integers of a pass are drawn to see their range: one that every second draw has is missed at
+one site in 65,536."""
 ENDS = 0.1
-"""Share of these from which the least and the largest are the ends of a range."""
+"""Share of these from which the least and the largest are the ends of a range: of numbers that are spread over
+ten values and more, fewer are ends by chance."""
 
 
 def values_of(var: Var, drawing: Drawing) -> range | None:

@@ -14,7 +14,8 @@ from anesurgery.mil import Operation, Var, constant
 from anesurgery.text import type_text
 
 INLINE = 1 << 22
-"""Constants of up to this many bytes are compared by content, larger ones by identity."""
+"""Constants of up to this many bytes are compared by content, larger ones by identity: a choice, between the
+time of reading them and of checking an edit that is like another."""
 _NUMBERS: WeakKeyDictionary[Operation, int] = WeakKeyDictionary()
 _counted = itertools.count()
 

@@ -13,7 +13,7 @@ from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.constant_ends import LARGEST
 
 MARGIN = 4.0
-"""Other inputs may square to so many times what the sampled ones do."""
+"""Other inputs may square to so many times what the sampled ones do: numbers of twice the size. A choice."""
 MOST_NUMBERS = 1 << 29
 """Stored numbers up to which a model is run for this: one run reads each, in seconds."""
 

@@ -21,11 +21,13 @@ APART_LENGTHS = (4, 2, 7, 5)
 LONG = 17
 """Length of all of them in the end: what holds up to a limit only is seen there."""
 FARTHEST_LIMIT = 512
-"""A limit that a site names by a constant is crossed if it is no larger."""
+"""A limit that a site names by a constant is crossed if it is no larger: windows, kernels and relative places
+are; lengths of whole contexts would make each check a long one."""
 MOST_BEYOND = 1 << 18
-"""Numbers read up to which that is tried."""
+"""Numbers read up to which that is tried, 1 MiB of fp32: beyond, the check would take many times what it took
+at the other lengths."""
 SMALL = 64
-"""Constants of up to this many elements may hold a limit."""
+"""Constants of up to this many elements may hold a limit: parameters of ops do, weights and tables do not."""
 
 Lengths = Mapping[Any, int]
 """Symbolic dimension -> what it stands for; `SYMBOL_LENGTH` for any other."""

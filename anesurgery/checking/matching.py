@@ -30,9 +30,10 @@ from anesurgery.mil import Operation, Var
 Move = Callable[[torch.Tensor], torch.Tensor]
 
 LARGEST_SLICE = 64
-"""Ops between known values, on either side, up to which the field is tried."""
+"""Ops between known values, on either side, up to which the field is tried: a choice, as a try that fails has
+cost all of them."""
 MOST_AXES = 5
-"""Axes longer than 1 up to which every order of them is tried."""
+"""Axes longer than 1 up to which every order of them is tried: 120 orders, and ops have no more axes."""
 
 
 def still(values: torch.Tensor) -> torch.Tensor:

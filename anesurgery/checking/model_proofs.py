@@ -12,7 +12,7 @@ from anesurgery.checking.proofs import words
 from anesurgery.checking.trials import Trial
 
 SHOWN = 8
-"""Ops below proved that a report names."""
+"""Ops below proved that a report names: about what a terminal shows beside the rest of it."""
 
 
 @dataclass(frozen=True)

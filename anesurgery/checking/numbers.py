@@ -37,13 +37,16 @@ HALF, WIDEST = 2, 8
 WHOLE_HALVES = 2**11
 """Up to where fp16 holds every integer."""
 FEW_NUMBERS = 1 << 14
-"""Numbers read up to which each element is looked at by itself."""
+"""Numbers read up to which each element is looked at by itself: that runs the old side `DRAWS` times more."""
 SLACK = 16.0
-"""How many times what rounding was seen to do a difference has to be, to be none."""
+"""How many times what rounding was seen to do a difference has to be, to be none: that was seen on `DRAWS`
+draws only, and the largest of more is larger; an error that matters is larger by far."""
 OWN = 4.0
-"""How many times what the old side itself loses by rounding the new one may be off from it."""
+"""How many times what the old side itself loses by rounding the new one may be off from it: both round, each in
+an order of its own, and a sum of two such errors is at most twice either. Twice that is left for chance."""
 DRAWS = 8
-"""How often the operands of the old side are put off, to see what rounding can do to it."""
+"""How often the operands of the old side are put off, to see what rounding can do to it: a choice, as each draw
+runs the old side."""
 
 
 @dataclass

@@ -38,9 +38,11 @@ HALF_ULP = float(np.finfo(np.float16).eps) / 2
 LEAST_NORMAL = float(np.finfo(np.float16).tiny)
 """The smallest number that fp16 holds with all its digits."""
 LOST = 1 / 8
-"""Share of the largest number by which a side is off that has lost most of its digits."""
+"""Share of the largest number by which a side is off that has lost most of its digits: three binary digits of
+eleven are right then."""
 MOST = 1 << 16
-"""Numbers read, weights among them, up to which it is tried."""
+"""Numbers read, weights among them, up to which it is tried: a choice, as it runs both sides several times
+more."""
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,14 @@ LARGEST_SITE = 400
 PLACED = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
 """Ops that may read dynamic places which have to lie inside."""
 LARGE_VALUE = 1 << 20
-"""Elements of a value of an edit above which memory is given back after its check."""
+"""Elements of a value of an edit above which memory is given back after its check: 4 MiB of fp32; to ask for it
+costs more than it gives where values are small."""
 TRIES = 4
-"""How often such places are drawn to see that the old side takes them."""
+"""How often such places are drawn to see that the old side takes them. A choice: a place that is out of range
+is drawn at once where most are."""
 FARTHEST = 16
-"""Up to where places are tried."""
+"""Up to where places are tried: a choice, as long as the lengths that stand for dynamic ones, of which 17 is
+the longest."""
 
 
 def check_site(

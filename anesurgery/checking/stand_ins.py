@@ -29,9 +29,11 @@ READERS: Mapping[str, tuple[str, ...]] = {
 }
 """Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
 MOST = 1 << 27
-"""Weights of one edit for which numbers are drawn."""
+"""Weights of one edit for which numbers are drawn: 1 GiB as the 64 bits of each that the proof computes with.
+"""
 AT_ONCE = 1 << 25
-"""Weights of one edit for which they are drawn before a second edit is seen that is like it."""
+"""Weights of one edit for which they are drawn before a second edit is seen that is like it: a choice: the
+proof of so many pays where it stands for several checks by numbers."""
 
 
 class StandIns:

@@ -33,9 +33,11 @@ from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weig
 from anesurgery.semantics.work import work_of
 
 ORDINARY = 1e4
-"""Magnitude of inputs up to which nothing may overflow that did not before."""
+"""Magnitude of inputs up to which nothing may overflow that did not before: several such numbers add up to one
+of fp16, which ends at 65,504."""
 MOST_OFF = 2.0
-"""How many times what errors of the gate do to the old side is still no difference."""
+"""How many times what errors of the gate do to the old side is still no difference: both sides may be off by as
+much, either way."""
 ROUNDS = (
     ("normal", math.inf),
     ("near", 8.0),
@@ -52,7 +54,8 @@ ROUNDS = (
 AGAIN, FEWEST = 3, 2
 """How often they are repeated for a small model, and how many rounds a large one gets."""
 MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
-"""Operations and bytes moved in all rounds, about; what an op costs however small it is."""
+"""Operations and bytes moved in all rounds, about, which take seconds on one core; what an op costs however
+small it is."""
 
 Outputs = dict[str, torch.Tensor]
 

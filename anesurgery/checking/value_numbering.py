@@ -25,7 +25,8 @@ from anesurgery.interpret.arithmetic.symbolic import UNLIKE
 from anesurgery.mil import Function, Operation, Var, constant, is_constexpr, is_weight, operands, reads, types
 
 LARGEST_VALUE = 1 << 27
-"""Elements of a value or a constant of a whole model, at most."""
+"""Elements of a value or a constant of a whole model, at most: 1 GiB as the 64 bits of each that numbering
+computes with."""
 
 _serials = itertools.count()
 

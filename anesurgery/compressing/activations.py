@@ -36,11 +36,13 @@ READERS = ("linear", "conv")
 LEVELS = 127
 """Of one sign: -128 is not used, as in coremltools' symmetric form."""
 SHARE = 99.99
-"""Per cent of the sizes that the range of "percentile" holds."""
+"""Per cent of the sizes that the range of "percentile" holds: one number in 10,000 is clipped. A choice, as
+tools for quantization make it."""
 LEAST_COSINE = 0.995
 """Between the products with quantized inputs and those without: below, a tenth of a product is noise."""
 BINS, STEP = 2048, 16
-"""Of the histogram for the least KL divergence, and between the ranges that are tried."""
+"""Of the histogram for the least KL divergence, and between the ranges that are tried: a range is found to less
+than a hundredth of the largest size."""
 
 
 def _largest(sizes: Array) -> float:

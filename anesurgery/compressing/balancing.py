@@ -64,7 +64,8 @@ REACH = 6
 NEAR = 2.0**-12
 """Of the largest number of a channel: what fp16 rounds it by at most."""
 ROWS = 1024
-"""Positions of all samples together that trials are measured on."""
+"""Positions of all samples together that trials are measured on: a choice, as each trial multiplies them by the
+weights."""
 COMMUTES = ("relu", "identity")
 """Ops that a positive factor goes through."""
 MOVES = ("transpose", "reshape", "expand_dims", "squeeze")

@@ -59,7 +59,8 @@ IOS26 = 10
 HEADS = 1
 """The axis of a cache along which its heads lie."""
 HELD_OUT = 4
-"""Every so manieth text is judged by, and not calibrated with."""
+"""Every so manieth text is judged by, and not calibrated with: a quarter, so that both parts have some of few
+texts."""
 FAILED = "A19"
 """The chip for which a language model with quantized values did not compile (john-rocky/CoreML-LLM)."""
 

@@ -13,9 +13,10 @@ import numpy as np
 from anesurgery.errors import SurgeryError
 
 HELD_OUT = 4
-"""Of so many samples one is kept out of the calibration."""
+"""Of so many samples one is kept out of the calibration: a quarter, so that of eight two are left to judge by.
+"""
 FEW = 8
-"""Samples below which a calibration is doubted."""
+"""Samples below which a calibration is doubted. A choice: of fewer, one unusual sample decides ranges."""
 
 Values = Mapping[str, Any]
 

@@ -41,7 +41,7 @@ from anesurgery.rewriting.ml_program import MLProgram
 MOST_ROWS = 128
 """Rows of a weight that its errors are found on: enough for a mean, and few for a large weight."""
 MOST_RUNS = 8
-"""Samples that the cost at the outputs is measured on, at most."""
+"""Samples that the cost at the outputs is measured on, at most: each runs the model for each weight."""
 ENOUGH_ROWS = 256
 """Rows of the outputs after which no further sample is: their mean is near enough."""
 GAIN = 0.5

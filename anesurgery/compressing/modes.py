@@ -37,7 +37,7 @@ NAME = re.compile(r"(palettize|linear|prune)-(\d+)(?:-(uniform|group|block)(?:-(
 BARS = "tqdm"
 """What draws coremltools' own progress bars."""
 SMALLEST = 2048
-"""Elements above which coremltools compresses a weight."""
+"""Elements above which coremltools compresses a weight: its own default."""
 IOS18 = 9
 """The specification version that tables of groups, scales of blocks and 4-bit numbers need."""
 

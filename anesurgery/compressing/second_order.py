@@ -26,7 +26,8 @@ SLAB = 3360
 """Rows that are rounded together, which take memory beside those that are there: a multiple of the length that
 each vector of a table may have."""
 MOST_DAMPING = 1.0
-"""What is tried at most where rounding makes the matrix not positive."""
+"""What is tried at most where rounding makes the matrix not positive: as much as the mean of the diagonal
+itself, beyond which inputs count no more."""
 
 Nearest = Callable[[Array, int], Array]
 """Numbers of a column, one for each row, and which column it is -> the nearest numbers that the form holds."""

@@ -16,7 +16,8 @@ from anesurgery.ops import CARRIERS, STATEFUL, UNARY
 from anesurgery.semantics.reading import reaches_output, readers_after, shape_in_words, weight
 
 SIDE = 8
-"""A picture is at least so many numbers high and wide."""
+"""A picture is at least so many numbers high and wide: a choice, above the 7 x 7 of the last feature maps of
+classifiers."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
 from anesurgery.semantics.reading import number
 
 MOST_CONDITIONS = 3
-"""Conditions of one mask that are tried in all combinations."""
+"""Conditions of one mask that are tried in all combinations: a choice, as each more doubles what is tried."""
 
 Literal = tuple[Var, bool]
 """A boolean of the program and what it must be for a score to be kept."""

@@ -21,7 +21,8 @@ from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Axes, Tokens
 from anesurgery.mil import Array, Operation, Var, constant, consumers
 
 MULTIPLE = 32
-"""What the rows of a ring are a multiple of."""
+"""What the rows of a ring are a multiple of: rows of 32 numbers of fp16 are the 64 bytes in which the engine
+stores them."""
 
 
 @dataclass(frozen=True)

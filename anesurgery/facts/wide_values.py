@@ -47,11 +47,11 @@ BITS = 16.0
 OVER, UNDER = 1.0, -1.0
 """Sizes beyond which fp16 does not hold a value to all its digits."""
 FITS, LEAST = 1.25, -0.9
-"""Sizes of a result between these count as that of one number; a length of rows is somewhat more."""
+"""Sizes of a result between these count as that of one number; a length of rows is somewhat more. A choice."""
 ANGLE = 64.0
 """Above it fp16 holds an angle to a thirtieth."""
 MOST = 48
-"""Ops of a region."""
+"""Ops of a region: a choice, as a larger one would run most of a model in fp32."""
 SHARES = frozenset({"softmax", "sigmoid", "exp"})
 """Ops of which a result between 0 and 1 may vanish."""
 NEAR_ONE = SHARES | {"tanh", "erf", "cos"}
@@ -139,7 +139,8 @@ def goes_on(op: Operation) -> bool:
 
 
 NEXT = 12
-"""Ops downstream of an end that are looked at for another end."""
+"""Ops downstream of an end that are looked at for another end. A choice: what is further away is a region of
+its own."""
 
 
 def _is_float(op: Operation, bits: int) -> bool:

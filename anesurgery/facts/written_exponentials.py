@@ -245,7 +245,8 @@ def _rests_on(var: Var, op: Operation) -> bool:
 
 
 NEAR = 4
-"""Ops between an exponential and a numerator; `1 - 2 * exp(x)` has two."""
+"""Ops between an exponential and a numerator; `1 - 2 * exp(x)` has two, and a cast on either side makes four.
+"""
 
 
 def _quotient(op: Operation, top: Var, bottom: Var) -> WrittenExponential | None:

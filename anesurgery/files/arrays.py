@@ -36,7 +36,8 @@ def read(path: Path) -> dict[str, Array]:
 
 
 LARGEST_ARRAY = 1 << 30
-"""Bytes of an array in an .npz file, which may be packed into a thousandth."""
+"""Bytes of an array in an .npz file, 1 GiB, which may be packed into a thousandth: a small file cannot fill the
+memory so."""
 
 
 def _check_members(archive: zipfile.ZipFile) -> None:

@@ -41,7 +41,8 @@ TENSORS = {"fp16": "FLOAT16", "fp32": "FLOAT32", "fp64": "DOUBLE", "int32": "INT
 COLORS = {"RGB": "RGB", "BGR": "BGR", "Grayscale": "GRAYSCALE", "Grayscale16Half": "GRAYSCALE_FLOAT16"}
 SIMPLE = {"String": "stringType", "Int64": "int64Type", "Double": "doubleType"}
 IMAGE_SIZE = 16384
-"""Largest side of an image that is taken from `metadata.json`."""
+"""Largest side of an image that is taken from `metadata.json`: the longest axis of the engine up to H15; a
+damaged number is larger."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ NAMES = {code: name for name, code in ELEMENTS.items()}
 TENSOR = re.compile(r"\s*tensor\s*<\s*(\w+)\s*,\s*\[([\d?,\s]*)\]\s*>")
 PLAIN = re.compile(r"\s*(" + "|".join(sorted(ELEMENTS, key=len, reverse=True)) + r")(?![\w@.<])")
 DIGITS = 18
-"""Longest size of a dimension."""
+"""Longest size of a dimension: all numbers of 18 digits fit into 64 bits."""
 
 
 class TypeReader:

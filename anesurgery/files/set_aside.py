@@ -14,7 +14,8 @@ import numpy as np
 from anesurgery.mil import Array
 
 LEAST = 1 << 20
-"""Bytes from which on an array is worth a file of its own."""
+"""Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
+"""
 
 
 def set_aside(array: Array, folder: str | os.PathLike[str] | None = None, *, written: bool = False) -> Array:

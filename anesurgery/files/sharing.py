@@ -22,7 +22,7 @@ from anesurgery.errors import SurgeryError, warn
 Told = Callable[[int], None]
 """How many pieces are done."""
 SECONDS = 30
-"""That a scheduler may take to answer."""
+"""That a scheduler may take to answer: one that is there answers in less than one. A choice."""
 ENDED = (
     "a process that worked on a part of it ended: there was not enough memory (fewer jobs take less), or the "
     'call stands in a script outside of `if __name__ == "__main__":`, which every process reads again'

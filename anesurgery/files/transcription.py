@@ -32,7 +32,8 @@ FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 
 
 LARGEST_VALUE = 1 << 30
-"""Bytes of a value that is computed while a program is read; a larger one stays an op."""
+"""Bytes of a value that is computed while a program is read, 1 GiB; a larger one stays an op, so that a small
+file cannot fill the memory."""
 
 
 class OpError(LoadError):

@@ -16,7 +16,8 @@ from anesurgery.frontend.arguments import argument, inputs_of, known_value
 from anesurgery.mil import Var, is_symbolic, mb
 
 MOST_SLICES = 64
-"""More windows that do not share their elements evenly are gathered at once."""
+"""More windows that do not share their elements evenly are gathered at once: as many slices would be most ops
+of a model."""
 
 
 def unfold(context: Any, node: Any) -> None:

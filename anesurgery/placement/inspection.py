@@ -19,7 +19,7 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.unit_advice import UnitAdvice
 
 NAMED = 3
-"""Passes that are named at most; the report has the rest."""
+"""Passes that are named at most: one line of a terminal; the report has the rest."""
 SOFT = ("speed", "numeric")
 """Kinds of findings that do not take an op off the ANE."""
 UNITS = ("ane", "gpu", "cpu", None)

@@ -16,7 +16,8 @@ from anesurgery.placement.verdicts import Judged, choose, judge
 from anesurgery.semantics.byte_sizes import kind_of
 
 MOST = 16
-"""Enumerated shapes that are looked at; Core ML takes up to 128."""
+"""Enumerated shapes that are looked at; Core ML takes up to 128. A choice: each is an inspection of the whole
+model."""
 AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
 IN_RANGE = "other shapes of a range are not known"
 SOME = "{} of {} enumerated shapes are estimated, the default first"

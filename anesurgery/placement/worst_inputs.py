@@ -24,9 +24,11 @@ from anesurgery.semantics.constant_ends import LARGEST
 Values = Mapping[str, Array]
 Ranges = Mapping[str, tuple[float, float]]
 TARGETS = 4
-"""Values that are made larger: those that are the largest on the first inputs, and each magnitude once."""
+"""Values that are made larger: those that are the largest on the first inputs, and each magnitude once. A
+choice: each is one search."""
 CHANGED = 0.25
-"""Share of the numbers that a random change draws anew."""
+"""Share of the numbers that a random change draws anew. A choice: of all, nothing of what was good would stay.
+"""
 SMALLEST = 1e-30
 """Added to an error before its logarithm: below any error of fp16."""
 

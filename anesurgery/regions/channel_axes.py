@@ -18,7 +18,8 @@ from anesurgery.regions.rotary import exchange
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints
 
 WIDEST = 256
-"""Channels of a head whose parts are exchanged by a convolution."""
+"""Channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a matrix of 256 x
+256 has 65,536 products for each position."""
 
 
 def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:

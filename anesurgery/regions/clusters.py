@@ -17,9 +17,9 @@ with quiet_host():
     from coremltools._deps import _kmeans1d
 
 ROUNDS = 25
-"""Steps in which the values move to the means of their members."""
+"""Steps in which the values move to the means of their members: they end earlier where none moves. A choice."""
 MOST_ROWS = 1 << 16
-"""Vectors that are looked at to find the values."""
+"""Vectors that are looked at to find the values: 256 for each of 256 values."""
 PARTS = 16
 """Of numbers, so many means of near ones for each value stand for all: the error of the best values for these
 is at most 1.1e-3 above the least, of 6 bits 6e-5 (normal, Laplace and Student's t of three degrees)."""

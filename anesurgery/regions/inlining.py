@@ -31,7 +31,8 @@ from anesurgery.ops import CONTROL, LISTS, RANDOM
 from anesurgery.regions.row_buffers import RowMaker, Rows, place_of, reads_a_row, replaces, writes_rows
 
 LARGEST = 4096
-"""Most elements of a value that is computed beforehand."""
+"""Most elements of a value that is computed beforehand: indices and shapes have fewer, and weights are left as
+they are."""
 
 
 class Inliner:

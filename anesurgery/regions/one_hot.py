@@ -22,7 +22,7 @@ LEAST_BASE = 64
 """Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
 
 CHUNK = 1024
-"""Rows of a table that are looked at together."""
+"""Rows of a table that are looked at together: some megabytes at the widths of embeddings."""
 
 DTypeLike = np.dtype[Any]
 

@@ -31,9 +31,9 @@ from anesurgery.regions.views import seen_as
 from anesurgery.semantics.reading import axis_of, flag, number
 
 LEAST_ROWS = 4
-"""From so many positions on a table is recognised."""
+"""From so many positions on a table is recognised: fewer rows fit other formulas as well."""
 ROUNDING = 4e-3
-"""What fp16 and the fp32 of large angles leave of a sum that is 0."""
+"""What fp16 and the fp32 of large angles leave of a sum that is 0: four steps of fp16 at 1."""
 
 
 @dataclass(frozen=True)

@@ -510,7 +510,8 @@ def _blocks(op: Operation, lengths: Lengths) -> Edits:
 
 
 WIDEST = 4
-"""Windows that lie side by side and are wider may be made to give a number of places."""
+"""Windows that lie side by side and are wider may be made to give a number of places. A choice: narrower ones
+are strides of a network."""
 
 
 def _pool(op: Operation, lengths: Lengths) -> Edits:

@@ -45,7 +45,7 @@ from anesurgery.rewriting.length_edits import (
 from anesurgery.rewriting.meeting_axes import Operand
 
 MOST_MARKS = 1000
-"""Numbers that turn out to be lengths, one after the other."""
+"""Numbers that turn out to be lengths, one after the other: more than models have, so that an error ends."""
 
 
 @dataclass

@@ -45,7 +45,8 @@ from anesurgery.rewriting.session import Change, Session
 from anesurgery.text import operand_text, type_text
 
 EDITS_PER_OP = 4
-"""A rewrite that makes more edits than this for each op of a block reaches no fixed point."""
+"""A rewrite that makes more edits than this for each op of a block reaches no fixed point: passes end with one
+edit for each op, or two; an endless one ends soon."""
 
 Result: TypeAlias = "Var | Sequence[Var] | Mapping[Var, Var]"
 """What `rewrite` returns: a Var for the root's output, a sequence for all its outputs, or {old: new}."""

@@ -17,7 +17,7 @@ LARGEST = 65504.0
 NORMAL = 2.0**-14
 """The smallest number that fp16 holds with all its digits: what is smaller may or may not become 0."""
 MOST = 1 << 22
-"""Weights of more elements are not read."""
+"""Weights of more elements are not read: a choice, as each question reads them all."""
 
 _CONSTANTS: WeakKeyDictionary[Operation, Interval] = WeakKeyDictionary()
 

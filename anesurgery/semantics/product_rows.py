@@ -24,7 +24,8 @@ from anesurgery.semantics.reading import channels, flag, ints
 from anesurgery.semantics.row_lengths import norms, row_length
 
 GUARD = 1024.0
-"""A value that is only known to be within more than this is guarded by a clip, and not described by it."""
+"""A value that is only known to be within more than this is guarded by a clip, and not described by it: clips
+that bound what a network computes (relu6, hard sigmoids, coordinates) end lower."""
 
 
 def reach(op: Operation, ranges: Ranges) -> float:

@@ -22,7 +22,8 @@ from anesurgery.serving.limits import Limits
 from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT
 
 DEEPEST, LONGEST = 16, 200
-"""Folders in folders, and bytes of a name, of what is sent."""
+"""Folders in folders, and bytes of a name, of what is sent: packages have four, and names end at 255 on every
+system, with room for what is added."""
 UPLOADING, WAITING, WORKING, READY, FAILED = "uploading", "waiting", "working", "ready", "failed"
 
 

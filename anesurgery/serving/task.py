@@ -25,7 +25,7 @@ REPORT, ANSWER, DOWNLOAD, PLACE = "report.html", "answer.json", "download.zip", 
 """The files of a task in its folder: the page, what came of it, the new model, and where the model given is."""
 SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc")
 TEXT = 100_000
-"""Characters of text in an answer at most."""
+"""Characters of text in an answer at most: a page shows a thousand lines."""
 FORBIDDEN = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.sendto", "os.exec", "os.system")
 """Events of Python's audit that no work on a model has a reason for."""
 

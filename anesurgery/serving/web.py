@@ -31,7 +31,7 @@ from anesurgery.serving.task import DOWNLOAD, REPORT
 HERE = Path(__file__).parent
 COOKIE = "anesurgery"
 QUESTION = 10_000
-"""Bytes of a question in JSON at most."""
+"""Bytes of a question in JSON at most: names and options have some hundreds."""
 PROOFS = ("sites", "both")
 TRUSTED_FRAME = "https://huggingface.co"
 """The only site that may show a public page in a frame: that of Spaces."""

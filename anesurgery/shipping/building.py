@@ -61,7 +61,7 @@ DATED = "com.github.apple.coremltools.conversion_date"
 STRIDE = 7
 """From one prompt to the next that is tried: few, and of lengths that no function reads as a whole."""
 TRIED = 24
-"""Tokens that the model and the checkpoint are compared on."""
+"""Tokens that the model and the checkpoint are compared on. A choice: each is a run of both."""
 BITS = (4, 8)
 HEADS = ("logits", "argmax")
 TWICE = 0.01

@@ -38,7 +38,7 @@ TRIED = 81
 """Ways to fill up: three numbers for four inputs."""
 
 MOST_ELEMENTS = 10**9
-"""Computed to see whether a value is the same at every length; some seconds."""
+"""Elements computed to see whether a value is the same at every length: some seconds."""
 
 FEW = 8
 """A constant of at most so many whole numbers may hold lengths of axes: shapes, ends of slices."""

@@ -22,11 +22,13 @@ from anesurgery.forking import patched
 from anesurgery.mil import Array, quiet_host
 
 LEAST = 1 << 20
-"""Bytes from which on an array is worth a file of its own."""
+"""Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
+"""
 SHARD = 1 << 28
-"""Bytes of a file of widened weights; one weight may be more."""
+"""Bytes of a file of widened weights; one weight may be more. A choice: 256 MiB, so that a machine has room for
+one at a time."""
 PIECE = 1 << 20
-"""Elements that are looked at at once."""
+"""Elements that are looked at at once: 4 MiB of fp32."""
 BEYOND, LARGEST = 1e38, 65504.0
 """Magnitudes from which on coremltools takes a number for an infinity, and the largest of fp16."""
 

@@ -16,7 +16,7 @@ STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
 CELL = 28
 """Characters of a name at most."""
 ROWS = 12
-"""Ops that are shown; `rows` and `to_json` have them all."""
+"""Ops that are shown, about a screen with what is around; `rows` and `to_json` have them all."""
 
 
 @shows("Certificate")

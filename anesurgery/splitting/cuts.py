@@ -15,9 +15,10 @@ from anesurgery.files.mil_types import type_text
 from anesurgery.splitting.graph import Graph
 
 MOST = 400
-"""Places that are considered, at most."""
+"""Places that are considered, at most: the search looks at pairs of them, 80,000 then."""
 SLACK = 1.03
-"""How much heavier than need be the heaviest of N chunks may be, for fewer bytes at the borders."""
+"""How much heavier than need be the heaviest of N chunks may be, for fewer bytes at the borders. A choice: 3 %
+of a load is not felt."""
 
 
 @dataclass(frozen=True)

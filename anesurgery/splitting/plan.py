@@ -10,7 +10,7 @@ from anesurgery.splitting.cuts import Cuts
 from anesurgery.splitting.graph import read_graphs
 
 ROOM = 0.95
-"""Share of a limit that is planned for: passes add masks and tables."""
+"""Share of a limit that is planned for: passes add masks and tables. A choice."""
 
 
 def chunk_numbers(program: Program, chunks: int | str) -> dict[str, int]:

@@ -60,7 +60,7 @@ NEUTRAL = {
 }
 """Layer of two inputs -> the number with which it gives the other side, and may that stand first?"""
 NEAR = 1e-3
-"""How far from it a constant is reported as nearly that number."""
+"""How far from it a constant is reported as nearly that number: what fp16 rounds numbers near 1 by, twice."""
 POWER = 3
 """`type` of a `unary` layer."""
 NESTED = frozenset({"branch", "loop", "loopBreak", "loopContinue", "copy"})

@@ -46,7 +46,7 @@ from anesurgery.authoring import LayerRewrite, Refusal, Site
 JOINED, PADDED = 3, 2
 """Axes that `concat` and `padding` take at least."""
 PIECES = 8
-"""Copies of all channels that are made at most on one side."""
+"""Copies of all channels that are made at most on one side: each is one more input of a concat. A choice."""
 NONE = (0, 0)
 """No margin at either end."""
 

@@ -57,7 +57,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site
 
 WEIGHTS = 2**24
-"""The most weights of a layer with a group for each phase: 64 MiB in fp32."""
+"""The most weights of a layer with a group for each phase: 64 MiB in fp32, which are read each time."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from anesurgery.mil import Operation, np_dtype, operands
 from anesurgery.ops import MOVING, names
 
 MOST_FACTORS = 8
-"""Whole exponents up to which a power is a product."""
+"""Whole exponents up to which a power is a product: models square, cube and raise to four; more raises the
+degree, by which a proof gets weaker."""
 
 
 WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}

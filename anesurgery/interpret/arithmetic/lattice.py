@@ -21,11 +21,12 @@ from anesurgery.mil import Array
 Tensor = torch.Tensor
 
 MOST_MEMBERS = 512
-"""Members of a set, at most."""
+"""Members of a set, at most: all numbers of a range of 9 bits. A choice, as what two sets make has the product
+of their members."""
 SMALL = 64
-"""Constants of up to this many elements are known as bounds."""
+"""Constants of up to this many elements are known as bounds: limits are; weights are bounded by their ends."""
 KEPT = 1 << 22
-"""Members that are remembered, the last ones made."""
+"""Members that are remembered, the last ones made: 32 MiB of names."""
 NOBODY = (1 << 62) - 1
 """Stands where a set has no more members; no name is as large."""
 

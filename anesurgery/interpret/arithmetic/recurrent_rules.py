@@ -15,7 +15,8 @@ from anesurgery.interpret.table import Unsupported
 from anesurgery.mil import Operation, np_dtype
 
 LONGEST = 64
-"""Steps up to which a sequence is taken apart; a longer one is a function of all that it reads."""
+"""Steps up to which a sequence is taken apart; a longer one is a function of all that it reads, since each step
+is taken by itself."""
 
 States = tuple[Image, ...]
 Step = Callable[[Image, States], States]

@@ -24,7 +24,7 @@ Tensor = torch.Tensor
 CEILING = 32768.0
 """Magnitude at which a sum of products becomes infinite (see `neural_engine.ELEMENTS`)."""
 AT_ONCE = 1 << 22
-"""Products that are looked at together."""
+"""Products that are looked at together: 16 MiB of fp32."""
 
 RESULTS = frozenset({"conv_transpose", "einsum", "conv_quantized"})
 """Ops whose result is held against the ceiling, and not their partial sums."""

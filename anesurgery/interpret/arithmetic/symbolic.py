@@ -29,7 +29,8 @@ Tensor = torch.Tensor
 Rule = Callable[..., Any]
 
 LARGEST = 1 << 22
-"""Elements of a value above which a site is not looked at in these arithmetics."""
+"""Elements of a value above which a site is not looked at in these arithmetics: a choice, as each is several
+numbers of 64 bits there."""
 
 ELEMENTWISE = (
     frozenset(UNARY)

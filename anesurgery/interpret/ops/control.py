@@ -13,7 +13,7 @@ from anesurgery.interpret.table import Unsupported, impl, ints, written
 from anesurgery.mil import Operation, nested_ops
 
 LOOP_LIMIT = 100_000
-"""Rounds after which a `while_loop` is taken for endless."""
+"""Rounds after which a `while_loop` is taken for endless: far more than sequences have steps."""
 
 
 def _block(plan: Any, block: Any, values: list[Any], env: dict[Any, Any], listener: Any) -> list[Any]:

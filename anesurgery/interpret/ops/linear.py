@@ -13,7 +13,8 @@ from anesurgery.interpret.table import impl
 Tensor = torch.Tensor
 
 LONG = 2048
-"""Length of a sum from which it pays to look whether a product only picks rows."""
+"""Length of a sum from which it pays to look whether a product only picks rows. A choice: of shorter ones the
+product costs little."""
 WIDTH = 256
 """Numbers of a row that are looked at together, to find the few that are not 0."""
 

@@ -147,7 +147,8 @@ def _vanishes(reader: Operation, var: Var) -> bool:
 
 
 STEPS = 12
-"""Ops between a power and what bounds it; a gelu by tanh has four."""
+"""Ops between a power and what bounds it; a gelu by tanh has four. Each more is one more question about each
+power."""
 
 
 def _under_root(op: Operation) -> bool:
@@ -370,7 +371,7 @@ def small_shares(op: Operation, target: Target) -> str:
 
 
 KEYS = 2048
-"""Half of the keys over which such a product was measured to be wrong."""
+"""Half of the keys over which such a product was measured to be wrong: others may be wrong somewhat earlier."""
 
 
 def scale_after(op: Operation, target: Target) -> str:

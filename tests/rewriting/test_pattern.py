@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anesurgery.errors import PatternError, Refusal
+from anesurgery.errors import NO_MATCH, PatternError, Refusal
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
 from anesurgery.rewriting.pattern import RESERVED, Match, OpPattern, any_of, matches, op, var
 
@@ -36,7 +36,7 @@ def missed(pattern: OpPattern, body: Any) -> str | None:
     """Why it does not match: a reason, or None for "not this kind of op"."""
     ways, refusal = matches(pattern, last(program_of(body)))
     assert not ways
-    return None if refusal is None else refusal.reason
+    return None if refusal is NO_MATCH else refusal.reason
 
 
 def test_another_kind_of_op_is_no_near_miss() -> None:

@@ -180,6 +180,7 @@ from anesurgery.rewriting import scaled_regions as scaled_regions
 from anesurgery.rewriting import stored_states as stored_states
 from anesurgery.rewriting.builder import Builder as Builder
 from anesurgery.rewriting.cache_example import cache_example as cache_example
+from anesurgery.rewriting.cache_example import cache_inputs as cache_inputs
 from anesurgery.rewriting.dead_code import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
@@ -187,6 +188,7 @@ from anesurgery.rewriting.graph_edits import op_words as op_words
 from anesurgery.rewriting.option_limits import option as option
 from anesurgery.rewriting.passes import Pass as Pass
 from anesurgery.rewriting.passes import Pipeline as Pipeline
+from anesurgery.rewriting.passes import against_several as against_several
 from anesurgery.rewriting.passes import run_pass as run_pass
 from anesurgery.rewriting.pattern import Match as Match
 from anesurgery.rewriting.pattern import OpPattern as OpPattern

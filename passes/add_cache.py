@@ -164,8 +164,8 @@ class AddCache(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function of iOS 18."""
-        if len(program.functions) != 1:
-            return Refusal(f"the model has the functions {', '.join(program.functions)}; a cache needs one")
+        if (several := an.against_several(program, "a cache needs one")) is not None:
+            return several
         (function,) = program.functions.values()
         if function.opset_version < an.ct.target.iOS18:
             return Refusal(

@@ -70,22 +70,16 @@ class CacheAsIo(Pass):
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
         names = self.states or list(an.stored_states.shared_shapes(list(program.functions.values())))
-        for function in program.functions.values():
-            for name in [n for n in names if n in an.stored_states.states_of(function)]:
-                with an.GraphEdits(self, session, function) as edits:
-                    move(edits, name)
         for name in names:
+            for function, state in an.stored_states.each(program, name):
+                shape, dtype = an.stored_states.held_shape(state), an.stored_states.held_type(state)
+                with an.GraphEdits(self, session, function) as edits:
+                    form = _Held(edits.new_input(name, shape, dtype))
+                    an.stored_states.StoredStates(edits, {state: form}).edit()
+                    edits.new_output(f"{name}_out", form.value)
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
             change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
             session.declare(self.name, name, change, (), ())
-
-
-def move(edits: an.GraphEdits, name: str) -> None:
-    """One state of one function."""
-    old = an.stored_states.states_of(edits.function)[name]
-    form = _Held(edits.new_input(name, an.stored_states.held_shape(old), an.stored_states.held_type(old)))
-    an.stored_states.StoredStates(edits, {old: form}).edit()
-    edits.new_output(f"{name}_out", form.value)
 
 
 def _called(names: Sequence[str]) -> Any:

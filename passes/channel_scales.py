@@ -79,7 +79,7 @@ class ChannelScales(Rewrite):
                 f"decompressed, the weights take {an.in_words(whole)}; "
                 f"{chip} runs programs of {an.in_words(limit)}"
             )
-            session.refusals.append((self.name, Refusal(f'{words}: use form="int8" or "palette"')))
+            session.refuse(self.name, f'{words}: use form="int8" or "palette"')
             return
         super().run(program, session)
 

@@ -67,8 +67,7 @@ class ClampValues(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
-        several = f"the model has the functions {', '.join(program.functions)}; clamp before they are made"
-        return Refusal(several) if len(program.functions) > 1 else None
+        return an.against_several(program, "clamp before they are made")
 
     def run(self, program: Program, session: Session) -> None:
         """Observe, clip what is beyond the limit first, and observe again what that leaves of the rest."""
@@ -78,8 +77,7 @@ class ClampValues(Pass):
             if not self.clamped(session, function, largest):
                 break
         if not session.changes:
-            why = Refusal(f"no finite value is beyond {self.limit:g} on the calibration data")
-            session.refusals.append((self.name, why))
+            session.refuse(self.name, f"no finite value is beyond {self.limit:g} on the calibration data")
 
     def clamped(self, session: Session, function: an.Function, largest: dict[str, float]) -> bool:
         """Clip the values beyond the limit that depend on no other one; were there any?"""
@@ -96,8 +94,8 @@ class ClampValues(Pass):
     def clamp(self, edits: an.GraphEdits, op: an.Operation, over: float) -> Var:
         """One value."""
         value, name = op.outputs[0], op.name
-        limit, mb = an.np_dtype(value).type(self.limit), edits.after(value)
-        clipped = mb.clip(x=value, alpha=-limit, beta=limit, name=f"{value.name}_clamped")
+        ends = {"alpha": -self.limit, "beta": self.limit}
+        clipped = edits.after(value).clip(x=value, **ends, name=f"{value.name}_clamped")
         edits.compare(name, (value, clipped))
         edits.replace(value, clipped)
         edits.session.notes.append(f"{self.name}: {name} reached {over:.3g}, and is clipped at {self.limit:g}")

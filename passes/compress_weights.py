@@ -76,19 +76,18 @@ class CompressWeights(Pass):
         """Compress the whole model when its first program comes."""
         whole = MLProgram(Loaded(program)) if session.whole is None else session.whole
         if len(whole.chosen) != len(whole.graphs):
-            reason = Refusal("a pipeline is compressed as a whole; leave member= out")
-            session.refusals.append((self.name, reason))
+            session.refuse(self.name, "a pipeline is compressed as a whole; leave member= out")
         elif program is whole.graphs[0]:
             options = {"for_": self.for_, "target": self.target or session.target, **(self.more or {})}
             try:
                 compression = compress(whole, self.bits, inputs=self.samples(whole, session), **options)
             except Unsuited as reason:
-                session.refusals.append((self.name, Refusal(str(reason))))
+                session.refuse(self.name, str(reason))
                 return
             except NotFinite as reason:
                 if self.given(session) is not None:
                     raise
-                session.refusals.append((self.name, Refusal(f"{DRAWN}: {reason}")))
+                session.refuse(self.name, f"{DRAWN}: {reason}")
                 return
             self.record(compression, session)
             for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):

@@ -53,7 +53,7 @@ class CutRows(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One that begins inside the last axis of a value that may be large."""
-        places = None if m.root.op_type == "split" else _places(m.root)
+        places = None if m.root.op_type == "split" else an.reading.slice_places(m.root)
         if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not _begins_inside(m.root, places):
             return an.NO_MATCH
         if places is not None and set(an.each_axis(m.root, "stride", 1)) != {1}:
@@ -96,21 +96,6 @@ def _sliced(mb: Builder, m: Match) -> Var:
     masks = {"squeeze_mask": gone} if any(gone) else {}
     part: Var = mb.slice_by_index(x=_turned(mb, x), begin=begin, end=end, **masks)
     return part if any(gone[-2:]) else _turned(mb, part)
-
-
-def _places(op: Operation) -> tuple[list[int], list[int]] | None:
-    """Where a slice begins and ends on each axis, counted from the front; None where only a run tells."""
-    shape, begins, ends = an.static_shape(op.x), an.ints(op, "begin"), an.ints(op, "end")
-    if not shape or not begins or not ends:
-        return None
-    opens, closes, single = (
-        an.each_axis(op, name, False) for name in ("begin_mask", "end_mask", "squeeze_mask")
-    )
-    if any(o and s for o, s in zip(opens, single, strict=True)):
-        return None
-    begin = [0 if o else b + d * (b < 0) for b, o, d in zip(begins, opens, shape, strict=True)]
-    end = [d if o else e + d * (e < 0) for e, o, d in zip(ends, closes, shape, strict=True)]
-    return begin, [b + 1 if s else e for b, s, e in zip(begin, single, end, strict=True)]
 
 
 @an.example((4, 8), dtype="fp16")

@@ -123,7 +123,7 @@ class FixShapes(Pass):
             elif refusal is None:
                 refusal = self.fixed(function, session)
             if refusal is not None:
-                session.refusals.append((self.name, refusal))
+                session.refuse(self.name, refusal)
         if len(session.changes) > edits:
             FoldConstants().run(program, session)
 

@@ -102,7 +102,7 @@ class _Folding:
                 continue
             values = self.values(op, used, fixed)
             if isinstance(values, Refusal):
-                self.session.refusals.append((self.step.name, values))
+                self.session.refuse(self.step.name, values)
                 staying.add(op)
             else:
                 self.fold(op, used, values)
@@ -118,7 +118,7 @@ class _Folding:
             return
         if grown > self.step.most_growth and len(weight.child_ops) > 1:
             words = f"%{weight.name} is read elsewhere too, and would be stored twice ({grown / MIB:.1f} MiB)"
-            self.session.refusals.append((self.step.name, Refusal(words, op)))
+            self.session.refuse(self.step.name, words, op)
             return
         mb, name = self.edits.before(op), f"{op.outputs[0].name}_folded"
         try:
@@ -128,7 +128,7 @@ class _Folding:
                 numbers = {k: an.decoded(op.inputs[k]) for k in ("x", "y")}
                 edited = mb.stored_like(weight, lambda: COMPUTED[op.op_type](*numbers.values()), (op,), name)
         except an.Refused as reason:
-            self.session.refusals.append((self.step.name, Refusal(str(reason), op)))
+            self.session.refuse(self.step.name, str(reason), op)
         else:
             self.edits.compare(op.name, (op.outputs[0], edited))
             self.replace(op, op.outputs, [edited], (f"compressed weight {edited.name}",))

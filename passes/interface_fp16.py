@@ -106,10 +106,10 @@ class InterfaceFp16(Pass):
         if not an.types.is_tensor(var.sym_type) or an.dtype_name(var) != "fp32":
             return False
         if name in session.images:
-            session.refusals.append((self.name, Refusal(f"%{name} is an image")))
+            session.refuse(self.name, f"%{name} is an image")
             return False
         if var.op is None and an.is_output(var):
-            session.refusals.append((self.name, Refusal(f"%{name} is an input and an output")))
+            session.refuse(self.name, f"%{name} is an input and an output")
             return False
         return True
 

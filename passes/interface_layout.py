@@ -65,7 +65,7 @@ class InterfaceLayout(Pass):
                     continue
                 order = _order(function, name, turn, session)
                 if isinstance(order, Refusal):
-                    session.refusals.append((self.name, order))
+                    session.refuse(self.name, order)
                 else:
                     self.turn(program, key, name, order, session)
 
@@ -74,9 +74,7 @@ class InterfaceLayout(Pass):
         trial = an.copied(program)
         self.turned(session.again(), trial.functions[key], name, order)
         if _left_in(trial) >= _left_in(an.copied(program)):
-            session.refusals.append(
-                (self.name, Refusal(f"no transpose goes when %{name} is in the order {order}"))
-            )
+            session.refuse(self.name, f"no transpose goes when %{name} is in the order {order}")
             return
         function = program.functions[key]
         is_input = name in function.inputs

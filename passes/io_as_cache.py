@@ -95,7 +95,7 @@ class IoAsCache(Pass):
             ends = [(function, outs.get(name)) for function, outs in matched]
             refusals = [against(f.inputs.get(name), out) for f, out in ends]
             if (refusal := next((r for r in refusals if r is not None), None)) is not None:
-                session.refusals.append((self.name, refusal))
+                session.refuse(self.name, refusal)
                 del pairs[name]
                 continue
             for function, out in ends:
@@ -160,12 +160,7 @@ def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Valu
     return call
 
 
-@an.example(
-    mb.TensorSpec((1, 4), an.types.fp16),
-    mb.TensorSpec((1,), an.types.int32),
-    mb.TensorSpec((8, 4), an.types.fp16),
-    opset="iOS18",
-)
+@an.example(*an.cache_inputs[:2], mb.TensorSpec((8, 4), an.types.fp16), opset="iOS18")
 def example(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
     """A cache of four numbers for each of eight tokens."""
     b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")

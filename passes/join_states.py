@@ -73,12 +73,11 @@ class JoinStates(Pass):
         functions = list(program.functions.values())
         names = _group(functions[0])
         if len(names) < 2 or any(_group(f) != names for f in functions):
-            why = Refusal("no two states agree in all but their first axis, in every function")
-            session.refusals.append((self.name, why))
+            session.refuse(self.name, "no two states agree in all but their first axis, in every function")
             return
         for function in functions:
             if (refusal := against(function)) is not None:
-                session.refusals.append((self.name, refusal))
+                session.refuse(self.name, refusal)
                 return
         for function in functions:
             with an.GraphEdits(self, session, function) as edits:
@@ -107,7 +106,7 @@ def against(function: an.Function) -> Refusal | None:
     writes: Counter[Any] = Counter()
     read: dict[Var, tuple[Any, int]] = {}
     for op in function.operations:
-        state = op.inputs.get("state", op.inputs.get("input"))
+        state = an.stored_states.state_of(op)
         if op.op_type == "coreml_update_state":
             if op.value in read and read[op.value] != (state, writes[state]):
                 return Refusal("it writes what was read of another state, or before another write", op)

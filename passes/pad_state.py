@@ -57,18 +57,15 @@ class PadState(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Pad each state, in all functions alike."""
-        functions = list(program.functions.values())
-        for name, shape in an.stored_states.shared_shapes(functions).items():
+        for name, shape in an.stored_states.shared_shapes(list(program.functions.values())).items():
             missing = -shape[-1] % self.multiple
             refusal = self.against(program, name) if missing else None
             if refusal is not None:
-                session.refusals.append((self.name, refusal))
+                session.refuse(self.name, refusal)
             if not missing or refusal is not None:
                 continue
             wide = (*shape[:-1], shape[-1] + missing)
-            for function in functions:
-                if (old := an.stored_states.states_of(function).get(name)) is None:
-                    continue
+            for function, old in an.stored_states.each(program, name):
                 with an.GraphEdits(self, session, function) as edits:
                     new = edits.new_input(name, wide, an.stored_states.held_type(old), state=True)
                     an.stored_states.StoredStates(edits, {old: _Padded(new, shape, missing)}).edit()
@@ -78,14 +75,11 @@ class PadState(Pass):
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
         for op in an.walk_ops(program):
-            if op.op_type == "slice_update" and op.x.op is not None and op.x.op.op_type in READ:
-                state = op.x.op.inputs.get("input") or op.x.op.inputs.get("state")
-                if state.name == name and int(op.update.shape[-1]) != an.stored_states.held_shape(state)[-1]:
-                    return Refusal("a write covers a part of the last axis", op)
+            read = op.x.op if op.op_type == "slice_update" else None
+            state = None if read is None else an.stored_states.state_of(read)
+            if state is not None and state.name == name and op.update.shape[-1] != op.x.shape[-1]:
+                return Refusal("a write covers a part of the last axis", op)
         return None
-
-
-READ = ("read_state", "coreml_update_state")
 
 
 @dataclass

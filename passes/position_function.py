@@ -83,7 +83,7 @@ class PositionFunction(Pass):
             ends = ends_at(function, self.lookup)
             word = f"{name}{INPUTS}"
             if not ends:
-                session.refusals.append((self.name, Refusal(f"no op of {name} depends on the position only")))
+                session.refuse(self.name, f"no op of {name} depends on the position only")
                 continue
             names = [v.name for v in ends]
             with an.GraphEdits(self, session, copies[name]) as edits:

@@ -37,7 +37,6 @@ Grade: bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anesurgery import authoring as an
@@ -91,7 +90,7 @@ class Rerank(Rewrite):
         skips = middle > self.at_most >= first or middle < self.at_least <= first <= self.at_most
         return m.bind(source=source) if skips and an.static_shape(m.root.outputs[0]) else an.NO_MATCH
 
-    def rewrite(self, mb: Builder, m: Match) -> Mapping[Var, Var]:
+    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """The op on the view, and its results seen in the old shapes."""
         outs = m.root.outputs
         if m.root.op_type in an.ops.VIEWS:
@@ -106,9 +105,9 @@ class Rerank(Rewrite):
         for op in an.walk_ops(program):
             if op.op_type not in self.kinds | {"const"} and not op.blocks:
                 tensors = [v for v in op.outputs if an.types.is_tensor(v.sym_type)]
-                for v in [v for v in tensors if v.rank > self.at_most][:1]:
-                    reason = f"{op.op_type} makes rank {v.rank} ({an.shape_in_words(v.shape)})"
-                    session.refusals.append((self.name, Refusal(reason, op)))
+                if wide := [v for v in tensors if v.rank > self.at_most]:
+                    rank, shape = wide[0].rank, an.shape_in_words(wide[0].shape)
+                    session.refuse(self.name, f"{op.op_type} makes rank {rank} ({shape})", op)
 
 
 @an.example((2, 2, 3, 4, 5, 6))

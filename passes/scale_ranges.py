@@ -84,11 +84,7 @@ class ScaleRanges(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
-        if len(program.functions) == 1:
-            return None
-        return Refusal(
-            f"the model has the functions {', '.join(program.functions)}; scale before they are made"
-        )
+        return an.against_several(program, "scale before they are made")
 
     def run(self, program: Program, session: Session) -> None:
         """Observe, choose, scale, and observe again."""
@@ -103,7 +99,7 @@ class ScaleRanges(Pass):
         if refusal is not None:
             plan.drop_copies()
             an.GraphEdits(self, session, function).remove()
-            session.refusals.append((self.name, refusal))
+            session.refuse(self.name, refusal)
             return
         plan.apply()
         plan.drop_copies()
@@ -113,7 +109,7 @@ class ScaleRanges(Pass):
         session.refusals += [(self.name, r) for r in plan.refusals]
         if (left := _observed(session, function, after).beyond()) >= beyond:
             words = f"{beyond} values exceed their limits before and {left} after: scaling would gain nothing"
-            session.refusals.append((self.name, Refusal(words, regions[0].seed)))
+            session.refuse(self.name, words, regions[0].seed)
             program.functions[name] = original.functions[name]
             return
         session.notes.append(

@@ -111,7 +111,7 @@ class SequenceLayout(Pass):
             words = f"layout: channels first, head by head: {'; '.join(map(str, seen))}"
             session.notes += [words] if len(session.changes) > edits else []
         elif session.target is not None:
-            session.refusals.append((self.name, seen))
+            session.refuse(self.name, seen)
         return None
 
     def lost(self, program: Program, session: Session) -> str:

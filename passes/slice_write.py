@@ -105,12 +105,7 @@ def _counts(rows: an.Array, axis: int, shape: tuple[int, ...]) -> bool:
     return np.array_equal(rows.reshape((1,) * (len(shape) - rows.ndim) + rows.shape), counted)
 
 
-@an.example(
-    mb.TensorSpec((1, 4), an.types.fp16),
-    mb.TensorSpec((1,), an.types.int32),
-    mb.StateTensorSpec((8, 4), dtype=an.types.fp16),
-    opset="iOS18",
-)
+@an.example(*an.cache_inputs, opset="iOS18")
 def example(n: Var, at: Var, cache: Var) -> Var:
     """A cache of four numbers for each of eight tokens."""
     h = mb.read_state(input=cache, name="h")

@@ -74,9 +74,8 @@ class StableAngle(Rewrite):
         """Numbers that are not 0, where the composition is wrong."""
         if var not in (m.angle.y, m.angle.x):
             return None
-        shape = an.fixed_shape(var)
-        sizes = 10 ** rng.uniform(-2, 4, shape)
-        return (sizes * rng.choice([-1, 1], shape)).astype(an.np_dtype(var))
+        sizes = 10 ** rng.uniform(-2, 4, an.fixed_shape(var))
+        return an.adversarial.signed(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The angle to the nearer axis, and from there around."""

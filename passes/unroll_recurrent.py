@@ -82,7 +82,7 @@ class UnrollRecurrent(Rewrite):
         """Each way through the sequence, side by side."""
         op, ways = m.root, BACK[str(an.constant(m.root.direction) or "forward")]
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
-        halves = [_parts(mb, state, len(ways)) for state in initial]
+        halves = [an.parted(mb, state, -1, len(ways)) for state in initial]
         walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
         lasts = [an.joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
         if an.flag(op, "output_sequence"):
@@ -95,17 +95,13 @@ def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[l
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
     bias = an.recurrent_steps.bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
-    inputs = _parts(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), steps, axis=0)
+    inputs = an.parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
     step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
     outputs = []
     for row in reversed(inputs) if back else inputs:
         states = step(mb.squeeze(x=row, axes=[0]), states)
         outputs.append(states[0])
     return (outputs[::-1] if suffix else outputs), states
-
-
-def _parts(mb: Builder, var: Var, count: int, axis: int = -1) -> list[Var]:
-    return [var] if count == 1 else list(mb.split(x=var, num_splits=count, axis=axis))
 
 
 def _sequence(mb: Builder, rows: list[Var]) -> Var:

@@ -516,7 +516,6 @@ ENGINE_PARTS = {
     "interface_fp16": {"files.interface", "files.protobuf"},
     "interface_layout": {"rewriting.host"},
     "io_as_cache": {"interpret.predictor"},
-    "legacy_embedding": {"files.protobuf"},
     "pick_tokens": {"interpret.decoder_calls"},
     "pointwise_convolution": {"placement.cost"},
     "position_function": {"files.protobuf", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},

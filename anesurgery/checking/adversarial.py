@@ -253,6 +253,12 @@ def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high:
     return np.asarray(rng.random(shape, np.float32) * np.float32(high - low) + np.float32(low))
 
 
+def signed(rng: np.random.Generator, sizes: Array) -> Array:
+    """Numbers of these sizes, of either sign."""
+    numbers: Array = sizes * rng.choice([-1, 1], sizes.shape)
+    return numbers
+
+
 def _some(rng: np.random.Generator, values: Array, share: float, choices: Array) -> Array:
     """Values of which a share, at least one, is drawn from what is known."""
     hit = np.asarray(rng.random(values.shape, np.float32) < share)

@@ -50,7 +50,7 @@ from anesurgery.mil import (
 from anesurgery.ops import names
 from anesurgery.semantics.meaning import CONTRACTED, Axes
 from anesurgery.semantics.moving_rows import reshaped
-from anesurgery.semantics.reading import each_axis, ints
+from anesurgery.semantics.reading import each_axis, ints, sliced
 from anesurgery.semantics.rows import places_of
 
 COUNTING = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
@@ -558,8 +558,5 @@ def _takes_first(op: Operation, axis: int) -> bool:
         return picked is not None and not np.any(picked) and (ints(op, "axis") or [0])[0] % op.x.rank == axis
     if op.op_type != "slice_by_index":
         return False
-    says = {n: each_axis(op, n, False)[axis] for n in ("begin_mask", "end_mask", "squeeze_mask")}
-    begin, end = constant(op.begin), constant(op.end)
-    first = says["begin_mask"] or (begin is not None and begin[axis] == 0)
-    one = says["squeeze_mask"] or (end is not None and not says["end_mask"] and end[axis] == 1)
-    return first and one
+    part = sliced(op)[axis]
+    return part.begin == 0 and (part.single or part.end == 1)

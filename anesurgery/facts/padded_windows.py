@@ -13,7 +13,7 @@ from anesurgery.errors import Refusal
 from anesurgery.facts.padded_ends import End
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored
-from anesurgery.semantics.reading import each_axis, ints
+from anesurgery.semantics.reading import ints, sliced
 
 
 def unpadded(op: Operation) -> Var:
@@ -38,7 +38,7 @@ def is_cut(op: Operation) -> bool:
         return False
     wanted = (*made.shape[:2], *unpadded(op).shape[2:])
     cut = [r for r in readers if r.op_type == "slice_by_index" and r.outputs[0].shape == wanted]
-    steady = all(n == 1 for r in cut for n in each_axis(r, "stride", 1))
+    steady = all(part.stride == 1 for r in cut for part in sliced(r))
     return (
         wanted != made.shape
         and cut == readers
@@ -49,8 +49,8 @@ def is_cut(op: Operation) -> bool:
 
 def begins_first(op: Operation, axes: Iterable[int]) -> bool:
     """Does a slice begin at the first place of some axes?"""
-    begins, masked = constant(op.begin), each_axis(op, "begin_mask", False)
-    return all(masked[a] or (begins is not None and begins[a] == 0) for a in axes)
+    parts = sliced(op)
+    return all(parts[axis].begin == 0 for axis in axes)
 
 
 def windows_kept(op: Operation, axis: int, end: End) -> Refusal | None:

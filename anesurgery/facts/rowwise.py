@@ -14,7 +14,7 @@ import numpy as np
 from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, is_output, is_stored, producer
 from anesurgery.ops import CONTRACTIONS, REDUCTIONS, WEIGHTED, names
-from anesurgery.semantics.reading import each_axis
+from anesurgery.semantics.reading import sliced
 from anesurgery.semantics.rows import MEANINGS, places_of, slices_read
 
 NORM = frozenset(
@@ -131,9 +131,8 @@ def takes_last(op: Operation, axis: int) -> bool:
         index = constant(op.indices)
         along = constant(op.axis) in (axis, axis - x.rank)
         return along and index is not None and np.size(index) == 1 and int(np.max(index)) in last
-    begin, masked = constant(op.begin), each_axis(op, "begin_mask", False)
-    straight = all(s == 1 for s in each_axis(op, "stride", 1))
-    return straight and begin is not None and not masked[axis] and int(begin[axis]) in last
+    parts = sliced(op)
+    return parts[axis].begin in last and all(part.stride == 1 for part in parts)
 
 
 def leads_to_weights(value: Var) -> bool:

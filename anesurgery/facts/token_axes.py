@@ -22,11 +22,11 @@ from anesurgery.facts import causal_windows
 from anesurgery.facts.attention import chain_to, mask_chain
 from anesurgery.facts.masks import causal_window, window_of
 from anesurgery.facts.sinks import is_maximum_of, masked_scores, shifted_by_maximum
-from anesurgery.mil import Block, Operation, Var, constant, operands, static_shape
+from anesurgery.mil import Block, Operation, Var, operands, static_shape
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
 from anesurgery.semantics.meaning import Operand, Place
 from anesurgery.semantics.moving_rows import staying
-from anesurgery.semantics.reading import axis_of, flag, ints
+from anesurgery.semantics.reading import axis_of, flag, ints, sliced
 from anesurgery.semantics.rows import places_of
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
@@ -377,12 +377,10 @@ def _first(op: Operation, axis: int, tokens: Tokens) -> Made:
     """A slice of the tokens at the beginning of an axis, and of all of the other ones."""
     x, out, labels = op.x, op.outputs[0], tokens.axes[op.x]
     whole = [a for a in range(x.rank) if a != axis and a in labels]
-    begin = constant(op.inputs.get("begin"))
-    masks = ints(op, "begin_mask") or [0] * x.rank
-    steps = ints(op, "stride") or [1] * x.rank
-    if begin is None or out.rank != x.rank or any(s != 1 for s in steps):
+    parts = sliced(op)
+    if any(part.begin is None or part.stride != 1 for part in parts) or out.rank != x.rank:
         return Refusal("how it takes tokens is not known")
-    starts = all(masks[a] or int(begin[a]) == 0 for a in (axis, *whole))
+    starts = all(parts[a].begin == 0 for a in (axis, *whole))
     if not starts or out.shape[axis] != tokens.length or any(out.shape[a] != x.shape[a] for a in whole):
         return Refusal("it takes other than the tokens of what holds more")
     tokens.first[op] = axis

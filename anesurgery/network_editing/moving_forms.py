@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -20,8 +20,12 @@ from anesurgery.network_editing.channels import CHANNELS, picking
 from anesurgery.network_editing.layer_pass import Site
 from anesurgery.network_editing.movement import PERMUTED, Movement, channel_last, last_axes, places
 
+T = TypeVar("T")
+
 Step = tuple[str, dict[str, Any]]
 """A layer type and its fields."""
+Layers = list[Step] | Refusal
+"""Layers in a row, or why they cannot be written; of one form `NO_MATCH` where it is not about a movement."""
 
 BLOCKS = (2, 3, 4, 8)
 """Block sizes of `reorganizeData` that a pass writes: the shuffle factors of the engine in
@@ -48,7 +52,7 @@ class Limits:
     blocks: Sequence[int] = BLOCKS
 
 
-def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
+def first_layers(move: Movement, limits: Limits) -> Layers:
     """The layers that do what a movement does, in a row; none where it does nothing.
 
     Refuses what they cannot express, with what was found.
@@ -70,6 +74,25 @@ def first_layers(move: Movement, limits: Limits) -> list[Step] | Refusal:
             if layers is not NO_MATCH:
                 refused.append(layers)
     return refused[0] if refused else Refusal(_unlike(move))
+
+
+def longest(row: Sequence[T], write: Callable[[Sequence[T]], Layers]) -> tuple[Layers, int]:
+    """The longest beginning of a row that can be written otherwise.
+
+    Args:
+        row: one item or more.
+        write: the layers that stand for a part of it, or why there are none.
+
+    Returns:
+        These layers, and the length of the beginning; or the reason for the whole row, and 1.
+    """
+    reasons: list[Refusal] = []
+    for end in range(len(row), 0, -1):
+        layers = write(row[:end])
+        if not isinstance(layers, Refusal):
+            return layers, end
+        reasons.append(layers)
+    return reasons[0], 1
 
 
 def emit(site: Site, source: str, steps: Sequence[Step], outputs: Sequence[str]) -> None:
@@ -94,9 +117,6 @@ def _unlike(move: Movement) -> str:
 
 
 # -- one layer -----------------------------------------------------------------------------------------
-
-Layers = list[Step] | Refusal
-"""The layers of one form, or why it cannot be written; `NO_MATCH` where the movement has another form."""
 
 
 def _flattened(move: Movement, limits: Limits) -> Layers:

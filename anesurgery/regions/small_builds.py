@@ -23,11 +23,12 @@ def cut(mb: Maker, x: Var, axis: int, start: int, length: int, stride: int = 1, 
     return mb.slice_by_index(x=x, begin=begin, end=end, **steps, **named)
 
 
-def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int], **named: str) -> list[Var]:
-    """Parts of an axis of these lengths; `x` itself where it is one."""
-    if len(sizes) == 1:
+def parted(mb: Maker, x: Var, axis: int, sizes: Sequence[int] | int, **named: str) -> list[Var]:
+    """Parts of an axis of these lengths, or so many equal ones; `x` itself where it is one."""
+    if (sizes if isinstance(sizes, int) else len(sizes)) == 1:
         return [x]
-    parts: Any = mb.split(x=x, split_sizes=list(sizes), axis=axis, **named)
+    form = {"num_splits": sizes} if isinstance(sizes, int) else {"split_sizes": list(sizes)}
+    parts: Any = mb.split(x=x, **form, axis=axis, **named)
     return list(parts)
 
 

@@ -7,13 +7,12 @@ import numpy as np
 from anesurgery.mil import Var, mb, types
 from anesurgery.rewriting.example_programs import example
 
+ROW, PLACE = mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)
+cache_inputs = (ROW, PLACE, mb.StateTensorSpec((8, 4), dtype=types.fp16))
+"""A row of four numbers, its place, and the state of which it becomes a row."""
 
-@example(
-    mb.TensorSpec((1, 4), types.fp16),
-    mb.TensorSpec((1,), types.int32),
-    mb.StateTensorSpec((8, 4), dtype=types.fp16),
-    opset="iOS18",
-)
+
+@example(*cache_inputs, opset="iOS18")
 def cache_example(n: Var, at: Var, cache: Var) -> Var:
     """A cache of four numbers for each of eight tokens."""
     b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")

@@ -29,6 +29,13 @@ PROOFS = ("sites", "model", "both", None)
 """What `prove=` may be."""
 
 
+def against_several(program: Any, words: str) -> Refusal | None:
+    """Why a pass over one function refuses a program of several; `words` say what to do, or what needs one."""
+    if len(program.functions) == 1:
+        return None
+    return Refusal(f"the model has the functions {', '.join(program.functions)}; {words}")
+
+
 @dataclass(frozen=True)
 class Pass:
     """A named edit of a model.

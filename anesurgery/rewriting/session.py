@@ -11,7 +11,7 @@ from typing import Any
 
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.display import Drawn, drawn
-from anesurgery.errors import Refusal
+from anesurgery.errors import Named, Refusal
 from anesurgery.files import arrays
 from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.files.writing import check_place
@@ -144,6 +144,16 @@ class Session(Report):
         for name in set(function.inputs) - inputs:
             remove_input(function, name)
         del self.contract[contract:], self.dropped_inputs[dropped:]
+
+    def refuse(self, step: str, why: Refusal | str, where: Named | None = None) -> None:
+        """Record that a pass left something as it was.
+
+        Args:
+            step: the name of the pass.
+            why: the reason, with the value on which it rests.
+            where: the op or layer, where the reason is given in words.
+        """
+        self.refusals.append((step, why if isinstance(why, Refusal) else Refusal(why, where)))
 
     def declare(
         self, pass_name: str, where: str, change: InterfaceChange, before: Sequence[str], after: Sequence[str]

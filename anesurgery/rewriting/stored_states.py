@@ -6,11 +6,11 @@ form says how these are made; other ops read such a value as it was before, made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anesurgery.mil import Function, Operation, Var, consumers, types
+from anesurgery.mil import Function, Operation, Program, Var, consumers, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.graph_edits import GraphEdits
 
@@ -30,6 +30,19 @@ def held_shape(state: Var) -> Shape:
 def held_type(state: Var) -> Any:
     """The element type of what a state holds, as `new_input` takes it."""
     return state.sym_type.wrapped_type().get_primitive()
+
+
+def state_of(op: Operation) -> Var | None:
+    """The state that an op reads or writes; None of other ops."""
+    state = op.inputs.get("state", op.inputs.get("input"))
+    return state if isinstance(state, Var) and types.is_state(state.sym_type) else None
+
+
+def each(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
+    """Each function that has a state of a name, and that state."""
+    for function in program.functions.values():
+        if (state := states_of(function).get(name)) is not None:
+            yield function, state
 
 
 class Form:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, producer, static_shape
@@ -51,6 +52,60 @@ def each_axis(op: Operation, name: str, absent: Any) -> list[Any]:
     """
     values = constant(op.inputs.get(name))
     return [absent] * op.x.rank if values is None else [type(absent)(value) for value in values]
+
+
+@dataclass(frozen=True)
+class Along:
+    """What a slice takes along one axis, in places as the op states them: negative ones count from the end."""
+
+    begin: int | None
+    """The first place, 0 where the op leaves it open (and steps forward); None where it is dynamic."""
+    end: int | None
+    """The place behind the last; None where it is dynamic, or left open."""
+    to_end: bool
+    """Is the end left open, so that all that follows is taken?"""
+    stride: int
+    single: bool
+    """Is one element taken, and the axis dropped?"""
+
+    def places(self, size: int) -> tuple[int, int] | None:
+        """The first place and the one behind the last of an axis of a length; None where one is dynamic."""
+        begin = None if self.begin is None else _from_front(self.begin, size)
+        if begin is None or self.single:
+            return None if begin is None else (begin, begin + 1)
+        if self.end is None:
+            return (begin, size) if self.to_end else None
+        return begin, _from_front(self.end, size)
+
+
+def _from_front(place: int, size: int) -> int:
+    return min(place + size if place < 0 else place, size)
+
+
+def sliced(op: Operation) -> list[Along]:
+    """What a slice takes along each axis of x."""
+    begins, ends = ints(op, "begin"), ints(op, "end")
+    opens, closes, single = (each_axis(op, f"{n}_mask", False) for n in ("begin", "end", "squeeze"))
+    return [
+        Along(
+            0 if opens[axis] else begins[axis] if begins else None,
+            ends[axis] if ends and not closes[axis] else None,
+            closes[axis],
+            stride,
+            single[axis],
+        )
+        for axis, stride in enumerate(each_axis(op, "stride", 1))
+    ]
+
+
+def slice_places(op: Operation) -> tuple[list[int], list[int]] | None:
+    """Where a slice begins and ends on each axis, from the front; None where one is dynamic, or the shape."""
+    shape = static_shape(op.x)
+    pairs = [] if shape is None else [along.places(n) for along, n in zip(sliced(op), shape, strict=True)]
+    known = [pair for pair in pairs if pair is not None]
+    if not known or len(known) != len(pairs):
+        return None
+    return [begin for begin, _ in known], [end for _, end in known]
 
 
 def axis_of(op: Operation) -> int:

@@ -78,9 +78,7 @@ class LegacyDivide(an.two_sides.TwoSided):
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
-        shape = an.drawn_shape(var)
-        sign = rng.choice([-1.0, 1.0], shape)
-        return (sign * rng.uniform(2, 8, shape)).astype(np.float32)
+        return an.adversarial.signed(rng, rng.uniform(2, 8, an.drawn_shape(var))).astype(np.float32)
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str | Refusal:
         """The inverse of the divisor, unless every number has to stay."""
@@ -95,8 +93,7 @@ class LegacyDivide(an.two_sides.TwoSided):
             factor: an.Array = 1 / value
         broken = ~np.isfinite(factor) | (np.abs(factor) < SMALLEST)
         if broken.any():
-            words = f"{value[broken][0]:g}, whose reciprocal is no normal fp32 number"
-            return Refusal(f"the divisor holds {words}")
+            return Refusal(f"the divisor holds {value[broken][0]:g}, whose reciprocal is no normal fp32 number")
         rounded = np.abs(np.frexp(value)[0]) != 0.5
         if self.exact and rounded.any():
             return Refusal(f"the divisor holds {value[rounded][0]:g}, which is no power of two")

@@ -41,7 +41,6 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import LayerRewrite, Refusal, Site, Var
-from anesurgery.files.protobuf import proto
 
 KIND = "embeddingND"
 
@@ -63,15 +62,12 @@ class LegacyEmbedding(LayerRewrite):
             words = f"its indices have the shape {indices}, not (n, 1, 1, 1) or (s, n, 1, 1, 1)"
             return Refusal(words) if site.node is table else None
         row = [table, *an.movement.moving_after(site.network, table)]
-        reason: Refusal | None = None
-        for end in range(len(row), 0, -1):
-            steps = _steps(site, table, row[1:end])
-            if isinstance(steps, list):
-                if row[end - 1] is site.node:
-                    an.moving_forms.emit(site, table.inputs[0], steps, site.outputs)
-                return None
-            reason = steps if reason is None else reason
-        return reason if site.node is table else None
+        steps, length = an.moving_forms.longest(row, lambda part: _steps(site, part))
+        if isinstance(steps, Refusal):
+            return steps if site.node is table else None
+        if row[length - 1] is site.node:
+            an.moving_forms.emit(site, table.inputs[0], steps, site.outputs)
+        return None
 
     def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Places in the table: nothing else is read."""
@@ -90,15 +86,16 @@ def _table(site: Site) -> an.Node | None:
     return table if table is not None and first in an.movement.moving_after(site.network, table) else None
 
 
-def _steps(site: Site, table: an.Node, after: Sequence[an.Node]) -> list[an.moving_forms.Step] | Refusal:
+def _steps(site: Site, row: Sequence[an.Node]) -> an.moving_forms.Layers:
     """The layers in the place of a table and of some layers after it."""
+    table, *after = row
     size = int(table.params.embeddingSize)
     looked_up = (*site.sizes(table.inputs[0])[:-3], size, 1, 1)
     alone = an.movement.Movement(looked_up, an.movement.places(site.sizes(table.outputs[0])))
     move = an.movement.movement(site, after, looked_up) if after else alone
     limits = an.moving_forms.Limits(int(site.network.spec.specificationVersion))
     layers = an.moving_forms.first_layers(move, limits)
-    return [("embedding", _fields(table.params)), *layers] if isinstance(layers, list) else layers
+    return layers if isinstance(layers, Refusal) else [("embedding", _fields(table.params)), *layers]
 
 
 def _fields(params: Any) -> dict[str, Any]:
@@ -115,6 +112,4 @@ def example() -> Any:
         an.make_layer(KIND, ["x"], ["rows"], vocabSize=3, embeddingSize=4, weights=an.weights(table)),
         an.make_layer("transpose", ["rows"], ["y"], axes=[0, 3, 1, 2]),
     ]
-    spec = an.make_network({"x": (5, 1, 1, 1)}, layers, ["y"])
-    spec.description.input[0].type.multiArrayType.dataType = proto.FeatureTypes_pb2.ArrayFeatureType.INT32
-    return spec
+    return an.make_network({"x": (5, 1, 1, 1)}, layers, ["y"], integers=["x"])

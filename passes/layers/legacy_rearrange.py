@@ -42,6 +42,7 @@ Grade: proved.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,30 +70,23 @@ class LegacyRearrange(LayerRewrite):
         at = row.index(site.node)
         begin = 0
         while begin <= at:
-            steps, end = self._longest(site, row, begin)
-            if isinstance(steps, list) and end == at:
+            steps, length = an.moving_forms.longest(row[begin:], functools.partial(self._written, site))
+            if isinstance(steps, list) and begin + length == at + 1:
                 an.moving_forms.emit(site, row[begin].inputs[0], steps, site.outputs)
                 return None
             if isinstance(steps, Refusal) and begin == at:
                 return None if site.node.kind in an.movement.FIRST_MOVERS else steps
-            begin = end + 1
+            begin += length
         return None
 
-    def _longest(
-        self, site: Site, row: Sequence[an.Node], begin: int
-    ) -> tuple[list[an.moving_forms.Step] | Refusal, int]:
-        """The longest part from a place on that can be written otherwise, and its last place."""
+    def _written(self, site: Site, part: Sequence[an.Node]) -> an.moving_forms.Layers:
+        """A part of a row in layers of the first releases."""
         version = int(site.network.spec.specificationVersion)
         limits = an.moving_forms.Limits(version, self.channels, self.blocks)
-        reason: Refusal | None = None
-        for end in range(len(row) - 1, begin - 1, -1):
-            part = row[begin : end + 1]
-            steps = an.moving_forms.first_layers(an.movement.movement(site, part), limits)
-            if isinstance(steps, list) and _better(steps, part):
-                return steps, end
-            if reason is None and isinstance(steps, Refusal):
-                reason = steps
-        return Refusal("nothing is gained") if reason is None else reason, begin
+        steps = an.moving_forms.first_layers(an.movement.movement(site, part), limits)
+        if isinstance(steps, Refusal) or _better(steps, part):
+            return steps
+        return Refusal("nothing is gained")
 
 
 def _better(steps: Sequence[an.moving_forms.Step], part: Sequence[an.Node]) -> bool:

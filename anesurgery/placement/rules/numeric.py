@@ -49,7 +49,7 @@ from anesurgery.placement.rules.mask_fills import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
-from anesurgery.semantics.reading import flag, ints, number, readers_after, scaled, weight
+from anesurgery.semantics.reading import flag, ints, number, readers_after, scaled, sliced, weight
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
 
@@ -547,9 +547,7 @@ def width_slice(op: Operation, target: Target) -> str:
         begin = 1 if axes and axes[0] % len(shape) == len(shape) - 1 else 0
         where = "its parts after the first"
     else:
-        begins = ints(op, "begin")
-        open_ = constant(op.inputs.get("begin_mask"))
-        begin = 0 if not begins or (open_ is not None and bool(open_[-1])) else begins[-1]
+        begin = sliced(op)[-1].begin or 0
         where = f"element {begin % shape[-1]}"
     if not begin or bounds.magnitude(op.x, products=2) <= SLICE_LIMIT:
         return ""

@@ -2,8 +2,8 @@
 
 `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
 above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
-`exp(x) - 1`, `log(1 - p)`, `mean(a b) - mean(a) mean(b)` and the sines of large angles lose all digits on the
-way.
+`exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`, `mean(a b) - mean(a) mean(b)` and sines of
+large angles lose all digits on the way.
 
 Sizes are reckoned in powers of the largest number: a value of which nothing is known has the size `UNKNOWN`, a
 product the sum of the sizes of its factors, a root half of that of what it is taken of.
@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import cast
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.moments import difference_of_means
-from anesurgery.semantics.reading import flag, number, scaled
+from anesurgery.semantics.reading import beside_number, flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
 
@@ -451,8 +452,9 @@ def is_given(var: Var) -> bool:
 
 
 def _difference(op: Operation) -> _Size | None:
-    """What cancels: squares less twice a product, exp(x) - 1, what is next to 1 under a logarithm."""
-    return _distances(op) or _covariance(op) or _near_zero(op) or _complement(op)
+    """What cancels: squares less twice a product, exp(x) - 1, roots of neighbours, what is near 1 in a log."""
+    rules = (_distances, _covariance, _near_zero, _neighbours, _near_number, _complement)
+    return next((size for rule in rules if (size := rule(op)) is not None), None)
 
 
 def _covariance(op: Operation) -> _Size | None:
@@ -516,20 +518,101 @@ def _made_of(product: Operation, source: Var) -> bool:
 
 
 def _near_zero(op: Operation) -> _Size | None:
-    """exp(x) - 1 where x may be near 0."""
+    """exp(x) - 1 where x may be near 0, with what is added to it before; and without x again."""
     if op.op_type not in ("sub", "add"):
         return None
-    pairs = ((op.x, op.y),) if op.op_type == "sub" else ((op.x, op.y), (op.y, op.x))
-    wanted = 1.0 if op.op_type == "sub" else -1.0
-    for value, one in pairs:
+    terms, ops = _terms_of(op)
+    ones = [sign * one for sign, v in terms if abs(one := number(v) or 0.0) == 1]
+    for sign, value in terms:
         exponential = producer(value, "exp")
-        if exponential is None or number(one) != wanted:
+        if exponential is None or -sign not in ones:
             continue
         low, high = interval(exponential.x)
-        if low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
+        joined = any(number(v) is not None or v in (value, exponential.x) for v in (op.x, op.y))
+        if joined and low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
             why = f"%{op.outputs[0].name} is exp(%{exponential.x.name}) - 1, which loses its digits near 0"
-            return _Size(0.0, (op, exponential), op, why)
+            return _Size(0.0, (*ops, exponential), op, why)
     return None
+
+
+def _terms_of(op: Operation) -> tuple[list[tuple[float, Var]], list[Operation]]:
+    """What a sum adds up and takes away, each with its sign, and the ops that do it."""
+    terms, ops, pending = list[tuple[float, Var]](), list[Operation](), [(1.0, op.outputs[0])]
+    while pending:
+        sign, var = pending.pop()
+        maker = producer(var, "add", "sub")
+        if maker is None or len(ops) > TERMS:
+            terms.append((sign, var))
+            continue
+        ops.append(maker)
+        pending += [(sign, maker.x), (-sign if maker.op_type == "sub" else sign, maker.y)]
+    return terms, ops
+
+
+TERMS = 4
+"""Additions that are looked through for what cancels."""
+
+
+def _neighbours(op: Operation) -> _Size | None:
+    """`sqrt(x + c) - sqrt(x)` and its like, of numbers that may lie next to each other."""
+    makers = [producer(v, *SMOOTH) for v in (op.x, op.y)] if op.op_type == "sub" else []
+    if not makers or makers[0] is None or makers[1] is None or makers[0].op_type != makers[1].op_type:
+        return None
+    one, other = makers[0], makers[1]
+    if one.op_type == "pow" and number(one.y) != number(other.y):
+        return None
+    (source, more), (same, less) = _moved(one.x), _moved(other.x)
+    if source is not same or more == less or magnitude(source) <= FAR * abs(more - less):
+        return None
+    why = f"%{op.x.name} and %{op.y.name} are nearly equal where %{source.name} is large"
+    return _Size(
+        0.0, (op, one, other, *(m for v in (one.x, other.x) if (m := producer(v, "add", "sub")))), op, why
+    )
+
+
+SMOOTH = names("sqrt log pow rsqrt inverse atan")
+"""Ops of which neighbouring numbers, if they are large, give nearly the same."""
+FAR = 16.0
+"""How many times their distance numbers must be for five binary digits to be lost."""
+
+
+def _near_number(op: Operation) -> _Size | None:
+    """`sqrt(x + c) - sqrt(c)`, its like, and log(1 + x), where x may be near 0."""
+    wanted = 0.0 if op.op_type == "log" else None
+    maker = op if op.op_type == "log" else None
+    if op.op_type in ("add", "sub") and (beside := beside_number(op)) is not None:
+        maker, wanted = producer(beside[0], *SMOOTH), beside[1] * (-1 if op.op_type == "add" else 1)
+    if maker is None or wanted is None or written_exponential(op) is not None:
+        return None
+    source, more = _moved(maker.x)
+    low, high = interval(source)
+    near = more > 0 and abs(_at(maker, more) - wanted) <= STEP * max(abs(wanted), STEP)
+    if not near or low >= NEAR * more or high <= -NEAR * more or high - low <= 2 * ALIKE * more:
+        return None
+    why = f"%{op.outputs[0].name} loses its digits where %{source.name} is small beside {more:g}"
+    return _Size(0.0, tuple(dict.fromkeys((op, maker, cast(Operation, maker.x.op)))), op, why)
+
+
+STEP = 2.0**-9
+"""How far, relatively, a number of fp16 may be from the one that was meant."""
+
+
+def _at(op: Operation, x: float) -> float:
+    """What an op of `SMOOTH` makes of a number above 0."""
+    power = {"sqrt": 0.5, "rsqrt": -0.5, "inverse": -1.0}.get(op.op_type) or number(op.inputs.get("y"))
+    if op.op_type in ("log", "atan"):
+        return math.log(x) if op.op_type == "log" else math.atan(x)
+    return math.nan if power is None else x**power
+
+
+def _moved(var: Var) -> tuple[Var, float]:
+    """A value, and the number that is added to it."""
+    maker = producer(var, "add", "sub")
+    if maker is not None and (more := number(maker.y)) is not None:
+        return maker.x, -more if maker.op_type == "sub" else more
+    if maker is not None and maker.op_type == "add" and (more := number(maker.x)) is not None:
+        return maker.y, more
+    return var, 0.0
 
 
 def _is_tanh(op: Operation) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, each_function, loadable, memory, unit_advice
-from anesurgery.placement.evidence import Finding, Rule
+from anesurgery.placement.evidence import Rule
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
@@ -77,7 +76,8 @@ def inspect(
             older format, pipelines and other models are inspected by their own rules.
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
         compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE by default.
-        inputs: arrays by name, or a list of such mappings: numeric hazards are then looked for in a run.
+        inputs: arrays by name, or a list of such mappings: numeric hazards are then looked for in a run, and
+            each numeric finding says how far its op comes on them.
         function: which function; `main` or the first by default.
         measured: ask Core ML too; on a Mac only, elsewhere a note says so.
 
@@ -120,9 +120,9 @@ def inspect_program(
     units, path = choose(judged, target, doubts)
     segments, numbers = segments_of(judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
-    hazards = _sampled(loaded, inputs, target, function)
+    seen = _sampled(loaded, inputs, target, function)
     rows = tuple(
-        _row(i, j, unit, number, hazards, ms)
+        _row(i, j, unit, number, seen, ms)
         for i, (j, unit, number, ms) in enumerate(
             zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
         )
@@ -150,19 +150,17 @@ def inspect_program(
     )
 
 
-def _sampled(
-    loaded: Loaded, inputs: Any, target: Target, function: str | None
-) -> Mapping[str, tuple[Finding, ...]]:
-    """The hazards that a run shows, by op.
+def _sampled(loaded: Loaded, inputs: Any, target: Target, function: str | None) -> sampled.Observed | None:
+    """What a run on samples shows; None without any.
 
     Raises:
         LoadError: the weights are not there.
     """
     if inputs is None:
-        return {}
+        return None
     if loaded.absent is not None:
         raise LoadError(f"no run without weights: {loaded.absent}")
-    return sampled.hazards(loaded, inputs, target, function)
+    return sampled.observed(loaded, inputs, target, function)
 
 
 def _rules(loaded: Loaded) -> tuple[Rule, ...]:
@@ -172,15 +170,12 @@ def _rules(loaded: Loaded) -> tuple[Rule, ...]:
 
 
 def _row(
-    index: int,
-    judged: Judged,
-    unit: str | None,
-    segment: int,
-    hazards: Mapping[str, tuple[Finding, ...]],
-    ms: float | None,
+    index: int, judged: Judged, unit: str | None, segment: int, seen: sampled.Observed | None, ms: float | None
 ) -> OpRow:
     op, first, name = judged.op, judged.op.outputs[0], judged.name
-    findings = (*judged.findings, *hazards.get(name, ()))
+    findings = judged.findings
+    if seen is not None:
+        findings = (*(seen.beside(f, op) for f in findings), *seen.findings.get(name, ()))
     return OpRow(
         index,
         name,

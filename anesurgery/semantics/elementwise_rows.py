@@ -56,7 +56,8 @@ def _square(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _squares(ends: Interval) -> Interval:
-    return 0.0, max(end * end for end in ends)
+    low, high = sorted(abs(end) for end in ends)
+    return (0.0 if ends[0] <= 0 <= ends[1] else low * low), high * high
 
 
 def _pow(op: Operation, ranges: Ranges) -> Interval:

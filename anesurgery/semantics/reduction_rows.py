@@ -92,6 +92,14 @@ def _sum(op: Operation, ranges: Ranges) -> Interval:
     return (max(low, 0.5), high) if _holds_a_one(op) else (low, high)  # half of it is left to rounding
 
 
+def _length(op: Operation, ranges: Ranges) -> Interval:
+    """Of the sum of squares the root, unless the sum itself is asked for."""
+    low, high = ranges.at(op.x)
+    least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
+    ends = times(summed(op), (least**2, max(low * low, high * high)))
+    return ends if op.op_type == "reduce_sum_square" else (math.sqrt(ends[0]), math.sqrt(ends[1]))
+
+
 def _holds_a_one(op: Operation) -> bool:
     """Is one of the numbers exp(0), since they are exponentials of what is left without the largest?"""
     exponential = producer(op.x, "exp")
@@ -142,6 +150,7 @@ ROWS: dict[str, Meaning] = {
     **dict.fromkeys(names("reduce_max reduce_min"), Meaning(same, _reduced, whole=OF_WHOLE)),
     "reduce_mean": Meaning(same, _reduced),
     "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE),
+    **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), Meaning(_length, _reduced)),
     "reduce_prod": Meaning(_product, _reduced),
     **dict.fromkeys(
         names("reduce_argmax reduce_argmin"), Meaning(axes=lambda op: _reduced(op, MIXED), positions=0)

@@ -70,6 +70,16 @@ def distances(a: Var, b: Var) -> Var:
     return mb.sub(x=mb.add(x=x, y=y), y=twice, name="y")
 
 
+def roots(a: Var, b: Var) -> Var:
+    size = mb.abs(x=a)
+    return mb.sub(x=mb.sqrt(x=mb.add(x=size, y=HALF(1))), y=mb.sqrt(x=size), name="y")
+
+
+def divergence(a: Var, b: Var) -> Var:
+    """exp(a) - 1 - a, the part of a variance in what one bell curve is told from another by."""
+    return mb.sub(x=mb.sub(x=mb.exp(x=a), y=HALF(1)), y=a, name="y")
+
+
 def angle(a: Var, b: Var) -> Var:
     return mb.sin(x=mb.mul(x=a, y=np.linspace(0.1, 1, 64, dtype=HALF)), name="y")
 
@@ -93,6 +103,14 @@ FORMS: dict[str, tuple[Callable[[Var, Var], Var], float]] = {
     "shares": (shares, 8000.0),
     "distances": (distances, 0.0),
     "exp(x) - 1": (lambda a, b: mb.sub(x=mb.exp(x=a), y=HALF(1), name="y"), 1e-3),
+    "1 - exp(x)": (lambda a, b: mb.sub(x=HALF(1), y=mb.exp(x=a), name="y"), 1e-3),
+    "divergence of bell curves": (divergence, 0.02),
+    "a difference of roots": (roots, 0.0),
+    "a root less that of a number": (
+        lambda a, b: mb.sub(x=mb.sqrt(x=mb.add(x=mb.abs(x=a), y=HALF(2))), y=HALF(2**0.5), name="y"),
+        1e-2,
+    ),
+    "log(1 + x)": (lambda a, b: mb.log(x=mb.add(x=mb.abs(x=a), y=HALF(1)), epsilon=HALF(0), name="y"), 1e-3),
     "angle": (angle, 700.0),
     "logarithm of the rest": (log_of_rest, 1e-3),
     "logarithm of a product": (log_of_product, 1.0),
@@ -178,6 +196,36 @@ def test_an_angle_that_nothing_rounds_is_left_alone(factor: float, speaks: bool)
     assert bool(apply_pass(WidenToFp32(), model)[1].changes) is speaks
     found = [f.rule for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"]
     assert found == ["num-angle"] * speaks
+
+
+BELL = np.outer([1, 2, 1], [1, 2, 1]).astype(HALF).reshape(1, 1, 3, 3) / HALF(16)
+
+
+def weighted_variance(kernel: Any, other: Any = None) -> Program:
+    """The variance of windows by a convolution, as a structural similarity has it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 12, 12), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        mean = mb.conv(x=x, weight=kernel if other is None else other)
+        return mb.sub(x=mb.conv(x=mb.square(x=x), weight=kernel), y=mb.square(x=mean), name="y")
+
+    return program
+
+
+def test_variances_of_weighted_windows() -> None:
+    model = weighted_variance(BELL)
+    x = {"x": (20 + np.random.default_rng(0).random((1, 1, 12, 12))).astype(HALF)}
+    after = apply_pass(WidenToFp32(), model)[0]
+    (exact,) = run(model, x, precision=Double()).values()  # type: ignore[arg-type]
+    assert decibels(model, x, exact, "fp16") < 20
+    assert decibels(after, x, exact, "fp16") > GOOD
+    found = {f.rule for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"}
+    assert found == {"num-square", "num-cancel"}
+
+
+@pytest.mark.parametrize("kernels", [(BELL * HALF(2),), (-BELL,), (BELL, np.flip(BELL, -1) * HALF(0.5))])
+def test_what_is_no_difference_of_means_stays(kernels: tuple[Any, ...]) -> None:
+    assert not apply_pass(WidenToFp32(), weighted_variance(*kernels))[1].changes
 
 
 def high_frequencies() -> Program:

@@ -345,13 +345,13 @@ def test_samples_show_the_values() -> None:
 
     program = built(body, fp16(1, 64))
     sample = {"x": np.full((1, 64), 300, np.float16)}
-    found = sampled.hazards(program, [sample, sample], Target.parse("M4"))
+    found = sampled.observed(program, [sample, sample], Target.parse("M4")).findings
     assert set(found) == {"squared", "summed"}
     messages = {f.rule: f.message for f in found["squared"]}
     assert messages["sampled-overflow"].endswith("a magnitude of 9e+04, values from 9e+04 to 9e+04")
     assert any("5.76e+05" in f.message for f in found["summed"])
     assert any("2 samples, the engine of M4" in f.scope for f in found["squared"])
-    quiet = sampled.hazards(program, {"x": np.ones((1, 64), np.float16)}, ANY)
+    quiet = sampled.observed(program, {"x": np.ones((1, 64), np.float16)}, ANY).findings
     assert quiet == {}
 
 

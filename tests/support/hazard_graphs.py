@@ -466,6 +466,17 @@ def shares_by_hand(x: Var) -> Var:
     return mb.real_div(x=mb.matmul(x=weights, y=x), y=rows(mb.reduce_sum, weights), name="y")
 
 
+def difference_of_roots(x: Var) -> Var:
+    """Of numbers that are 1 apart."""
+    size = mb.abs(x=x)
+    return mb.sub(x=mb.sqrt(x=mb.add(x=size, y=HALF(1))), y=mb.sqrt(x=size), name="y")
+
+
+def log_of_more(x: Var) -> Var:
+    """log(1 + x)."""
+    return mb.log(x=mb.add(x=x, y=HALF(1)), epsilon=HALF(0), name="y")
+
+
 def log_of_rest(x: Var) -> Var:
     """log(1 - exp(-|x|))."""
     share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
@@ -1061,6 +1072,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "the exponential is rounded to steps of 0.001 next to 1",
+    ),
+    Hazard(
+        "difference of the roots of neighbours",
+        difference_of_roots,
+        random(2, 64, scale=20, shift=2000),
+        of_bounded(difference_of_roots),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "two roots of large numbers have most digits in common",
+    ),
+    Hazard(
+        "logarithm of 1 + x near 0",
+        log_of_more,
+        np.abs(random(2, 64, scale=1e-3)),
+        lambda x: log_of_more(mb.add(x=mb.abs(x=x), y=HALF(1))),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "next to 1 a sum is rounded to steps of 0.001",
     ),
     Hazard(
         "logarithm of the rest of a share",

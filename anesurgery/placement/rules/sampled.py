@@ -6,13 +6,16 @@ in exact arithmetic, in fp16 and as the engine was measured to compute (`calibra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from anesurgery.checking.ranges import Hazard, OpRange, ranges
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.properties import CHIPS, FORGE, GUIDE, STUDY
-from anesurgery.mil import Program, walk_ops
+from anesurgery.mil import Operation, Program, operands, walk_ops
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.target import Target
 
@@ -37,10 +40,35 @@ ADVICE: dict[str, str] = {
 }
 
 
-def hazards(
+@dataclass(frozen=True)
+class Observed:
+    """What a run on samples shows.
+
+    Attributes:
+        findings: name of an op -> what goes wrong, each with the value found.
+        largest: name of a value -> the largest magnitude of it in exact arithmetic.
+        samples: how many there were.
+    """
+
+    findings: Mapping[str, tuple[Finding, ...]]
+    largest: Mapping[str, float]
+    samples: int
+
+    def beside(self, finding: Finding, op: Operation) -> Finding:
+        """The same finding, with how far the samples come where it is about numbers."""
+        read = [self.largest[v.name] for _, v in operands(op) if v.name in self.largest]
+        given = [self.largest[v.name] for v in op.outputs if v.name in self.largest]
+        if finding.kind != "numeric" or not read or not given:
+            return finding
+        many = f"{self.samples} sample{'s' * (self.samples != 1)}"
+        words = f"on {many} it reads magnitudes up to {max(read):.4g}, and gives up to {max(given):.4g}"
+        return replace(finding, message=f"{finding.message}; {words}")
+
+
+def observed(
     model: Loaded | Program, inputs: Values | Iterable[Values], target: Target, function: str | None = None
-) -> dict[str, tuple[Finding, ...]]:
-    """What goes wrong on samples.
+) -> Observed:
+    """What goes wrong on samples, and how large values are.
 
     Args:
         model: what is loaded, or a program.
@@ -49,23 +77,30 @@ def hazards(
             on every chip measured is assumed.
         function: which function; `main` or the first by default.
 
-    Returns:
-        name of an op -> findings, each with the value found.
-
     Raises:
         InterpretError: inputs that do not fit.
         SurgeryError: no inputs.
     """
     loaded = Loaded.of(model)
-    observed = ranges(loaded.program, inputs, chip=chip(target), function=function)
+    samples = [inputs] if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable) else list(inputs)
+    seen = ranges(loaded.program, samples, chip=chip(target), function=function)
     names = {v.name: op.name for op in walk_ops(loaded.program) for v in op.outputs}
     by_op: dict[str, tuple[Finding, ...]] = {}
-    for row in observed.rows:
+    for row in seen.rows:
         name = names.get(row.name, row.name)
-        new = tuple(_finding(hazard, row, name, observed.samples) for hazard in row.hazards)
+        new = tuple(_finding(hazard, row, name, seen.samples) for hazard in row.hazards)
         if new:
             by_op[name] = by_op.get(name, ()) + new
-    return by_op
+    return Observed(by_op, {**_of_inputs(samples), **{r.name: r.largest for r in seen.rows}}, seen.samples)
+
+
+def _of_inputs(samples: Sequence[Values]) -> dict[str, float]:
+    """The largest magnitude of each input of floats."""
+    largest: dict[str, float] = {}
+    for name, value in ((n, np.asarray(v)) for one in samples for n, v in one.items()):
+        if value.dtype.kind == "f" and value.size:
+            largest[name] = max(largest.get(name, 0.0), float(np.abs(value).max()))
+    return largest
 
 
 def chip(target: Target) -> str | None:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from anesurgery.mil import Operation, producer, static_shape
+from anesurgery.mil import Operation, np_dtype, producer, static_shape
 from anesurgery.ops import ALONG, REDUCTIONS, names
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, of_constant
 from anesurgery.semantics.meaning import (
@@ -93,7 +93,9 @@ def _sum(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _length(op: Operation, ranges: Ranges) -> Interval:
-    """Of the sum of squares the root, unless the sum itself is asked for."""
+    """Of the sum of squares the root, unless the sum itself is asked for; squares of integers start again."""
+    if np_dtype(op.x).kind != "f":
+        return ANY
     low, high = ranges.at(op.x)
     least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
     ends = times(summed(op), (least**2, max(low * low, high * high)))

@@ -94,8 +94,9 @@ class Shares:
             dtype: in which it is factored; fp32 is enough for an estimate.
         """
         order = np.argsort(-np.diag(hessian), kind="stable")
-        factor, added = _factor(torch.from_numpy(hessian[np.ix_(order, order)]).to(dtype), damping)
-        return cls(order, factor.float(), added)
+        turned = order[::-1]
+        factor, added = _factor(torch.from_numpy(hessian[np.ix_(turned, turned)]).to(dtype), damping)
+        return cls(order, factor, added)
 
     def solved(self, rows: Array) -> Array:
         """Rows [rows, columns] times the inverse of the damped Hessian, in fp32."""
@@ -191,22 +192,21 @@ class _Work:
             self.left[after].addmm_(self.shares.factor[start:end, after].T, self.errors[start:end], alpha=-1)
 
 
-def _factor(matrix: torch.Tensor, damping: float) -> tuple[torch.Tensor, float]:
-    """The upper Cholesky factor of the inverse of a damped Hessian, and what was added to its diagonal.
+def _factor(turned: torch.Tensor, damping: float) -> tuple[torch.Tensor, float]:
+    """The upper Cholesky factor, in fp32, of the inverse of a damped Hessian, and what its diagonal gained.
 
-    The factor of the matrix with its rows and columns turned round is inverted, and turned round again.
+    Given is the matrix with its rows and columns turned round: its lower factor is inverted, and turned round.
     """
-    mean = float(matrix.diagonal().mean())
+    mean = float(turned.diagonal().mean())
     if not mean > 0:
-        return torch.eye(len(matrix), dtype=matrix.dtype), 1.0
+        return torch.eye(len(turned)), 1.0
+    total = 0.0
     while True:
-        added = damping * mean
-        turned = matrix.flip(0, 1)
-        turned.diagonal().add_(added)
+        turned.diagonal().add_(damping * mean - total)
+        total = damping * mean
         lower, failed = torch.linalg.cholesky_ex(turned)
-        del turned
         if not failed:
-            return _inverse(lower.tril_()).flip(0, 1), added
+            return _inverse(lower).float().flip(0, 1), total
         if damping >= MOST_DAMPING:
             raise ValueError("the second moments of the inputs are no positive matrix")
         damping *= 10

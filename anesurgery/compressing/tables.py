@@ -175,7 +175,7 @@ def _above(middles: Array, values: Array) -> Array:
         return np.searchsorted(middles, values)
     count = np.zeros(values.shape, np.uint8)
     for middle in middles:
-        count += values > middle
+        count += (values > middle).view(np.uint8)
     return count
 
 

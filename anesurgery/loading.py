@@ -24,6 +24,7 @@ from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.mil_program import program_text
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
@@ -48,6 +49,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
     Raises:
         LoadError: it does not exist, is damaged, or is not an ML Program.
+        SurgeryError: an argument is not what the call takes.
     """
     return _load(model, _units(compute_units))
 
@@ -150,8 +152,8 @@ def _network(
 
 
 @exclusive
-def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
-    """The specification of a model on disk, and its ML Programs: one, or those of a pipeline in order.
+def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
+    """The ML Programs of a model on disk: one, or those of a pipeline or a chain in order.
 
     Neural networks are made into ML Programs whose inputs and outputs keep their names.
 
@@ -161,16 +163,16 @@ def load_parts(path: str | os.PathLike[str]) -> tuple[Any, list[Loaded]]:
     source = Path(path).expanduser()
     if is_chain(source):
         chain = load_chain(source)
-        return chain.spec, list(map(runnable, chain.chunks))
+        return ModelSequence.of_parts(chain.spec, list(map(runnable, chain.chunks)))
     if (is_compiled(source) and not is_network(source)) or is_text(source):
         loaded = _compiled(source, None)
-        return loaded.spec, [loaded]
+        return ModelSequence.of_parts(loaded.spec, [loaded])
     file, weights = locate(source)
     opened = SourceFile(file)
     spec = read_spec(opened)
     parts = _parts(spec, str(path), source.resolve(), weights)
     opened.check_place()
-    return spec, parts
+    return ModelSequence.of_parts(spec, parts)
 
 
 @exclusive
@@ -249,6 +251,7 @@ def to_text(model: Any, *, dialect: str = "short") -> str:
     Raises:
         UnknownName: there is no such dialect.
         LoadError: the model cannot be read, or is only a part of a program and the dialect is "mil".
+        SurgeryError: an argument is not what the call takes.
     """
     if dialect not in DIALECTS:
         raise UnknownName("dialect", dialect, DIALECTS)

@@ -451,7 +451,11 @@ def _prove_model(original: Subject, surgery: Surgery, inputs: Any, quiet: bool, 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps for a family of models, sorted by what they declare. Calling it gives the changed model."""
+    """Steps for a family of models, sorted by what they declare. Calling it gives the changed model.
+
+    Raises:
+        SurgeryError: a field is not of its type, or the orders that two passes declare contradict each other.
+    """
 
     name: str
     """By which reports know it; those of the library are found by it."""

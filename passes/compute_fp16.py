@@ -63,7 +63,7 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
-ROUNDED = "fp16 rounds each value; compare whole models"
+ROUNDED = "its operands are rounded too, and drawn numbers may leave fp16 where its own do not; compare models"
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,8 @@ def compare(
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
         InterpretError: inputs that do not fit.
-        LoadError: a pipeline is to be proved whose models have several opsets.
+        LoadError: a model cannot be read; or a pipeline is to be proved whose models have several opsets.
+        SurgeryError: an argument is not what the call takes.
     """
     from anesurgery.checking.divergence import first_divergence
 
@@ -390,7 +391,7 @@ def _prove_pipelines(
     first, second = (Predictor(model, fuse=False) for model in (a, b))
     values = dict(first.sample(seed) if inputs is None else inputs)
     bound_values = bind(first.inputs, values) if first.inputs else values
-    old, new = (function_of(join(p.parts, p.outputs), None) for p in (first, second))
+    old, new = (function_of(join(p.models, p.outputs), None) for p in (first, second))
     return prove_models(old, new, bound_values, gate=gate, seed=seed, last=last)
 
 

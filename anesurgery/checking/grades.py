@@ -43,7 +43,11 @@ REQUIRED = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """What a pass promises at its own sites, computed in fp32."""
+    """What a pass promises at its own sites, computed in fp32.
+
+    Raises:
+        SurgeryError: `rtol` is no number from 0 on.
+    """
 
     rtol: float = 0.0
     """Largest difference, relative to the largest magnitude of the old value; 0 means bit-exact.

@@ -49,6 +49,7 @@ def decompile(
 
     Raises:
         LoadError: the source is not a compiled ML Program or is damaged; or the target cannot be written.
+        SurgeryError: an argument is not what the call takes.
     """
     folder, place = Path(source).expanduser(), Path(target).expanduser().absolute()
     if not is_compiled(folder):

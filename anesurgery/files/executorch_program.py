@@ -163,6 +163,7 @@ def executorch(path: str | os.PathLike[str]) -> ExecuTorch:
 
     Raises:
         LoadError: it cannot be read, is no such file, or is damaged.
+        SurgeryError: an argument is not what the call takes.
     """
     source = SourceFile(Path(path).expanduser())
     if not source.size:

@@ -13,16 +13,17 @@ from typing import Any
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.mil import Program, function_of
 
 HALF, FLOAT = proto.MIL_pb2.DataType.FLOAT16, proto.MIL_pb2.DataType.FLOAT32
 
 
-def join(parts: Sequence[Loaded], outputs: Sequence[str]) -> Program:
+def join(models: ModelSequence, outputs: Sequence[str]) -> Program:
     """One program of several models.
 
     Args:
-        parts: in the order in which they run; each runs its default function.
+        models: each runs its default function.
         outputs: what the whole gives.
 
     Raises:
@@ -31,11 +32,11 @@ def join(parts: Sequence[Loaded], outputs: Sequence[str]) -> Program:
     held = HeldWeights()
     whole = proto.MIL_pb2.Program(version=1)
     joined = _Joined(whole.functions["main"])
-    for part in parts:
+    for part in models.parts:
         name = default_function(part)
         joined.add(to_proto(part.program, part.version, held.store).functions[name])
     joined.finish(outputs)
-    version = max(part.version for part in parts)
+    version = max(part.version for part in models.parts)
     return from_proto(whole, version, held.read, "the chain")
 
 

@@ -298,6 +298,7 @@ def save(loaded: Loaded, path: str | os.PathLike[str], *, overwrite: bool = Fals
     Raises:
         LoadError: the path exists, is the input or in it, has another suffix, or cannot be written; or the
             weights of the model were changed on disk after it was loaded.
+        SurgeryError: an argument is not what the call takes.
     """
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite)

@@ -5,7 +5,7 @@ A pipeline is a file of them; a chain, which `anesurgery.split` makes, is a sequ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,6 +60,16 @@ class ModelSequence:
     source: Path | None = None
     """Where the models came from, which is never written to."""
     compute_units: Any = None
+
+    @classmethod
+    def of_parts(cls, spec: Any, parts: Sequence[Loaded]) -> ModelSequence:
+        """Models to be run, in order: those of a pipeline or a chain, or one by itself."""
+        return ModelSequence(spec, {f"model_{number}": part for number, part in enumerate(parts, 1)})
+
+    @property
+    def parts(self) -> tuple[Loaded, ...]:
+        """The models that are held apart, in order."""
+        return tuple(self.loaded.values())
 
     @property
     def ends(self) -> dict[str, Ends]:

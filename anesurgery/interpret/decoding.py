@@ -412,6 +412,7 @@ def generate(
     Raises:
         InterpretError: the model is no decoder, what is asked for does not fit into its context, or an option
             cannot be what it is.
+        LoadError: the model cannot be read.
     """
     choose, rng = _choice(steps, sampler, seed)
     decoder = _decoder(model, precision=precision, device=device, tables=tables, drop=drop)
@@ -452,6 +453,7 @@ def stream(
 
     Raises:
         InterpretError: as `generate` does.
+        LoadError: the model cannot be read.
     """
     decoder = _decoder(model, drop=drop)
     prompt = decoder._whole(prompt_ids).ravel().tolist()

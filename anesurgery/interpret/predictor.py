@@ -19,7 +19,7 @@ from anesurgery.interpret.core import Executable
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.probe import Probe
 from anesurgery.interpret.sampling import rows_read, sample_function
-from anesurgery.loading import load, load_member, load_parts
+from anesurgery.loading import load, load_member, load_sequence
 from anesurgery.mil import Function, Var, ct, function_of, np_dtype, types
 from anesurgery.neuralnetwork.loaded_network import runnable
 
@@ -54,7 +54,8 @@ class Predictor:
         device: str = "cpu",
         member: str | int | None = None,
     ) -> None:
-        self._spec, self.parts = _read(model, member)
+        self.models = _read(model, member)
+        self.parts, spec = self.models.parts, self.models.spec
         parts = [p for p in self.parts if function in p.program.functions] or self.parts
         self.executables = [
             Executable(
@@ -68,8 +69,8 @@ class Predictor:
             passed |= {v.name for v in executable.function.outputs}
         self._rows = [_rows_read(e.function) for e in self.executables]
         self._descriptions = [_description(p, e.function) for p, e in zip(parts, self.executables, strict=True)]
-        whole = self._spec is not None and self._spec.WhichOneof("Type") in PIPELINES
-        self._whole = _described(self._spec.description, function) if whole else None
+        whole = spec is not None and spec.WhichOneof("Type") in PIPELINES
+        self._whole = _described(spec.description, function) if whole else None
         if self._whole is not None:
             _check_outputs(self._whole, self._descriptions)
 
@@ -192,26 +193,23 @@ def _check_ids(rows: Mapping[str, int], values: Mapping[str, Any]) -> None:
             )
 
 
-def _read(model: Any, member: str | int | None = None) -> tuple[Any, list[Loaded]]:
-    """The specification, and the programs to run in order."""
-    if member is not None:
-        loaded = load_member(model, member)
-        return loaded.spec, [loaded]
-    if isinstance(model, Predictor):
-        return model._spec, model.parts
+def _read(model: Any, member: str | int | None = None) -> ModelSequence:
+    """The models to run, in order, as ML Programs."""
+    if isinstance(model, Predictor) and member is None:
+        return model.models
     if isinstance(model, ct.models.MLModel) and model.package_path:
         model = model.package_path
-    if isinstance(model, (str, os.PathLike)):
-        return load_parts(model)
-    if isinstance(model, ModelSequence):
-        return model.spec, list(map(runnable, model.loaded.values()))
-    loaded = load(model)
-    return loaded.spec, [loaded]
+    if member is None and isinstance(model, (str, os.PathLike)):
+        return load_sequence(model)
+    if member is None and isinstance(model, ModelSequence):
+        return ModelSequence.of_parts(model.spec, list(map(runnable, model.parts)))
+    loaded = load(model) if member is None else load_member(model, member)
+    return ModelSequence.of_parts(loaded.spec, [loaded])
 
 
 def program_of(predictor: Predictor) -> Loaded | None:
     """The ML Program that a predictor read; None where it read a neural network or a pipeline."""
-    spec = predictor._spec
+    spec = predictor.models.spec
     return predictor.parts[0] if spec is not None and spec.WhichOneof("Type") == PROGRAM else None
 
 
@@ -320,6 +318,8 @@ def run(
 
     Raises:
         InterpretError: inputs that do not fit, an op that is not known or fails.
+        LoadError: the model cannot be read.
+        SurgeryError: an argument is not what the call takes.
         UnknownName: no such function or value.
     """
     how: dict[str, Any] = {"precision": precision, "listener": listener, "state": state, "device": device}

@@ -31,6 +31,9 @@ class Sampler:
 
         >>> Sampler()(np.array([0.0, 2.0, 1.0]), np.random.default_rng(0))
         1
+
+    Raises:
+        InterpretError: an option cannot be what it is.
     """
 
     temperature: float = 0.0

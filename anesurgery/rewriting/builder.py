@@ -170,7 +170,11 @@ class Builder(mil.OpMakers):
         return self._function.inputs.get(name)
 
     def add_input(self, shape: Sequence[int], dtype: Any, change: InterfaceChange) -> Var:
-        """A new input of the function, declared by `change` (its first name is the input's); once per name."""
+        """A new input of the function, declared by `change` (its first name is the input's); once per name.
+
+        Raises:
+            PassError: the function has another input of that name.
+        """
         name = change.names[0]
         if name in self._function.inputs:
             if not any(name in declared.names for declared in self._session.contract):

@@ -213,7 +213,11 @@ Observer = Callable[[Pass, Graph], None]
 
 @dataclass(frozen=True)
 class Pipeline(Pass):
-    """Several passes in a row, sorted by what they declare; themselves a pass."""
+    """Several passes in a row, sorted by what they declare; themselves a pass.
+
+    Raises:
+        SurgeryError: a field is not of its type, or the orders that two passes declare contradict each other.
+    """
 
     name: ClassVar[str] = "pipeline"
     """Of every pipeline, in reports."""
@@ -235,7 +239,15 @@ class Pipeline(Pass):
         return tuple(part for step in self.steps for part in step.parts())
 
     def run(self, graph: Graph, session: Session) -> None:
-        """Run the steps in order."""
+        """Run the steps in order.
+
+        Args:
+            graph: a MIL program, or the layers of a network.
+            session: is told of each change, refusal and declared change of the interface.
+
+        Raises:
+            PassError: a step failed, or the last round that is allowed still changed something.
+        """
         for _ in range(self.limit if self.until_stable else 1):
             edits = len(session.changes)
             for step in self.steps:

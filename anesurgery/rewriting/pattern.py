@@ -164,7 +164,11 @@ class Ops:
         return self.any(op_type)
 
     def any(self, *wanted: str) -> Callable[..., OpPattern]:
-        """A pattern maker for several op types at once."""
+        """A pattern maker for several op types at once.
+
+        Raises:
+            PatternError: there is no such op type; or, when it is called, no such parameter.
+        """
         for op_type in wanted:
             if op_type not in op_types():
                 raise PatternError(f"there is no op {op_type!r}; {near_matches(op_type, op_types())}")

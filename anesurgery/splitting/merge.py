@@ -107,6 +107,7 @@ def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrit
     Raises:
         LoadError: the model cannot be read, or the package cannot be written.
         UnknownName: no such function.
+        SurgeryError: an argument is not what the call takes.
     """
     loaded = load(model)
     warn_of_names(loaded.notes)

@@ -21,7 +21,7 @@ from anesurgery.files.compiled import read_compiled
 from anesurgery.files.compiled_interface import read_container
 from anesurgery.files.package import read_spec
 from anesurgery.interpret import Predictor
-from anesurgery.loading import interface, load, load_parts
+from anesurgery.loading import interface, load, load_sequence
 from anesurgery.mil import ct, quiet_host, walk_ops
 from anesurgery.rewriting.ml_program import op_counts
 
@@ -122,7 +122,7 @@ def test_every_verb_takes_a_compiled_model(twins: tuple[Path, Path], tmp_path: P
     assert [row["preferred"] for row in ours["ops"]] == [row["preferred"] for row in theirs["ops"]]
     assert ane.compare(path, package).ok
     assert ane.ranges(path).to_json()
-    assert load_parts(path)[1][0].notes == ()
+    assert load_sequence(path).parts[0].notes == ()
     surgery = ane.apply(path, "negate_subtract", prove=None, quiet=True)
     surgery.save(tmp_path / "made.mlpackage")
     assert ane.compare(path, tmp_path / "made.mlpackage").ok

@@ -129,6 +129,9 @@ class Target:
         compute_units: one of `COMPUTE_UNITS`, as in coremltools.
         label: what the user wrote, with the chip of a product in its place.
         rates: a user's own table, learned from plans.
+
+    Raises:
+        UnknownName: there are no such compute units.
     """
 
     chips: tuple[str, ...] = GROUPS["any"]

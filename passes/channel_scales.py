@@ -46,8 +46,6 @@ from anesurgery.placement.memory import dense
 
 VALUES = 256
 """Of a palette of 8 bits, the widest that there is."""
-ROUNDS = 20
-"""Steps of the search for the values of a palette. A choice: later ones move them little."""
 
 Encode = Callable[[Builder], Var]
 ROUNDED = "its weights are rounded, as the notes say; compare whole models"
@@ -155,26 +153,13 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 
 
 def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
-    """Rounded to the values that fit best: means of neighbours, moved until they stay."""
-    distinct, counts = np.unique(numbers, return_counts=True)
-    values = distinct.astype(np.float64)
-    if len(values) > VALUES:
-        values = np.unique(np.quantile(numbers, np.linspace(0, 1, VALUES)).astype(np.float64))
-        for _ in range(ROUNDS):
-            nearest = _nearest(distinct, values)
-            total = np.bincount(nearest, counts, len(values))
-            sums = np.bincount(nearest, counts * distinct.astype(np.float64), len(values))
-            values = np.sort(np.where(total > 0, sums / np.maximum(total, 1), values))
-    table = np.zeros(VALUES, numbers.dtype)
-    table[: len(values)] = values
-    indices = _nearest(numbers, np.sort(table[: len(values)]).astype(np.float64)).astype(np.uint8)
+    """Rounded to the values that fit best."""
+    rows = [numbers.reshape(-1, 1).astype(np.float64)]
+    table = np.sort(an.clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
+    held = table.astype(np.float64).reshape(1, VALUES, 1)
+    indices = an.clusters.clustered(rows, VALUES, held)[1][0].astype(np.uint8).reshape(numbers.shape)
     parts = {"indices": indices, "lut": table.reshape([1] * numbers.ndim + [VALUES, 1])}
     return an.constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
-
-
-def _nearest(numbers: an.Array, values: an.Array) -> an.Array:
-    """The place of the value next to each number; values ascend."""
-    return np.searchsorted((values[1:] + values[:-1]) / 2, numbers.astype(np.float64))
 
 
 def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import pkgutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import torch
 
 import anesurgery as ane
+from anesurgery import authoring as an
 from anesurgery import facts, ops, regions, semantics, testing
 from anesurgery.errors import PassError, PatternError, ProofError, Refusal, SurgeryError
-from anesurgery.mil import Operation, Program, Var, mb, types
+from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Rule, Target
 from anesurgery.placement.registered import unregister_rule
 from anesurgery.rewriting.builder import Builder
@@ -248,3 +251,113 @@ def test_an_op_type_that_does_not_exist_is_an_error_of_kinds_too() -> None:
         class Misspelt(Rewrite):
             name = "misspelt"
             kinds = frozenset({"cumsumm"})
+
+
+class MeanOfSum(Rewrite):
+    """The pass of the page."""
+
+    name = "mean_of_sum"
+    tolerance = an.Tolerance(1e-3)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.mul(x=op.reduce_sum(x=var("x"), as_="sum"), y=var("factor"), commutes=True)
+
+    def check(self, m: Match) -> Match | Refusal:
+        axes = [int(axis) for axis in an.constant(m.sum.axes)]
+        n = math.prod(m.x.shape[axis] for axis in axes)
+        if not an.is_constant(m.factor, 1 / n, rtol=2**-11):
+            return Refusal(f"the factor is not 1/{n}", m.root)
+        return m.bind(axes=axes)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.reduce_mean(x=m.x, axes=m.axes, keep_dims=an.constant(m.sum.keep_dims))
+
+
+class MergeClips(Rewrite):
+    """Two clips are one."""
+
+    name = "merge_clips"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.clip(x=op.clip(x=var("x"), as_="inner"), as_="outer")
+
+    def check(self, m: Match) -> Match | Refusal:
+        low, high = (
+            pick(float(an.constant(clip.inputs[end])) for clip in (m.inner, m.outer))
+            for pick, end in ((max, "alpha"), (min, "beta"))
+        )
+        return m.bind(low=low, high=high) if low <= high else Refusal("they do not meet", m.root)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.clip(x=m.x, alpha=m.low, beta=m.high)
+
+
+class DropOne(Rewrite):
+    """A multiplication by 1 goes."""
+
+    name = "drop_one"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.mul(x=var("x"), y=var("one"), commutes=True)
+
+    def check(self, m: Match) -> Match | Refusal:
+        return m if an.is_constant(m.one, 1.0) else an.NO_MATCH
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        x: Var = m.x
+        return x
+
+
+class LeakyAsMaximum(Rewrite):
+    """A leaky ReLU is a maximum."""
+
+    name = "leaky_as_maximum"
+    kinds = frozenset({"leaky_relu"})
+
+    def check(self, m: Match) -> Match | Refusal:
+        slope = float(an.constant(m.alpha))
+        return m.bind(slope=slope) if 0 <= slope <= 1 else Refusal(f"the slope is {slope:g}", m.root)
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.maximum(x=m.x, y=mb.mul(x=m.x, y=m.slope))
+
+
+STRANGERS = (MeanOfSum(), MergeClips(), DropOne(), LeakyAsMaximum())
+EDITS = ["drop_one", "leaky_as_maximum", "mean_of_sum", "merge_clips"]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_four_passes_of_strangers_act_on_models_of_both_types(kind: type[np.floating[Any]]) -> None:
+    element = types.fp16 if kind is np.float16 else types.fp32
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), element)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Var:
+        x = mb.leaky_relu(x=mb.mul(x=x, y=kind(1)), alpha=kind(0.1))
+        x = mb.clip(x=mb.clip(x=x, alpha=kind(-3), beta=kind(3)), alpha=kind(-2), beta=kind(5))
+        return mb.mul(x=mb.reduce_sum(x=x, axes=[-1], keep_dims=True), y=kind(0.125))
+
+    surgery = ane.apply(program, list(STRANGERS), prove="both", quiet=True)
+    assert sorted(change.pass_name for change in surgery.changes) == EDITS
+    assert surgery.refusals == []
+
+
+@pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
+def test_four_passes_of_strangers_act_inside_a_conversion(precision: str) -> None:
+    """Without the passes of coremltools that would do the same before them."""
+
+    class Net(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = torch.nn.functional.leaky_relu(x * 1.0, 0.1)
+            return torch.clamp(torch.clamp(x, -3, 3), -2, 5).sum(-1, keepdim=True) * 0.125
+
+    pipeline = ane.Recipe(name="mine", steps=STRANGERS).pipeline()
+    pipeline.remove_passes({"common::noop_elimination", "common::fuse_reduce_mean"})
+    model = ct.convert(
+        torch.jit.trace(Net().eval(), torch.ones(2, 8)),
+        inputs=[ct.TensorType("x", (2, 8))],
+        pass_pipeline=pipeline,
+        compute_precision=getattr(ct.precision, precision),
+        minimum_deployment_target=ct.target.iOS16,
+    )
+    assert sorted({change.pass_name for change in pipeline.report.changes}) == EDITS
+    assert "reduce_mean" in ane.to_text(model)

@@ -353,7 +353,7 @@ def test_four_passes_of_strangers_act_inside_a_conversion(precision: str) -> Non
     pipeline = ane.Recipe(name="mine", steps=STRANGERS).pipeline()
     pipeline.remove_passes({"common::noop_elimination", "common::fuse_reduce_mean"})
     model = ct.convert(
-        torch.jit.trace(Net().eval(), torch.ones(2, 8)),
+        torch.jit.trace(Net().eval(), torch.ones(2, 8)),  # type: ignore[no-untyped-call]
         inputs=[ct.TensorType("x", (2, 8))],
         pass_pipeline=pipeline,
         compute_precision=getattr(ct.precision, precision),

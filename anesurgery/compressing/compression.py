@@ -567,7 +567,11 @@ class _Part:
             self.choices[one.var] = plain if form is None else self.possible[one.var][form]
 
     def _room(self, kinds: Iterable[Candidate]) -> int | None:
-        """The bytes that weights with a choice may take, when all else has its own, and each op a bias."""
+        """The bytes that weights with a choice may take, when all else has its own, and each op a bias.
+
+        Raises:
+            SurgeryError: all else takes that much.
+        """
         if self.plan.room is None:
             return None
         weights = list(kinds)
@@ -575,7 +579,13 @@ class _Part:
         held = {key_of(op.bias): stored_bytes(op.bias) for op in biased if op.inputs.get("bias") is not None}
         gained = sum(r.outputs.size * np.dtype(np_dtype(op.x)).itemsize for op, r in biased.items())
         replaced = sum(stored_bytes(one.var) for one in weights) + sum(held.values())
-        return self.plan.room - (_bytes_of(self.loaded) - replaced) - gained
+        kept = _bytes_of(self.loaded) - replaced + gained
+        if kept >= self.plan.room:
+            raise SurgeryError(
+                f"max_bytes leaves {self.plan.room} bytes to a program of which {kept} bytes, of biases and "
+                "of what cannot be compressed, stay; give more"
+            )
+        return self.plan.room - kept
 
     def _row(self, one: Candidate, size: int, made: Corrected | None) -> CompressedWeight:
         kinds = tuple(dict.fromkeys(r.op.op_type for r in one.readers))

@@ -4,7 +4,7 @@ The GPT-2 of the demo, a convolutional network and a small vision transformer on
 each trained from several seeds. Losses are those of data that no calibration saw, as means over the seeds; the
 last column is ours over the best of coremltools' modes of that size, the least and the largest of the seeds.
 `--page FILE` writes the table into a page of the documentation, `--json` and `--plot` write the points, and
-`--points` takes them from files that earlier runs wrote.
+`--points` takes those of an earlier run, so that one that was ended goes on where it was.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ same bytes ours choose.
 """
 BESIDE = 256
 """Bytes of a file that a weight and a bias take beside their numbers: where arrays lie, and the gaps."""
+NAMES = {"language_model": "GPT-2 of the demo", "digits": "digits", "vision": "vision transformer"}
+"""Of the models, as the table has them."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32
@@ -231,13 +233,21 @@ def weight_bytes(model: Any) -> int:
     return sum(p.stat().st_size for p in Path(model.package_path).rglob("weight.bin"))
 
 
+def _write(path: Path | None, found: Sequence[Point]) -> None:
+    """Write the points as JSON, if anywhere."""
+    if path is not None:
+        path.write_text(json.dumps([asdict(point) for point in found], indent=1) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, help="a page between whose marks the table is written")
-    parser.add_argument("--model", choices=("language_model", "digits", "vision"), action="append")
+    parser.add_argument("--model", choices=tuple(NAMES), action="append")
     parser.add_argument("--seeds", type=int, default=3, help="from how many each model is trained")
-    parser.add_argument("--points", type=Path, nargs="+", default=[], help="read them, and measure nothing")
+    parser.add_argument(
+        "--points", type=Path, nargs="+", default=[], help="read them, and measure what they lack"
+    )
     parser.add_argument("--json", type=Path, help="where the points are written")
     parser.add_argument("--plot", type=Path, help="where size against loss is drawn, by matplotlib")
     chosen = parser.parse_args()
@@ -247,19 +257,20 @@ def main() -> None:
         "vision": vision,
     }
     found = [Point(**point) for path in chosen.points for point in json.loads(path.read_text(encoding="utf-8"))]
-    for one in [] if chosen.points else chosen.model or made:
+    known = {(point.model, point.seed) for point in found}
+    for one in chosen.model or made:
         for seed in range(chosen.seeds):
+            if (NAMES[one], seed) in known:
+                continue
             with tempfile.TemporaryDirectory() as name:
                 found += points(newer(made[one](Path(name), seed), Path(name)), seed)
+            _write(chosen.json, found)
     rows: dict[tuple[Any, ...], list[Point]] = {}
     for point in found:
         rows.setdefault((point.model, point.bits, point.form), []).append(point)
     text = table([cells(seeds) for seeds in rows.values()], HEADS)
     print(text)
-    if chosen.json is not None:
-        chosen.json.write_text(
-            json.dumps([asdict(point) for point in found], indent=1) + "\n", encoding="utf-8"
-        )
+    _write(chosen.json, found)
     if chosen.plot is not None:
         draw(found, chosen.plot)
     if chosen.page is not None:

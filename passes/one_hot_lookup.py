@@ -145,14 +145,12 @@ def _sliced(op: an.Operation) -> dict[int, int] | Refusal:
         if -1 in (wanted := [int(s) for s in sizes]):
             return Refusal("a size of -1 depends on where the slice begins")
         return {axis: s for axis, s in enumerate(wanted) if s != shape[axis]}
-    masks = {n: an.constant(op.inputs.get(n)) for n in ("begin_mask", "end_mask", "squeeze_mask")}
-    held = {n: [False] * len(shape) if v is None else [bool(b) for b in v] for n, v in masks.items()}
     lengths = {}
-    for axis in range(len(shape)):
-        if held["squeeze_mask"][axis]:
+    for axis, along in enumerate(an.reading.sliced(op)):
+        if along.single:
             lengths[axis] = 1
-        elif not (held["begin_mask"][axis] and held["end_mask"][axis]):
-            return Refusal(f"where axis {axis} begins and ends is dynamic")
+        elif along.begin != 0 or not along.to_end or along.stride != 1:
+            return Refusal(f"where axis {axis} begins and ends is dynamic, or it has a stride")
     return lengths
 
 

@@ -67,6 +67,17 @@ def test_the_rows_that_are_taken_are_the_same(name: str) -> None:
     assert_same_numbers(program, after, inputs)
 
 
+@pytest.mark.parametrize("stride", [-1, 2])
+def test_an_axis_that_is_taken_with_a_stride_is_not_taken_whole(stride: int) -> None:
+    @mb.program(input_specs=[mb.TensorSpec(SHAPE), mb.TensorSpec((3,), dtype=types.int32)])
+    def program(x: Var, k: Var) -> Any:
+        whole = [False, True, True]
+        masks = {"begin_mask": whole, "end_mask": whole, "squeeze_mask": [True, False, False]}
+        return mb.slice_by_index(x=x, begin=k, end=mb.add(x=k, y=np.int32(1)), stride=[1, stride, 1], **masks)
+
+    assert_refuses(OneHotLookup(), program, "where axis 1 begins and ends is dynamic, or it has a stride")
+
+
 def test_refusals_name_what_was_found() -> None:
     assert_refuses(OneHotLookup(), gathered(1, (2,), (1, 513, 1)), "axis 1 has 513 rows, above 512")
     many = gathered(1, (400,), (1, 500, 128))

@@ -3,12 +3,13 @@
 A folder of sizes holds packages and this file::
 
     {
-      "format": "anesurgery sizes", "version": 3,
+      "format": "anesurgery sizes", "version": 4,
       "sizes": [
         {"name": "size_64", "function": "size_64", "package": "model.mlpackage", "inputs": {"ids": [1, 64]}}
       ],
       "padding": {"inputs": {"ids": 1}, "outputs": {"scores": 1}, "why_not": "",
-                  "fill": {"ids": 0}, "hiding": {}, "spread": null, "shares": {"scores": 1}, "multiple": 1}
+                  "fill": {"ids": 0}, "hiding": {}, "spread": null, "shares": {"scores": 1}, "multiple": 1,
+                  "more": [], "others": ""}
     }
 
 The sizes are in rising order of the elements of their inputs. `function` is null where a package holds one
@@ -19,7 +20,9 @@ may not be done. `hiding` names the inputs that hide what is filled up: in each 
 not hold its fill (true), or some place must not (false). `spread` is how far apart the attention scores of a
 row may be, at which what is hidden weighs nothing; null where that does not matter. Where convolutions move by
 more than 1 place, an output is cropped to the length by its number in `shares`, and only lengths are filled up
-that are multiples of `multiple`, to sizes that are.
+that are multiples of `multiple`, to sizes that are. Where the sizes differ by several lengths, as of a text
+and of its translation, or the sides of a picture, `more` has the same for each further one: inputs are filled
+up along one after the other. `others` says which lengths may not be filled up, and why.
 """
 
 from __future__ import annotations
@@ -36,8 +39,8 @@ from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.files.source import read_text
 
 INDEX = "sizes.json"
-FORMAT, VERSION = "anesurgery sizes", 3
-READ = {1: 3, 2: 6, VERSION: None}
+FORMAT, VERSION = "anesurgery sizes", 4
+READ = {1: 3, 2: 6, 3: 8, VERSION: None}
 """Versions that are read -> how many fields of `Padding` they have; the first fills up with zeros."""
 
 
@@ -76,6 +79,8 @@ class Padding:
         spread: how far apart the attention scores of a row may be, for what is hidden to weigh nothing.
         shares: output -> how many places of the inputs one of its own stands for; 1 where it is left out.
         multiple: of what lengths must be multiples.
+        more: the same for each further length, where sizes differ by several; they are filled up in this order.
+        others: which lengths may not be filled up, where some may, and why.
     """
 
     inputs: Mapping[str, int]
@@ -86,6 +91,13 @@ class Padding:
     spread: float | None = None
     shares: Mapping[str, int] = field(default_factory=dict)
     multiple: int = 1
+    more: tuple[Padding, ...] = ()
+    others: str = ""
+
+    @property
+    def each(self) -> tuple[Padding, ...]:
+        """What is filled up along each length; none where nothing may be."""
+        return () if self.why_not else (self, *self.more)
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, a part of `sizes.json`."""
@@ -98,12 +110,21 @@ class Padding:
             "spread": self.spread,
             "shares": {name: self.shares.get(name, 1) for name in self.outputs},
             "multiple": self.multiple,
+            "more": [one.to_json() for one in self.more],
+            "others": self.others,
         }
 
     def __str__(self) -> str:
         if self.why_not:
             return f"not padded: {self.why_not}"
-        words = "padded at the end"
+        if not self.more and not self.others:
+            return self._in_words("")
+        words = [one._in_words(f" along {axes_in_words(one.inputs)}") for one in self.each]
+        return "; ".join([*words, *([f"not padded along {self.others}"] if self.others else [])])
+
+    def _in_words(self, along: str) -> str:
+        """How one length is filled up."""
+        words = f"padded at the end{along}"
         words += f", lengths that are multiples of {self.multiple}" if self.multiple > 1 else ""
         if self.spread is None:
             return f"{words}, proved"
@@ -117,19 +138,20 @@ class Call:
     Attributes:
         row: the size.
         values: as they were given, or filled up.
-        length: to which outputs are cropped; None where nothing was filled up.
+        lengths: for each of `Padding.each`, that to which outputs are cropped; none where nothing is.
     """
 
     row: SizeRow
     values: Mapping[str, Any]
-    length: int | None = None
+    lengths: tuple[int, ...] = ()
 
     def cropped(self, name: str, value: Any, padding: Padding) -> Any:
         """An output without what was filled up."""
-        if self.length is None or name not in padding.outputs:
-            return value
-        kept = self.length // padding.shares.get(name, 1)
-        return value[(slice(None),) * padding.outputs[name] + (slice(kept),)]
+        for length, one in zip(self.lengths, padding.each if self.lengths else (), strict=True):
+            if name in one.outputs:
+                kept = length // one.shares.get(name, 1)
+                value = value[(slice(None),) * one.outputs[name] + (slice(kept),)]
+        return value
 
 
 PADDING = tuple(one.name for one in fields(Padding))
@@ -162,12 +184,18 @@ def read(folder: Path) -> tuple[tuple[SizeRow, ...], Padding]:
             )
         rows = tuple(_row(row) for row in whole["sizes"])
         keys = PADDING[: READ[whole["version"]]]
-        padding = Padding(**{key: whole["padding"][key] for key in keys})
+        padding = _padding(whole["padding"], keys)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LoadError(f"{place} is damaged: {type(error).__name__}: {error}; make the sizes again") from error
     if not rows:
         raise LoadError(f"{place} names no sizes; make the sizes again")
     return rows, padding
+
+
+def _padding(given: Any, keys: Sequence[str]) -> Padding:
+    """What was written of padding."""
+    values = {key: given[key] for key in keys}
+    return Padding(**{**values, "more": tuple(_padding(one, keys) for one in values.get("more", ()))})
 
 
 def _row(row: Any) -> SizeRow:
@@ -197,19 +225,28 @@ def chosen(
         own = shapes | _of_pictures(row, values)
         if all(own.get(key) == shape for key, shape in row.inputs.items()):
             return Call(row, values)
-    may_be_filled = not padding.why_not and not _of_pictures(rows[0], values)
+    if empty := [key for key in rows[0].inputs if 0 in shapes.get(key, ())]:
+        raise InterpretError(f"{in_words({empty[0]: shapes[empty[0]]})} is empty; give at least one place")
+    each = () if _of_pictures(rows[0], values) else padding.each
     for row in rows:
-        if may_be_filled and (length := _shorter(row, shapes, padding)) is not None:
-            _check_seen(values, padding)
-            return Call(row, _filled(row, values, padding), length)
+        lengths = _shorter(row, shapes, each) if each else None
+        if lengths is not None:
+            return Call(row, _filled(row, values, each), lengths)
     offered = "; ".join(f"{row.name} takes {in_words(row.inputs)}" for row in rows)
     shapes_in_words = in_words({key: shapes[key] for key in rows[0].inputs if key in shapes}) or "none of them"
-    why = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
-    if padding.multiple > 1:
-        why = f", and only lengths that are multiples of {padding.multiple} are padded, to sizes that are"
     raise InterpretError(
-        f"no size takes the inputs given ({shapes_in_words}): {offered}{why}; make that size too"
+        f"no size takes the inputs given ({shapes_in_words}): {offered}{_why_not(padding)}; make that size too"
     )
+
+
+def _why_not(padding: Padding) -> str:
+    """What keeps lengths from being filled up."""
+    words = f", and it is not padded: {padding.why_not}" if padding.why_not else ""
+    words += f", and it is not padded along {padding.others}" if padding.others else ""
+    for one in padding.each:
+        if one.multiple > 1:
+            words += f", and only lengths that are multiples of {one.multiple} are padded, to sizes that are"
+    return words
 
 
 def _of_pictures(row: SizeRow, values: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -220,29 +257,44 @@ def _of_pictures(row: SizeRow, values: Mapping[str, Any]) -> dict[str, tuple[int
     }
 
 
-def _shorter(row: SizeRow, shapes: Mapping[str, tuple[int, ...]], padding: Padding) -> int | None:
-    """The one length of the inputs to fill up, if that makes them as long as those of a size."""
-    lengths = {shapes[key][axis] for key, axis in padding.inputs.items() if len(shapes.get(key, ())) > axis}
-    if len(lengths) != 1:
-        return None
-    (length,) = lengths
-    for key, shape in row.inputs.items():
-        axis = padding.inputs.get(key)
-        wanted = shape if axis is None else (*shape[:axis], length, *shape[axis + 1 :])
-        if shapes.get(key) != wanted or (axis is not None and not 0 < length <= shape[axis]):
+def _shorter(
+    row: SizeRow, shapes: Mapping[str, tuple[int, ...]], each: Sequence[Padding]
+) -> tuple[int, ...] | None:
+    """The lengths of the inputs to fill up, if that makes them as long as those of a size."""
+    filled, lengths = {key: list(shape) for key, shape in shapes.items()}, list[int]()
+    for one in each:
+        own = {filled[key][axis] for key, axis in one.inputs.items() if len(filled.get(key, ())) > axis}
+        wanted = {row.inputs[key][axis] for key, axis in one.inputs.items()}
+        if len(own) != 1 or len(wanted) != 1:
             return None
-        if axis is not None and (length % padding.multiple or shape[axis] % padding.multiple):
+        (length,), (size,) = own, wanted
+        if not 0 < length <= size or (length < size and (length % one.multiple or size % one.multiple)):
             return None
-    return length
+        for key, axis in one.inputs.items():
+            if key not in filled or len(filled[key]) <= axis:
+                return None
+            filled[key][axis] = size
+        lengths.append(length)
+    return tuple(lengths) if all(filled.get(k) == list(s) for k, s in row.inputs.items()) else None
 
 
-def _filled(row: SizeRow, values: Mapping[str, Any], padding: Padding) -> dict[str, Any]:
-    """The values, those shorter than a size filled up."""
+def _filled(row: SizeRow, values: Mapping[str, Any], each: Sequence[Padding]) -> dict[str, Any]:
+    """The values, those shorter than a size filled up along one length after the other.
+
+    Raises:
+        InterpretError: a mask hides what must be seen.
+    """
     filled = dict(values)
-    for key, axis in padding.inputs.items():
-        array = np.asarray(values[key])
-        more = [(0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)]
-        filled[key] = np.pad(array, more, constant_values=np.asarray(padding.fill.get(key, 0), array.dtype))
+    for one in each:
+        if all(np.shape(filled[key])[axis] == row.inputs[key][axis] for key, axis in one.inputs.items()):
+            continue
+        _check_seen(filled, one)
+        for key, axis in one.inputs.items():
+            array = np.asarray(filled[key])
+            more = [
+                (0, row.inputs[key][axis] - array.shape[axis] if a == axis else 0) for a in range(array.ndim)
+            ]
+            filled[key] = np.pad(array, more, constant_values=np.asarray(one.fill.get(key, 0), array.dtype))
     return filled
 
 
@@ -266,3 +318,8 @@ def _check_seen(values: Mapping[str, Any], padding: Padding) -> None:
 def in_words(shapes: Mapping[str, Sequence[int]]) -> str:
     """Shapes by name: ids 1x64, mask 1x64."""
     return ", ".join(f"{name} {'x'.join(map(str, shape))}" for name, shape in shapes.items())
+
+
+def axes_in_words(axes: Mapping[str, int]) -> str:
+    """Axes of inputs: axis 1 of ids, axis 1 of mask."""
+    return ", ".join(f"axis {axis} of {name}" for name, axis in axes.items())

@@ -3,12 +3,47 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from anesurgery.frontend.arguments import Convert, argument, inputs_of, known_value
-from anesurgery.mil import Var, is_symbolic, mb, types
+from anesurgery.mil import Array, Var, is_symbolic, mb, types
+
+
+@dataclass(frozen=True)
+class Resampled:
+    """A constant that was resampled, as tables of positions are, and what came of it.
+
+    Attributes:
+        x: the constant: (1, channels, height, width).
+        rows: the matrix of its rows: (new height, height).
+        columns: the matrix of its columns: (new width, width).
+        result: (1, channels, new height, new width), in the type of `x`.
+    """
+
+    x: Array
+    rows: Array
+    columns: Array
+    result: Array
+
+
+_SEEN: ContextVar[list[Resampled] | None] = ContextVar("resampled constants", default=None)
+
+
+@contextmanager
+def resampled_constants() -> Iterator[list[Resampled]]:
+    """A list to which each constant goes that conversions within resample."""
+    seen = list[Resampled]()
+    token = _SEEN.set(seen)
+    try:
+        yield seen
+    finally:
+        _SEEN.reset(token)
 
 
 def resampled(host: str) -> Convert:
@@ -30,7 +65,11 @@ def resampled(host: str) -> Convert:
         )
         dtype = types.nptype_from_builtin(x.dtype)
         high = mb.matmul(x=rows.astype(dtype)[None, None], y=x)
-        context.add(mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name))
+        result = mb.matmul(x=high, y=columns.T.astype(dtype)[None, None], name=node.name)
+        seen = _SEEN.get()
+        if seen is not None and x.val is not None and result.val is not None:
+            seen.append(Resampled(x.val, rows, columns, result.val))
+        context.add(result)
 
     return convert
 

@@ -276,7 +276,7 @@ def _run_sized(
     """
     rows, padding = size_index.read(folder)
     call = size_index.chosen(rows, padding, values, size)
-    if call.length is not None and outputs is not None:
+    if call.lengths and outputs is not None:
         raise InterpretError(
             "outputs= names inner values, which are not cropped; give inputs of one of the sizes"
         )

@@ -19,6 +19,7 @@ import numpy as np
 from anesurgery.errors import Refusal, Refused
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.place_tables import continued
+from anesurgery.facts.recurrent_steps import steps_of
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
@@ -344,10 +345,12 @@ def _slice(op: Operation, lengths: Lengths) -> Edits:
         raise Refused(Refusal("where it begins or ends is computed", op))
     masks = {n: each_axis(op, n, False) for n in ("begin_mask", "end_mask", "squeeze_mask")}
     flags, kept = {n: list(m) for n, m in masks.items()}, list[int | Column](ends)
-    marked = {a: c for (_, a), c in lengths.marked(op).items()}
+    marked, firsts = {a: c for (_, a), c in lengths.marked(op).items()}, list(begins)
     for a, column in lengths.varying(op.x).items():
         begin = 0 if masks["begin_mask"][a] else begins[a]
-        if masks["squeeze_mask"][a]:
+        if _takes_last_step(op, a, begin, column, lengths):
+            firsts[a], flags["end_mask"][a] = -1, masks["end_mask"][a] or not masks["squeeze_mask"][a]
+        elif masks["squeeze_mask"][a]:
             _one_place(op, begin, column)
         elif a in marked:
             lengths.open.pop((op.outputs[0], a), None)
@@ -355,9 +358,21 @@ def _slice(op: Operation, lengths: Lengths) -> Edits:
         else:
             flags["end_mask"][a] = _is_whole(op, a, begin, ends[a], column, lengths) or masks["end_mask"][a]
     result: Edits = {("end", 0): Numbers(tuple(kept))} if kept != ends else {}
+    if firsts != begins:
+        result["begin", 0] = Numbers(tuple(firsts))
     if flags["end_mask"] != masks["end_mask"]:
         result["end_mask", 0] = Numbers(tuple(flags["end_mask"]))
     return result
+
+
+def _takes_last_step(op: Operation, axis: int, begin: int, column: Column, lengths: Lengths) -> bool:
+    """Does a slice take the last place of what a recurrent layer makes forward, its last state?"""
+    if begin != column[0] - 1 or each_axis(op, "stride", 1)[axis] < 0:
+        return False
+    layer = steps_of(op.x, axis)
+    if layer is not None:
+        lengths.assumed[op.name] = f"{op.name} takes the last step of {layer.name} at each size"
+    return layer is not None
 
 
 def _one_place(op: Operation, place: int, column: Column) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from anesurgery.mil import (
     Operation,
     Var,
     add_input,
-    any_symbolic,
     constant,
     dtype_name,
     function_of,
@@ -34,7 +33,7 @@ HIDING = 1e4
 def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: InputShapes) -> Loaded:
     """A copy of a model with one more input, 1 where a place counts and 0 where it is hidden.
 
-    Its shape is (1, length), its type fp32. Each softmax over a last axis of dynamic length has 10,000 taken
+    Its shape is (1, length), its type fp32. Each softmax over a last axis of that length has 10,000 taken
     from the scores of places that are hidden; what a convolution with a window along the length reads is
     multiplied by the mask. Behind convolutions that move by more than 1, every second place of it counts, say.
 
@@ -57,50 +56,64 @@ def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: Input
     length = function.inputs[source].shape[axis]
     if not is_symbolic(length):
         raise SurgeryError(f"sizes: axis {axis} of {source} is fixed, so that a mask has nothing to hide")
-    softmaxes, windows = _softmaxes(function), _windows(function)
+    follows = _Follows(loaded, function, axes, largest)
+    softmaxes, windows = _softmaxes(function, follows), _windows(function, follows)
     if not softmaxes and not windows:
         raise SurgeryError(
             "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
             "that a mask hides nothing"
         )
-    shares = _shares(loaded, function, axes, largest)
     masks = _Masks(function, add_input(function, mask, (1, length), types.fp32))
     with function:
         for op in softmaxes:
-            _hide(function, op, masks.bias(shares(op.x, op.x.rank - 1)))
-        for op in windows:
-            x = unpadded(op)
-            _zero(function, op, masks.of(shares(x, _dynamic(x)[0])))
+            _hide(function, op, masks.bias(follows.share(op.x, op.x.rank - 1)))
+        for op, along in windows:
+            _zero(function, op, along, masks.of(follows.share(unpadded(op), along)))
     return copied
 
 
-def _shares(
-    loaded: Loaded, function: Function, axes: Mapping[str, int], largest: InputShapes
-) -> Callable[[Var, int], int]:
-    """How many places of the inputs one of a value along an axis stands for, as convolutions move by steps.
+class _Follows:
+    """How long axes are at two lengths of the inputs.
 
     Raises:
         PassError: an op cannot have the lengths at which this is seen.
     """
-    multiple = steps_along(function)
-    length = multiple * free_length(function, [n for shape in largest.values() for n in shape])
-    shapes = {
-        key: tuple(length if axes.get(key) == a else n for a, n in enumerate(shape))
-        for key, shape in largest.items()
-    }
-    there = unfolded(loaded, default_function(loaded), shapes)
-    sizes = {
-        v.name: v.shape for v in (*there.inputs.values(), *(o for op in walk_ops(there) for o in op.outputs))
-    }
 
-    def share(var: Var, axis: int) -> int:
-        places = int(sizes[var.name][axis])
-        if length % places or multiple % (length // places):
-            words = f"{places} long where the inputs have {length} places, so that a mask has none for each"
+    def __init__(
+        self, loaded: Loaded, function: Function, axes: Mapping[str, int], largest: InputShapes
+    ) -> None:
+        self.multiple = steps_along(function)
+        self.length = self.multiple * free_length(function, [n for shape in largest.values() for n in shape])
+        probe = {
+            key: tuple(self.length if axes.get(key) == a else n for a, n in enumerate(shape))
+            for key, shape in largest.items()
+        }
+        name = default_function(loaded)
+        self.there, self.last = (_sizes(unfolded(loaded, name, shapes)) for shapes in (probe, largest))
+
+    def differs(self, var: Var, axis: int) -> bool:
+        """Is an axis as long as the inputs are, or a part of that?"""
+        return bool(self.there[var.name][axis] != self.last[var.name][axis])
+
+    def share(self, var: Var, axis: int) -> int:
+        """How many places of the inputs one of a value along an axis stands for, as convolutions move by steps.
+
+        Raises:
+            SurgeryError: it is no part of the length.
+        """
+        places = int(self.there[var.name][axis])
+        if self.length % places or self.multiple % (self.length // places):
+            words = (
+                f"{places} long where the inputs have {self.length} places, so that a mask has none for each"
+            )
             raise SurgeryError(f"sizes: axis {axis} of %{var.name} is {words}")
-        return length // places
+        return self.length // places
 
-    return share
+
+def _sizes(function: Function) -> dict[str, Sequence[int]]:
+    """The shapes of all values, by name."""
+    made = (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type))
+    return {v.name: v.shape for v in (*function.inputs.values(), *made)}
 
 
 class _Masks:
@@ -138,50 +151,46 @@ class _Masks:
         return self.ready["bias", share]
 
 
-def _softmaxes(function: Function) -> list[Operation]:
-    """Those over keys.
+def _softmaxes(function: Function, follows: _Follows) -> list[Operation]:
+    """Those over keys of the length.
 
     Raises:
         SurgeryError: there are none, or some that a mask cannot be added to.
     """
     found = list[Operation]()
     for op in walk_ops(function):
-        if op.op_type == "scaled_dot_product_attention":
+        fused = op.op_type == "scaled_dot_product_attention"
+        if fused and follows.differs(op.key, op.key.rank - 2):
             raise SurgeryError(
                 f"sizes: {op.name} is fused attention, to which no mask is added; convert for iOS 17, "
                 "or with a mask"
             )
-        if op.op_type == "softmax" and any_symbolic([op.x.shape[constant(op.axis)]]):
+        if op.op_type == "softmax" and follows.differs(op.x, constant(op.axis)):
             if constant(op.axis) not in (-1, op.x.rank - 1):
                 raise SurgeryError(f"sizes: {op.name} is a softmax over axis {constant(op.axis)}, not the last")
             found.append(op)
     return found
 
 
-def _windows(function: Function) -> list[Operation]:
-    """Convolutions whose windows go over one axis of dynamic length."""
-    return [
-        op
+def _windows(function: Function, follows: _Follows) -> list[tuple[Operation, int]]:
+    """Convolutions whose windows go over one axis of the length, and which."""
+    along = [
+        (op, [a for a in range(2, op.x.rank) if op.weight.shape[a] != 1 and follows.differs(unpadded(op), a)])
         for op in walk_ops(function)
-        if op.op_type == "conv" and len(along := _dynamic(unpadded(op))) == 1 and op.weight.shape[along[0]] != 1
+        if op.op_type == "conv"
     ]
+    return [(op, axes[0]) for op, axes in along if len(axes) == 1]
 
 
-def _dynamic(x: Var) -> list[int]:
-    """The spatial axes of dynamic length."""
-    return [a for a in range(2, x.rank) if is_symbolic(x.shape[a])]
-
-
-def _zero(function: Function, op: Operation, given: Var) -> None:
+def _zero(function: Function, op: Operation, axis: int, given: Var) -> None:
     """Multiply what a convolution reads by the mask, before its padding."""
     x = unpadded(op)
     before = op if x is op.x else op.x.op
-    (axis,) = _dynamic(x)
     new = [a for a in range(x.rank) if a not in (0, axis)]
-    wide = mb.expand_dims(x=given, axes=new, before_op=before, name=f"{op.name}_mask")
+    wide = mb.expand_dims(x=given, axes=new, before_op=before, name=f"{given.name}_{op.name}_mask")
     if dtype_name(x) != "fp32":
-        wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{op.name}_mask_cast")
-    kept = mb.mul(x=x, y=wide, before_op=before, name=f"{op.name}_masked")
+        wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{wide.name}_cast")
+    kept = mb.mul(x=x, y=wide, before_op=before, name=f"{given.name}_{op.name}_masked")
     function.replace_uses_of_var_after_op(anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
 
 

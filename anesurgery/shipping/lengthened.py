@@ -13,6 +13,12 @@ from anesurgery.loading import clone
 from anesurgery.mil import Function, function_of
 from anesurgery.rewriting.loosened import followed, loosen
 
+REFUSED = "sizes: this model of one size cannot be made another"
+REMEDY = (
+    "give the PyTorch module, a function that converts it at each size, or a model that was converted with a "
+    "range of lengths"
+)
+
 
 def lengthened(
     loaded: Loaded, wanted: Sequence[Mapping[str, tuple[int, ...]]]
@@ -35,11 +41,11 @@ def lengthened(
         _check_ranks(copies[0], shapes)
     loosened = followed(copies, wanted)
     if isinstance(loosened, Refusal):
-        raise SurgeryError(f"sizes: this model of one size cannot be made another: {loosened}")
+        raise SurgeryError(f"{REFUSED}: {loosened}; {REMEDY}")
     copied = replace(clone(loaded), spec=_ranged(loaded.spec, wanted))
     refusal = loosen(function_of(copied.program, name), loosened)
     if refusal is not None:
-        raise SurgeryError(f"sizes: this model of one size cannot be made another: {refusal}")
+        raise SurgeryError(f"{REFUSED}: {refusal}; {REMEDY}")
     return copied, loosened.assumed
 
 

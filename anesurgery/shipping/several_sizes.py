@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from anesurgery.files.protobuf import proto, to_proto
 from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_sized, written
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
+from anesurgery.frontend.resampling import Resampled, resampled_constants
 from anesurgery.interpret.features import allows
 from anesurgery.loading import load
-from anesurgery.mil import any_symbolic, exclusive, function_of
+from anesurgery.mil import Function, any_symbolic, exclusive, function_of
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
@@ -31,8 +32,10 @@ from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
-from anesurgery.shipping.filling import padding_between, varying
+from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
+from anesurgery.shipping.joined_pipeline import one_program
 from anesurgery.shipping.lengthened import lengthened
+from anesurgery.shipping.resampled_tables import compute_tables
 from anesurgery.shipping.shared_tables import share_tables
 from anesurgery.shipping.traced import converter
 from anesurgery.splitting.merge import FUNCTIONS, merge
@@ -52,17 +55,20 @@ class SizedModel:
         shapes: name of a size -> the shapes of the inputs that were given.
         padding: how inputs between two sizes are run, where that is proved to change nothing; else why not.
         assumed: of a model of one fixed size, what its numbers do not show: which were read as they stand.
+        computed: tables that are computed at each call, since one for each size would take more than 2 % of the
+            weights; how near each is to the table that a conversion at that size stores.
     """
 
     models: Mapping[str, Loaded]
     shapes: Mapping[str, Shapes]
     padding: Padding
     assumed: tuple[str, ...] = ()
+    computed: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         rows = [f"{name}: {in_words(self.shapes[name])}" for name in self.models]
         assumed = [f"assumed: {words}" for words in self.assumed]
-        return "\n".join([*rows, f"between sizes: {self.padding}", *assumed])
+        return "\n".join([*rows, f"between sizes: {self.padding}", *assumed, *self.computed])
 
     @property
     def one_package(self) -> bool:
@@ -171,8 +177,9 @@ def sizes(
             model of that size.
         shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}; all inputs have as many. Inputs
             that are left out follow the others, as `fix_shapes` has it.
-        mask: name of an input that is added to a model whose attention has no mask: (1, length), fp32, 1 where
-            a place counts and 0 where it was filled up.
+        mask: name of an input that is added to a model whose attention or windows have no mask: (1, length),
+            fp32, 1 where a place counts and 0 where it was filled up. Where sizes differ by several lengths, it
+            is one for each that needs it, called mask_input_axis.
         dtypes: of a PyTorch module, input -> "int32" or "float32"; float32 for those left out.
 
     Returns:
@@ -185,7 +192,7 @@ def sizes(
         UnknownName: no such input.
     """
     wanted = _in_order(shapes)
-    assumed: tuple[str, ...] = ()
+    assumed, computed = tuple[str, ...](), tuple[str, ...]()
     is_module = hasattr(model, "state_dict")
     if dtypes is not None and not is_module:
         raise SurgeryError("sizes: dtypes= is for a PyTorch module; other models say what their inputs are")
@@ -196,21 +203,17 @@ def sizes(
                 "sizes: mask= is added to a model of dynamic shapes; have the function give a mask"
             )
         names = _names(wanted)
-        models = {
-            name: _checked(load(convert(dict(size))), size) for name, size in zip(names, wanted, strict=True)
-        }
-        if is_module:
-            _share(models)
+        models, computed = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
-        loaded = _straight(load(model))
+        loaded = _straight(one_program(model))
         loaded, assumed = _dynamic(loaded, wanted)
         if mask is not None:
             loaded, wanted = _masked(loaded, wanted, mask)
         names = _names(wanted)
         models = _fixed(loaded, dict(zip(names, wanted, strict=True)))
         padding = padding_between(loaded, wanted)
-    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding, assumed)
+    return SizedModel(models, dict(zip(names, wanted, strict=True)), padding, assumed, computed)
 
 
 def _straight(loaded: Loaded) -> Loaded:
@@ -253,12 +256,19 @@ def _masked(
         SurgeryError: no mask can be added.
     """
     _fixed(loaded, {"the first size": wanted[0]})
-    axes = varying(wanted)
-    if isinstance(axes, str):
-        raise SurgeryError(f"sizes: mask={mask!r} has no one length: {axes}")
-    source, axis = next(iter(axes.items()))
-    masked = with_mask(loaded, mask, axes, wanted[-1])
-    return masked, [{**size, mask: (1, size[source][axis])} for size in wanted]
+    lengths, sizes = lengths_of(loaded, wanted), [dict(size) for size in wanted]
+    if not lengths:
+        raise SurgeryError(f"sizes: mask={mask!r} has no length: the sizes do not differ by one")
+    several = len(lengths) > 1
+    masked = loaded
+    for length in lengths:
+        if several and not along(loaded, wanted, length).why_not:
+            continue
+        source, axis = next(iter(length.axes.items()))
+        name = f"{mask}_{source}_{axis}" if several else mask
+        masked = with_mask(masked, name, length.axes, longest(sizes))
+        sizes = [{**size, name: (1, size[source][axis])} for size in sizes]
+    return masked, sizes
 
 
 def _in_order(shapes: Mapping[str, Sequence[Sequence[int]]]) -> list[dict[str, Shape]]:
@@ -309,9 +319,32 @@ def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
     return models
 
 
+def _converted(
+    convert: Callable[[dict[str, Shape]], Any], wanted: Mapping[str, Shapes], *, share: bool
+) -> tuple[dict[str, Loaded], tuple[str, ...]]:
+    """The model that is converted at each size, and what is said of tables that are computed.
+
+    Raises:
+        LoadError: it cannot be converted.
+        SurgeryError: what was converted has another size.
+    """
+    models, resampled = dict[str, Loaded](), dict[str, list[Resampled]]()
+    for name, size in wanted.items():
+        with resampled_constants() as resampled[name]:
+            models[name] = _checked(load(convert(dict(size))), size)
+    if not share:
+        return models, ()
+    _share(models)
+    return models, tuple(compute_tables(_functions(models), resampled))
+
+
+def _functions(models: Mapping[str, Loaded]) -> dict[str, Function]:
+    return {name: function_of(m.program, default_function(m)) for name, m in models.items()}
+
+
 def _share(models: Mapping[str, Loaded]) -> None:
     """Tables of shorter sizes are cut from those of the largest."""
-    share_tables({name: function_of(m.program, default_function(m)) for name, m in models.items()})
+    share_tables(_functions(models))
 
 
 def _at(loaded: Loaded, name: str, shapes: Shapes) -> Loaded:

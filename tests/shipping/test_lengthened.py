@@ -165,6 +165,17 @@ def recurrent(x: Var, n: int) -> Var:
     return mb.lstm(x=steps, initial_h=zero, initial_c=zero, output_sequence=True, **weights)[0]
 
 
+def last_step(x: Var, n: int, place: int | None = None) -> Var:
+    """The last state of a layer, counted from the first step, behind a turn and a function of single places."""
+    steps = mb.tanh(x=mb.transpose(x=recurrent(x, n), perm=[1, 0, 2]))
+    at = n - 1 if place is None else place
+    squeezed = mb.slice_by_index(
+        x=steps, begin=[0, at, 0], end=[1, at + 1, 4], squeeze_mask=[False, True, False]
+    )
+    kept = mb.slice_by_index(x=steps, begin=[0, at, 0], end=[1, at + 1, 4])
+    return mb.add(x=squeezed, y=mb.squeeze(x=kept, axes=[1]))
+
+
 def squeezed(x: Var, n: int) -> Var:
     """A gate by the mean of all places, whose shape is written out."""
     gate = mb.reshape(x=mb.reduce_mean(x=x, axes=[1]), shape=[1, 1, WIDTH])
@@ -197,6 +208,7 @@ RIGHT: dict[str, tuple[Build, int, tuple[int, ...]]] = {
     "slices": (of(ends), 16, (6, 16, 24)),
     "strides": (of(convolved), 16, (4, 8, 24)),
     "steps": (of(recurrent), 16, (1, 5, 24)),
+    "the last step of a layer": (of(last_step), 16, (2, 5, 16, 24)),
     "windows that are cut, and curved": (of(curved), 16, (5, 24)),
     "a deviation": (of(deviation), 16, (5, 24)),
     "a gate": (of(squeezed), 16, (5, 24)),
@@ -305,6 +317,12 @@ REFUSED: dict[str, tuple[Build, tuple[int, ...], str]] = {
     "one wave over all": (scaled(lambda n: np.sin(2 * np.pi * np.arange(n) / n)), (8,), "no formula"),
     "half of the places": (of(part), (12,), "ends at place 8 of 16"),
     "the last place by its number": (of(last), (8,), "place 15 of 16"),
+    "a step before the last": (of(lambda x, n: last_step(x, n, n - 2)), (8,), "place 14 of 16"),
+    "the last place of what is no layer": (
+        of(lambda x, n: mb.slice_by_index(x=x, begin=[0, n - 1, 0], end=[1, n, WIDTH])),
+        (8,),
+        "begins at place 15 of 16.*give the PyTorch module",
+    ),
     "hidden places": (
         of(lambda x, n: mb.softmax(x=mb.add(x=by_channels(x, n), y=hidden(n)))),
         (8,),
@@ -339,6 +357,7 @@ def test_what_is_assumed_is_said() -> None:
     sized = ane.sizes(RIGHT["learned positions, cut"][0](16), {"x": [(1, 5, WIDTH), (1, 16, WIDTH)]})
     assert len(sized.assumed) == 1
     assert "learned, and cut to its first ones" in str(sized)
+    assert "takes the last step of" in str(ane.sizes(of(last_step)(16), {"x": [(1, 5, WIDTH)]}))
     assert not ane.sizes(of(heads)(16), {"x": [(1, 5, WIDTH)]}).assumed
 
 

@@ -25,9 +25,16 @@ public struct SizesFile: Decodable {
         public let shares: [String: Int]
         /// Only lengths that are multiples of it are filled up, to sizes that are.
         public let multiple: Int
+        /// The same for each further length, where sizes differ by several; they are filled up in this order.
+        public let more: [Padding]
+        /// Which lengths may not be filled up, and why, or "".
+        public let others: String
+
+        /// What is filled up along each length; none where nothing may be.
+        public var each: [Padding] { whyNot.isEmpty ? [self] + more : [] }
 
         enum CodingKeys: String, CodingKey {
-            case inputs, outputs, fill, hiding, shares, multiple
+            case inputs, outputs, fill, hiding, shares, multiple, more, others
             case whyNot = "why_not"
         }
     }
@@ -42,21 +49,21 @@ public struct SizesFile: Decodable {
     public static func read(_ folder: URL) throws -> SizesFile {
         let data = try Data(contentsOf: folder.appendingPathComponent("sizes.json"))
         let file = try JSONDecoder().decode(SizesFile.self, from: data)
-        guard file.format == "anesurgery sizes", file.version == 3 else {
+        guard file.format == "anesurgery sizes", file.version == 4 else {
             throw SizesError.version(file.version)
         }
         return file
     }
 
-    /// The size for inputs of these shapes, and their length, to which outputs are cropped (by their number in
-    /// `shares`); nil where they are whole.
-    public func choose(_ shapes: [String: [Int]]) throws -> (size: Size, length: Int?) {
+    /// The size for inputs of these shapes, and for each of `padding.each` their length, to which outputs are
+    /// cropped (by their number in `shares`); none where they are whole.
+    public func choose(_ shapes: [String: [Int]]) throws -> (size: Size, lengths: [Int]) {
         for size in sizes where size.inputs.filter({ shapes[$0.key] != $0.value }).isEmpty {
-            return (size, nil)
+            return (size, [])
         }
         guard padding.whyNot.isEmpty else { throw SizesError.notPadded(padding.whyNot) }
         for size in sizes {
-            if let length = shorter(size, shapes) { return (size, length) }
+            if let lengths = shorter(size, shapes) { return (size, lengths) }
         }
         throw SizesError.noSize
     }
@@ -86,8 +93,8 @@ public struct SizesFile: Decodable {
         return part
     }
 
-    /// See that each row of a mask leaves something to be seen, before it is filled up.
-    public func check(_ mask: String, _ values: [Double], shape: [Int]) throws {
+    /// See that each row of a mask leaves something to be seen, before it is filled up along one of `padding.each`.
+    public func check(_ mask: String, _ values: [Double], shape: [Int], along padding: Padding) throws {
         guard let first = padding.hiding[mask], let axis = padding.inputs[mask] else { return }
         let fill = padding.fill[mask] ?? 0
         let inner = shape[(axis + 1)...].reduce(1, *)
@@ -100,21 +107,27 @@ public struct SizesFile: Decodable {
         }
     }
 
-    /// The one length of the inputs to fill up, if that makes them as long as those of a size.
-    private func shorter(_ size: Size, _ shapes: [String: [Int]]) -> Int? {
-        var length: Int?
-        for (name, whole) in size.inputs {
-            guard var shape = shapes[name], shape.count == whole.count else { return nil }
-            if let axis = padding.inputs[name] {
+    /// The lengths of the inputs to fill up, if that makes them as long as those of a size.
+    private func shorter(_ size: Size, _ shapes: [String: [Int]]) -> [Int]? {
+        var filled = shapes
+        var lengths: [Int] = []
+        for one in padding.each {
+            var length: Int?
+            for (name, axis) in one.inputs {
+                guard let whole = size.inputs[name], let shape = filled[name], shape.count == whole.count else {
+                    return nil
+                }
                 if shape[axis] < 1 || shape[axis] > whole[axis] { return nil }
                 if let other = length, other != shape[axis] { return nil }
-                if shape[axis] % padding.multiple != 0 || whole[axis] % padding.multiple != 0 { return nil }
+                let even = shape[axis] % one.multiple == 0 && whole[axis] % one.multiple == 0
+                if shape[axis] != whole[axis] && !even { return nil }
                 length = shape[axis]
-                shape[axis] = whole[axis]
+                filled[name]?[axis] = whole[axis]
             }
-            if shape != whole { return nil }
+            guard let found = length else { return nil }
+            lengths.append(found)
         }
-        return length
+        return size.inputs.filter({ filled[$0.key] != $0.value }).isEmpty ? lengths : nil
     }
 }
 

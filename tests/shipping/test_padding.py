@@ -241,10 +241,15 @@ def test_what_reads_across_is_refused(case: str, tmp_path: Path) -> None:
         ane.run(folder, {"x": np.zeros((1, 3, 4), np.float32)})
 
 
-def test_sizes_that_differ_in_two_lengths_are_not_padded() -> None:
-    program = dynamic(lambda x: mb.relu(x=x, name="y"), (1, None, None))
-    sized = ane.sizes(program, {"x": [(1, 5, 4), (1, 9, 8)]})
-    assert sized.padding.why_not == "x differs in several axes"
+def test_one_length_along_several_axes_is_not_padded() -> None:
+    length = get_new_symbol()
+
+    @mb.program(input_specs=[mb.TensorSpec((1, length, length))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    sized = ane.sizes(program, {"x": [(1, 5, 5), (1, 9, 9)]})
+    assert sized.padding.why_not == "x has one length along several axes"
 
 
 def moving(x: Var, window: int, pads: tuple[int, int], step: int = 2) -> Var:

@@ -35,4 +35,4 @@ def one_program(model: Any) -> Loaded:
     if pictures := [f.name for f in features if f.type.WhichOneof("Type") == "imageType"]:
         raise SurgeryError(f"sizes: {pictures[0]} of the pipeline is a picture; give its models one by one")
     (ends,) = pipeline.ends.values()
-    return load(join(list(pipeline.loaded.values()), ends.outputs))
+    return load(join(pipeline, ends.outputs))

@@ -251,7 +251,7 @@ def test_running_says_which_sizes_there_are(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("{", "is damaged"),
-        ('{"format": "anesurgery sizes", "version": 4, "sizes": []}', "sizes 4; this reads"),
+        ('{"format": "anesurgery sizes", "version": 5, "sizes": []}', "sizes 5; this reads"),
         (
             '{"format": "anesurgery sizes", "version": 1, "sizes": [], '
             '"padding": {"inputs": {}, "outputs": {}, "why_not": ""}}',

@@ -33,7 +33,6 @@ from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
-from anesurgery.shipping.joined_pipeline import one_program
 from anesurgery.shipping.lengthened import lengthened
 from anesurgery.shipping.resampled_tables import compute_tables
 from anesurgery.shipping.shared_tables import share_tables
@@ -206,7 +205,7 @@ def sizes(
         models, computed = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
-        loaded = _straight(one_program(model))
+        loaded = _straight(load(model))
         loaded, assumed = _dynamic(loaded, wanted)
         if mask is not None:
             loaded, wanted = _masked(loaded, wanted, mask)

@@ -293,31 +293,3 @@ def test_loops_of_real_models_are_unrolled(part: int, corpus: Path) -> None:
         expected, got = (ane.run(m, values, precision="fp16") for m in (source, model))
         for name, value in expected.items():
             np.testing.assert_array_equal(got[name], value)
-
-
-def test_a_pipeline_is_one_model(tmp_path: Path) -> None:
-    """Two models of a range, the second of which reads what the first one gives."""
-
-    def part(name: str, out: str) -> Any:
-        length = get_new_symbol()
-
-        @mb.program(
-            input_specs=[mb.TensorSpec((1, length, 64), dtype=types.fp32)], opset_version=ct.target.iOS18
-        )
-        def program(x: Var) -> Var:
-            return mb.relu(x=mb.linear(x=x, weight=WEIGHT[:64].astype(np.float32)), name=out)
-
-        saved = ane.save(program, tmp_path / f"{out}.mlpackage")
-        model = ct.models.MLModel(str(saved), skip_model_load=True)
-        spec = model.get_spec()
-        ct.utils.rename_feature(spec, "x", name)
-        return ct.models.MLModel(spec, weights_dir=model.weights_dir, skip_model_load=True)
-
-    whole = tmp_path / "whole.mlpackage"
-    ct.utils.make_pipeline(part("x", "middle"), part("middle", "y")).save(str(whole))
-    sized = ane.sizes(whole, {"x": [(1, 3, 64), (1, 5, 64)]})
-    folder = sized.save(tmp_path / "sized")
-    for length in (1, 3, 4, 5):
-        values = {"x": sample(length)["x"].astype(np.float32)}
-        expected = ane.run(whole, values)["y"]
-        np.testing.assert_allclose(ane.run(folder, values)["y"], expected, rtol=1e-5, atol=1e-5)

@@ -17,9 +17,9 @@ from typing import TypeAlias
 import numpy as np
 
 from anesurgery.errors import Refusal, Refused
+from anesurgery.facts.last_steps import steps_of
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.place_tables import continued
-from anesurgery.facts.recurrent_steps import steps_of
 from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names

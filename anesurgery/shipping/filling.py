@@ -98,12 +98,12 @@ class _Question:
 
     @property
     def name(self) -> str | None:
-        """Of the function."""
+        """The function that the model runs."""
         return default_function(self.loaded)
 
     @property
     def function(self) -> Function:
-        """Of dynamic shapes."""
+        """It has dynamic shapes."""
         return function_of(self.loaded.program, self.name)
 
     def at(self, shapes: InputShapes, length: Length, places: int) -> dict[str, tuple[int, ...]]:

@@ -57,7 +57,7 @@ class _Table:
 
     @property
     def matrices(self) -> list[Array]:
-        """Of the rows and of the columns, in its type."""
+        """The matrix of the rows and that of the columns, in its type."""
         return [m.astype(self.array.dtype) for m in (self.source.rows, self.source.columns)]
 
 

@@ -22,7 +22,9 @@ from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import run
-from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed
+from anesurgery.interpret.arithmetic import neural_engine
+from anesurgery.interpret.arithmetic.neural_engine import chip_of
+from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, meaning
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Array, Operation, Program, walk_ops
@@ -56,8 +58,46 @@ def _halves(value: Any) -> Any:
 
 def as_half(program: Program) -> str | Arithmetic:
     """The arithmetic that stands for fp16: that of the types, or every value rounded where none is of fp16."""
-    mixed = any(is_mixed(walk_ops(function)) for function in program.functions.values())
-    return "fp16" if mixed else EachInHalf()
+    return "fp16" if _has_halves(program) else EachInHalf()
+
+
+def as_engine(program: Program, engine: str) -> str | Arithmetic:
+    """The engine's arithmetic, which reads numbers of fp16 where the types say fp32 of all, weights too."""
+    return engine if _has_halves(program) else OnEngine(engine)
+
+
+def _has_halves(program: Program) -> bool:
+    return any(is_mixed(walk_ops(function)) for function in program.functions.values())
+
+
+@dataclass(frozen=True)
+class OnEngine:
+    """An engine that is given a program of fp32: what it reads is rounded to fp16 first."""
+
+    engine: str
+    """Its arithmetic, as "ane:M1"."""
+
+    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+        """The function between roundings."""
+        function, round_ = (
+            meaning(op, row, self.engine),
+            neural_engine.rounding(chip_of(self.engine), op.op_type),
+        )
+
+        def compute(**operands: Any) -> Any:
+            result = function(**{k: _halves(v) for k, v in operands.items()})
+            if isinstance(result, (list, tuple)):
+                return type(result)(map(rounded, result))
+            return rounded(result)
+
+        def rounded(value: Any) -> Any:
+            return (
+                round_(value).float()
+                if isinstance(value, torch.Tensor) and value.is_floating_point()
+                else value
+            )
+
+        return compute
 
 
 def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
@@ -155,7 +195,10 @@ class Yardstick:
                 name: min(
                     (self._near(program, arithmetic, contract, at) for at in self.samples), default=math.inf
                 )
-                for name, arithmetic in (("fp16", as_half(program)), (self.engine, self.engine))
+                for name, arithmetic in (
+                    ("fp16", as_half(program)),
+                    (self.engine, as_engine(program, self.engine)),
+                )
             }
         except InterpretError:
             return None

@@ -124,6 +124,28 @@ def test_a_program_of_fp32_is_rounded_to_stand_for_fp16() -> None:
     assert not value.any()  # squares of 1e-10 are 0 in fp16
 
 
+def test_an_engine_reads_weights_of_fp16_whatever_the_types_say() -> None:
+    """Else what is converted to fp16 would seem less exact, by the rounding of its weights."""
+    weight = np.random.default_rng(0).standard_normal((32, 64)).astype(np.float32)
+
+    def product(dtype: type) -> Program:
+        held = np.float16 if dtype is types.fp16 else np.float32
+
+        @mb.program(input_specs=[mb.TensorSpec((8, 64), dtype=dtype)])
+        def program(x: Var) -> Var:
+            return mb.linear(x=x, weight=weight.astype(held), name="y")
+
+        return program
+
+    measured = Yardstick(product(types.fp32), "ane:M1")
+    wide, half = measured.measure(product(types.fp32)), measured.measure(product(types.fp16))
+    assert wide is not None
+    assert half is not None
+    assert not less_exact(wide, half)
+    plain = measured._near(product(types.fp32), "ane:M1", [], ("main", 0))
+    assert wide["ane:M1"] < plain - 1
+
+
 @pytest.mark.parametrize(
     ("before", "after", "less"),
     [

@@ -10,17 +10,28 @@ takes 0 for those that are not an expert's own:
 * `total.index_add_(0, places, rows)` adds the rows that the mask has;
 * `rows.split(sizes.tolist())` gives all rows for each group, and `torch.cat` takes each row from its own.
 
-Where code makes something else of such places its numbers come out wrong: compare what is converted with torch.
-And torch cannot trace `scatter` of a bool that is a plain value, nor can coremltools join what is empty.
+Code that makes something else of such places, or of what `nonzero` gives, is refused; and as no list of uses is
+complete, `check` compares what was traced with the module on other inputs than those of the trace.
+
+torch cannot trace `scatter` of a bool that is a plain value, nor can coremltools join what is empty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+
+from anesurgery.errors import NotExpressible
+
+NEAR = 1e-3
+"""Of the range of an output in fp32: what a trace may differ by from its module."""
+TOLD = frozenset({"__len__", "__get__", "numel", "size", "dim"})
+"""What may be asked of chosen places: that there are some, and of what kind."""
+NUMBERS = TOLD | {"__eq__", "__ne__", "__index__", "__int__", "item", "__format__", "__bool__"}
+"""What may be made of the number of an expert that some token chose: it says which, and nothing else."""
 
 
 class Sizes(list[int]):
@@ -41,33 +52,79 @@ class Places:
 
 
 class Traceable(TorchFunctionMode):
-    """While it is entered, code that takes rows by what was computed runs on all rows."""
+    """While it is entered, code that takes rows by what was computed runs on all rows.
 
-    def __init__(self) -> None:
+    Args:
+        every: does it? Or are only calls written in another way that torch cannot trace?
+    """
+
+    def __init__(self, *, every: bool = True) -> None:
         super().__init__()
+        self._every = every
         self._places: dict[int, Places] = {}
         self._groups: tuple[Sizes, int] | None = None
-        self._every = False
+        self._hits: dict[int, torch.Tensor] = {}
+        self.acted = False
+        """Does something stand for what the code would have done?"""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, or what stands for it."""
+        """Call a function of torch, or what stands for it.
+
+        Raises:
+            NotExpressible: it makes something of places that is not known to be right for all rows.
+        """
         kwargs = kwargs or {}
-        own = HANDLERS.get(getattr(func, "__name__", ""))
+        name = getattr(func, "__name__", "")
+        own = HANDLERS.get(name) if self._every or name in PLAIN else None
         result = NotImplemented if own is None else own(self, *args, **kwargs)
-        return func(*args, **kwargs) if result is NotImplemented else result
+        if result is not NotImplemented:
+            self.acted = self.acted or name not in PLAIN
+            return result
+        for value in _flat((args, kwargs)):
+            if self._known(value) is not None and name not in TOLD:
+                raise NotExpressible(f"{name} of the rows that a mask chooses, which a trace would keep")
+            if self._is_hit(value) and name not in NUMBERS:
+                raise NotExpressible(f"{name} of what nonzero gives, which a trace would keep")
+        return func(*args, **kwargs)
+
+    def __exit__(self, *error: object) -> None:
+        """See that groups were put together again.
+
+        Raises:
+            NotExpressible: they were not.
+        """
+        super().__exit__(*error)
+        if self._groups is not None and error[0] is None:
+            raise NotExpressible("rows are split by sizes that are computed, and not joined again")
+
+    def _is_hit(self, value: Any) -> bool:
+        return value is not None and self._hits.get(id(value)) is value
+
+    def _hit(self, value: torch.Tensor) -> torch.Tensor:
+        """The same, known as what `nonzero` gives or a part of it."""
+        self._hits[id(value)] = value
+        return value
 
     def _known(self, index: Any) -> Places | None:
         place = self._places.get(id(index))
         return place if place is not None and place.all is index else None
 
     def nonzero(self, x: torch.Tensor, *, as_tuple: bool = False) -> Any:
-        """Every place of a vector."""
+        """Every place of a vector: none is an expert that does anything for a row which did not choose it."""
         if x.ndim != 1 or as_tuple:
             return NotImplemented
-        self._every = True
-        return torch.arange(len(x))[:, None]
+        return self._hit(torch.arange(len(x))[:, None])
+
+    def unbind(self, x: torch.Tensor, dim: int = 0) -> Any:
+        """The places of `nonzero`, one after the other."""
+        own = self._is_hit(x) and dim == 0
+        return tuple(self._hit(row) for row in x.unbind(0)) if own else NotImplemented
+
+    def squeeze(self, x: torch.Tensor, *axes: Any) -> Any:
+        """The places of `nonzero` as a vector, or one of them as a number."""
+        return self._hit(x.squeeze(*axes)) if self._is_hit(x) else NotImplemented
 
     def where(self, mask: Any, *others: Any, **named: Any) -> Any:
         """All rows of each axis of a mask."""
@@ -81,9 +138,18 @@ class Traceable(TorchFunctionMode):
         """All rows, or what each row has at the places of a mask."""
         listed = index if isinstance(index, tuple) else (index,)
         places = [place for item in listed if (place := self._known(item)) is not None]
+        if self._is_hit(x):
+            return self._hit(x[index]) if index == 0 else NotImplemented
         if not places:
-            beyond = self._every and _number(index) >= len(x)
-            return x[-1] if beyond else NotImplemented  # an expert that is none, and that no token chooses
+            one = self._is_hit(index) and index.numel() == 1
+            beyond = one and _number(index) >= len(x)  # an expert that is none, and that no token chooses
+            return x[-1] if beyond else x[index] if one else NotImplemented
+        sizes = [place.mask.shape[place.axis] for place in places]
+        if (
+            any(self._known(item) is None for item in listed[: len(places)])
+            or list(x.shape[: len(sizes)]) != sizes
+        ):
+            return NotImplemented
         if len(places) == 1:
             return x if len(listed) == 1 else x[(slice(None), *listed[1:])]
         own = places[0].mask.permute([place.axis for place in places]).to(x.dtype)
@@ -144,6 +210,39 @@ class Traceable(TorchFunctionMode):
         return x.scatter(dim, index, int(value)) if isinstance(value, bool) and not named else NotImplemented
 
 
+def check(traced: Any, module: Any, inputs: Sequence[Sequence[Any]]) -> None:
+    """See that a trace gives what its module gives for other inputs than those that it was traced with.
+
+    The module is traced for each of them and keeps what it likes: code may ask whether it is traced.
+
+    Raises:
+        NotExpressible: it does not.
+    """
+    trace: Any = torch.jit.trace
+    for given in inputs:
+        with Traceable(every=False):
+            plain = trace(module, tuple(given), check_trace=False)
+        for own, expected in zip(_flat((traced(*given),)), _flat((plain(*given),)), strict=True):
+            error = float((own - expected).abs().max()) if expected.numel() else 0.0
+            spread = float(expected.max() - expected.min()) if expected.numel() else 0.0
+            if not error <= NEAR * spread:
+                raise NotExpressible(
+                    f"its trace differs from it by {error:.3g} for other inputs, where numbers have a range of "
+                    f"{spread:.3g}: it keeps what was computed for its example"
+                )
+
+
+def _flat(value: Any) -> Iterator[Any]:
+    """What tuples, lists and mappings hold."""
+    if isinstance(value, (tuple, list)):
+        for one in value:
+            yield from _flat(one)
+    elif isinstance(value, dict):
+        yield from _flat(list(value.values()))
+    else:
+        yield value
+
+
 def _number(index: Any) -> int:
     """The place that a single index says; -1 for any other index."""
     single = torch.is_tensor(index) and index.ndim == 0 and not index.is_floating_point()
@@ -154,6 +253,8 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "nonzero": Traceable.nonzero,
     "where": Traceable.where,
     "__getitem__": Traceable.getitem,
+    "unbind": Traceable.unbind,
+    "squeeze": Traceable.squeeze,
     "index_add_": Traceable.index_add_,
     "index_add": Traceable.index_add,
     "tolist": Traceable.tolist,
@@ -162,3 +263,5 @@ HANDLERS: dict[str, Callable[..., Any]] = {
     "scatter": Traceable.scatter,
 }
 """Function of torch -> what stands for it, or gives NotImplemented."""
+PLAIN = frozenset({"scatter", "tolist"})
+"""Handlers that change the form of a call, and not what is computed."""

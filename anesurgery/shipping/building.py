@@ -34,17 +34,18 @@ from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.forking import patched
 from anesurgery.interpret.decoder_calls import INPUTS
-from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, quiet_host
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
+from anesurgery.shipping import agreement
+from anesurgery.shipping.agreement import logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.described import runner_of
 from anesurgery.shipping.mapped_weights import mapped_constants
-from anesurgery.shipping.recurrent_states import convert_step, finished_step, is_step, step_of
+from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
 from anesurgery.shipping.text_samples import samples_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
@@ -58,10 +59,6 @@ USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
 DATED = "com.github.apple.coremltools.conversion_date"
 """Left out, so that the same checkpoint is built to the same bytes."""
-STRIDE = 7
-"""From one prompt to the next that is tried: few, and of lengths that no function reads as a whole."""
-TRIED = 24
-"""Tokens that the model and the checkpoint are compared on. A choice: each is a run of both."""
 BITS = (4, 8)
 HEADS = ("logits", "argmax")
 TWICE = 0.01
@@ -104,6 +101,8 @@ class Build:
     """Of its logits beside those of the checkpoint, in dB."""
     top: float
     """Share of tokens after which both take the same one as the likeliest."""
+    off: float
+    """How far a logit is from that of the checkpoint, at most, by the range of all."""
     placed: Mapping[str, str] = field(default_factory=dict)
     """Function -> where it runs, where a target was named."""
     notes: tuple[str, ...] = ()
@@ -114,6 +113,7 @@ class Build:
         found = asdict(self) | {
             "psnr": round(self.psnr, 1),
             "top": round(self.top, 3),
+            "off": float(f"{self.off:.1e}"),
             "notes": list(self.notes),
         }
         return {name: value for name, value in found.items() if name != "folder"}
@@ -126,7 +126,11 @@ class Build:
         lines += [f"{name}: {words}" for name, words in self.placed.items()]
         lines.append(
             f"beside the checkpoint: {self.psnr:.1f} dB, and the same likeliest token after {self.top:.1%} "
-            f"of {TRIED} sampled tokens (fp16 arithmetic)"
+            "of the sampled tokens (fp16 arithmetic)"
+        )
+        lines.append(
+            f"its logits are at most {self.off:.1e} of their range off: where two tokens are nearer than twice "
+            "that, its text may take the other"
         )
         return "\n".join([*lines, *(f"note: {words}" for words in self.notes)])
 
@@ -321,33 +325,38 @@ class _Builder:
         def make(place: Path) -> None:
             with scratch_folder(self.out / STAGES) as work, silent():
                 module = self.checkpoint.module(work)
-                ids = self.tried(int(module.config.get_text_config().vocab_size))
-                arrays.write(reference, {"ids": ids, "logits": _logits(module, ids)}, overwrite=True)
+                step = step_of(module, self.options.context)
+                step = step if step and (step.recurrent or self.refusal is not None) else None
+                arrays.write(reference, self.reference(module, singly=step is not None), overwrite=True)
                 with mapped_constants(work):
-                    model = self.traced(module)
+                    model = self.traced(module, step)
                     loaded = _read_stage(model)
                 loaded.spec.description.metadata.userDefined.pop(DATED, None)
                 save(loaded, place)
 
         return self.stage("converted", self.key, make)
 
-    def traced(self, module: Any) -> Any:
+    def traced(self, module: Any, step: Step | None) -> Any:
         """The graph of a whole text; or of a token, where more than keys and values is kept, or it must be.
 
         Raises:
             LoadError: it cannot be converted.
         """
-        step = step_of(module, self.options.context)
-        if step is not None and (step.recurrent or self.refusal is not None):
+        if step is not None:
             return convert_step(step)
         if self.refusal is not None:
             raise self.refusal
         return convert(module, self.options.context)
 
-    def tried(self, words: int) -> Array:
-        """A few tokens, the same in each build."""
-        count = min(TRIED, self.options.context)
-        return np.random.default_rng(0).integers(0, words, count).astype(np.int32)
+    def reference(self, module: Any, *, singly: bool) -> dict[str, Array]:
+        """A text, and what the checkpoint gives for it: as it is, and with its weights rounded to fp16."""
+        weights = sum(parameter.numel() for parameter in module.parameters())
+        config = module.config.get_text_config()
+        of = agreement.text(config, self.options.context, weights, singly=singly)
+        rows = {"ids": of.ids, "singly": np.array(singly), "logits": logits_of(module, of.ids, of.places)}
+        rows["otherwise"] = np.array(agreement.counts_otherwise(module, of))
+        with agreement.rounded(module):
+            return rows | {"rounded": of.expected(module)}
 
     def compressed(self, model: Path) -> Path:
         """The package with weights of fewer bits."""
@@ -453,7 +462,10 @@ class _Builder:
         why = "it has a recurrent state"
         if self.refusal is not None:
             why = f"the graph of a whole text gets no cache ({_first_line(self.refusal)})"
-        self.notes.append(f"{why}, and reads prompts token by token: there is no prefill")
+        self.notes.append(
+            f"{why}, and reads prompts token by token: there is no prefill, and each token of a prompt costs "
+            "what one of the answer does"
+        )
         return True
 
     def parts(self, model: Path) -> int:
@@ -489,26 +501,67 @@ class _Builder:
             SurgeryError: they are not the same up to rounding, and the weights were not compressed.
         """
         stored = arrays.read(self.out / STAGES / "reference.npz")
-        decoder = Decoder(model, precision="fp16")
-        found = decoder.feed(stored["ids"])
-        rows = [found]
-        for count in range(1, len(stored["ids"]) + 1, STRIDE):  # prompts, which other functions read
-            decoder.reset()
-            rows.append(decoder.feed(stored["ids"][:count], whole=False))
-        wanted = np.concatenate([stored["logits"], *stored["logits"][::STRIDE, None]])
-        given = np.concatenate(rows)
-        told = ~np.isneginf(given) | (self.options.head == HEADS[0])
-        compared = compare_arrays("logits", wanted[told], given[told])
-        top = float(np.mean(np.argmax(found, -1) == np.argmax(stored["logits"], -1)))
-        if not compared.psnr >= AGREE and self.options.bits is None:
-            raise SurgeryError(
-                f"the model gives other logits than the checkpoint: {compared.psnr:.1f} dB for {len(found)} "
-                f"tokens, in fp16 arithmetic; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+        of, wanted = agreement.Text(stored["ids"], bool(stored["singly"])), stored["logits"]
+        if stored["otherwise"]:
+            self.notes.append(
+                "where nothing is said, the checkpoint does not count positions from 0, and so does the model; "
+                "generate of transformers counts them from 0, and writes other texts"
             )
+        if self.options.bits is None:
+            self.agrees(of, of.rows(model, "fp32"), stored["rounded"])
+        rows = of.rows(model, "fp16")
+        told = ~np.isneginf(rows) | (self.options.head == HEADS[0])
+        compared = compare_arrays("logits", wanted[told], rows[told])
+        if not compared.psnr >= AGREE and self.options.bits is None:
+            self.rounds(of, wanted, compared.psnr, model)
+        top = float(np.mean(np.argmax(rows, -1) == np.argmax(wanted, -1)))
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
         parts = len(list(model.glob("*.mlpackage"))) if model.name == CHUNKS else 1
         return Build(
-            self.out, self.options, size, parts, compared.psnr, top, self.placed(model), tuple(self.notes)
+            folder=self.out,
+            options=self.options,
+            bytes=size,
+            chunks=parts,
+            psnr=compared.psnr,
+            top=top,
+            off=float(agreement.off(rows, wanted).max()),
+            placed=self.placed(model),
+            notes=tuple(self.notes),
+        )
+
+    def agrees(self, of: agreement.Text, rows: Array, rounded: Array) -> None:
+        """See that the model computes what the checkpoint does, but for the rounding of its weights.
+
+        Raises:
+            SurgeryError: it does not.
+        """
+        with scratch_folder(self.out / STAGES) as work:
+            far = agreement.unexplained(rows, of, rounded, lambda: self.checkpoint.module(work))
+        if far:
+            place, most = max(far.items(), key=lambda one: one[1])
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint after {len(far)} of {len(of.ids)} tokens, "
+                f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
+                f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
+            )
+
+    def rounds(self, of: agreement.Text, wanted: Array, psnr: float, model: Path) -> None:
+        """See that moves by a rounding of fp16 lead transformers as far from its logits, and say it.
+
+        Raises:
+            SurgeryError: they do not.
+        """
+        with scratch_folder(self.out / STAGES) as work:
+            noise = agreement.noise(of, wanted, self.checkpoint.module(work))
+        if not psnr >= noise - agreement.SLACK:
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
+                f"{len(of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
+                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+            )
+        self.notes.append(
+            f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
+            "numbers move by a rounding, as where other experts are chosen next to a threshold"
         )
 
     def placed(self, model: Path) -> dict[str, str]:
@@ -537,24 +590,6 @@ def _steps(**options: Any) -> Recipe:
 def _read_stage(model: Any) -> Loaded:
     """What a stage left, or a host made."""
     return load(model)
-
-
-def _logits(module: Any, ids: Array) -> Array:
-    """What the checkpoint gives, one row for each token.
-
-    Raises:
-        LoadError: transformers cannot run it.
-    """
-    import torch
-
-    rows = torch.from_numpy(ids.astype(np.int64))[None]
-    try:
-        with torch.no_grad():
-            found: Array = module(input_ids=rows, use_cache=False).logits[0].numpy()
-    except Exception as error:  # torch raises what it likes
-        words = f"transformers cannot run {type(module).__name__} on {len(ids)} tokens: {error}"
-        raise LoadError(f"{words}; look at the sizes in config.json") from error
-    return found
 
 
 def _weights(place: Path) -> int:

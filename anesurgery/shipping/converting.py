@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery import frontend
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
 from anesurgery.frontend.length_choices import LengthError
-from anesurgery.frontend.traceable import Traceable
+from anesurgery.frontend.traceable import Traceable, check
 from anesurgery.mil import ct, quiet_host
 
 TOKENS, LOGITS = "input_ids", "logits"
@@ -67,8 +67,10 @@ def converted(
     try:
         with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
             trace: Any = torch.jit.trace
-            with Traceable():
+            with Traceable() as mode:
                 traced = trace(call, tuple(examples), check_trace=False)
+            if mode.acted:
+                check(traced, call, _others(examples, int(module.config.get_text_config().vocab_size)))
             model = ct.convert(
                 traced,
                 inputs=list(inputs),
@@ -77,6 +79,8 @@ def converted(
                 compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
                 skip_model_load=True,
             )
+    except NotExpressible as error:
+        raise NotExpressible(f"{type(module).__name__} was not converted: {error}") from error
     except SurgeryError:
         raise
     except Exception as error:  # torch and coremltools raise what they like
@@ -91,6 +95,16 @@ def prepare(module: Any) -> None:
     if getattr(module, "set_experts_implementation", None) is not None:
         frontend.register_experts()
         module.set_experts_implementation("dense")
+
+
+def _others(examples: Sequence[Any], words: int) -> list[tuple[Any, ...]]:
+    """Other tokens than those of a trace: different ones, and one again and again, which few experts get."""
+    import torch
+
+    draws = torch.Generator().manual_seed(0)
+    ids, *others = examples
+    drawn = [torch.randint(0, words, shape, generator=draws) for shape in (ids.shape, ids.shape[:1])]
+    return [(tokens.to(ids.dtype).expand(ids.shape), *others) for tokens in drawn]
 
 
 def _logits(module: Any) -> Any:

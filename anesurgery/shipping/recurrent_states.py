@@ -144,16 +144,23 @@ def step_of(module: Any, context: int) -> Step | None:
 def _after(module: Any, argument: str, count: int, own: Collection[int]) -> tuple[Any, dict[Path, Any]]:
     """The cache after so many tokens, and the shapes of what it and the modules hold, but for `own`."""
     import torch
-    import transformers
 
-    ids = torch.zeros(1, count, dtype=torch.int64)
     with torch.no_grad():
-        cache = getattr(module(ids, use_cache=True), argument, None)
-        if cache is None:  # some take one, and make none
-            cache = transformers.DynamicCache(config=module.config)
-            module(ids, use_cache=True, **{argument: cache})
+        cache = begun(module, argument, torch.zeros(1, count, dtype=torch.int64))[1]
     kept = [*_tensors(cache, (CACHE,)), *((p, t) for p, t in _in_modules(module) if id(t) not in own)]
     return cache, {path: tuple(tensor.shape) for path, tensor in kept}
+
+
+def begun(module: Any, argument: str, ids: Any) -> tuple[Any, Any]:
+    """What a module gives for the beginning of a text, and the cache that it is then read on with."""
+    import transformers
+
+    output = module(ids, use_cache=True)
+    cache = getattr(output, argument, None)
+    if cache is None:  # some take one, and make none
+        cache = transformers.DynamicCache(config=module.config)
+        output = module(ids, use_cache=True, **{argument: cache})
+    return output, cache
 
 
 def _held(path: Path, one: tuple[int, ...], two: tuple[int, ...], context: int) -> Held | None:

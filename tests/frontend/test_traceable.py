@@ -13,7 +13,8 @@ from closeness import assert_close
 from torch.nn.functional import linear, one_hot
 
 from anesurgery import frontend
-from anesurgery.frontend.traceable import Traceable
+from anesurgery.errors import NotExpressible
+from anesurgery.frontend.traceable import Traceable, check
 from anesurgery.interpret import run
 from anesurgery.mil import Array, ct, quiet_host
 
@@ -117,3 +118,72 @@ def test_a_plain_trace_keeps_the_experts_of_its_example() -> None:
         return
     with torch.no_grad():
         assert np.abs(model(rows(1)) - module(rows(1)).numpy()).max() > 0.1
+
+
+def traced(module: Any, x: torch.Tensor) -> Any:
+    trace: Any = torch.jit.trace
+    with quiet_host(), torch.no_grad(), Traceable() as mode:
+        graph = trace(module, (x,), check_trace=False)
+    assert mode.acted
+    return graph
+
+
+class Marked(torch.nn.Module):
+    """It does what is not for each row of its own with the rows that are marked."""
+
+    def __init__(self, use: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.use(x, x[:, 0] > 0.1)
+
+
+REFUSED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "rows by nonzero": lambda x, mask: x + x[mask.nonzero().squeeze(-1)].sum(0),
+    "nonzero in a sum": lambda x, mask: x + mask.nonzero().sum(),
+    "nonzero as rows of a choice": lambda x, mask: x.index_select(0, mask.nonzero().squeeze(-1)),
+    "places in a sum": lambda x, mask: x + torch.where(mask)[0].sum(),
+    "rows of another axis": lambda x, mask: x + x.t()[torch.where(mask)[0][:1]].sum(),
+    "places behind a slice": lambda x, mask: x + x[:, torch.where(mask)[0]].sum(),
+    "groups that are not joined": lambda x, mask: x + x.split(_halves(x))[0],
+}
+"""What stands in the code of other models, and is no choice of experts."""
+
+
+def _halves(x: torch.Tensor) -> Any:
+    return (x[:, :2].long() * 0 + len(x) // 2)[0].tolist()
+
+
+@pytest.mark.parametrize("use", REFUSED)
+def test_another_use_of_places_is_refused(use: str) -> None:
+    with pytest.raises(NotExpressible, match="a trace would keep|not joined again"):
+        traced(Marked(REFUSED[use]), rows(0))
+
+
+SEEN: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "their number": lambda x, mask: x * len(mask.nonzero()),
+    "their sum": lambda x, mask: x + x[torch.where(mask)[0]].sum(0),
+    "a number of one": lambda x, mask: sum((x[int(i)] for i in mask.nonzero()), x),
+}
+"""What no list of uses finds, and other inputs do."""
+
+
+@pytest.mark.parametrize("use", SEEN)
+def test_what_a_trace_keeps_is_seen_on_other_inputs(use: str) -> None:
+    module = Marked(SEEN[use])
+    graph = traced(module, rows(0))
+    with (
+        quiet_host(),
+        torch.no_grad(),
+        pytest.raises(NotExpressible, match="keeps what was computed for its example"),
+    ):
+        check(graph, module, [(rows(1),)])
+
+
+@pytest.mark.parametrize("kind", [Hit, Sorted, Written])
+def test_mixtures_are_the_same_on_other_inputs(kind: type[Any]) -> None:
+    module = kind().eval()
+    graph = traced(module, torch.zeros(TOKENS, WIDTH))
+    with quiet_host(), torch.no_grad():
+        check(graph, module, [(rows(1),), (rows(2)[:1].expand(TOKENS, WIDTH),)])

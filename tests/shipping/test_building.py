@@ -202,7 +202,7 @@ def test_the_folder_says_all_that_a_runner_needs(built: Path) -> None:
 
 def _of(report: dict[str, Any]) -> list[Any]:
     options = building.Options(**report.pop("options"))
-    return [options, *(report[name] for name in ("bytes", "chunks", "psnr", "top", "placed", "notes"))]
+    return [options, *(report[name] for name in ("bytes", "chunks", "psnr", "top", "off", "placed", "notes"))]
 
 
 @pytest.mark.parametrize("part", ["model.mlpackage/Data/com.apple.CoreML/weights/weight.bin", "tokenizer.json"])
@@ -227,18 +227,6 @@ def test_chunks_write_the_same(checkpoint: Path, built: Path, tmp_path: Path) ->
     assert sizes[1] < 1.2 * sizes[0]
     said = [note for note in found.notes if "more weights than the whole" in note]
     assert bool(said) is (sizes[1] / sizes[0] - 1 > building.TWICE)
-
-
-class Unfit(torch.nn.Module):
-    """As a model with heads of an odd size."""
-
-    def forward(self, **_: Any) -> None:
-        raise RuntimeError("13 must match 14")
-
-
-def test_what_transformers_cannot_run_is_said() -> None:
-    with pytest.raises(LoadError, match="cannot run Unfit on 3 tokens: 13 must match 14; look at the sizes"):
-        building._logits(Unfit(), np.arange(3))
 
 
 @pytest.fixture(scope="module")
@@ -276,6 +264,18 @@ def test_a_tied_table_that_two_chunks_store_is_said(
     table = 2 * 32 * 301 / weights(tmp_path / "out")
     more = float(note.split("hold ")[1].split("%")[0]) / 100
     assert abs(more / (1 + more) - table) < 0.1
+
+
+def test_a_packed_table_in_parts_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With more words than a head of one piece has, the parts of 4 bits are looked up in as well."""
+    source = save_checkpoint(tmp_path / "checkpoint", layers=1, tie_word_embeddings=True, vocab_size=16500)
+    options: dict[str, Any] = {"context": 16, "prefill": 8, "bits": 4, "quiet": True}
+    parameters = list(Checkpoint.read(source).module(tmp_path).parameters())
+    matrices = sum(p.numel() / 2 + 2 * p.shape[0] for p in parameters if p.ndim == 2)  # and a scale of each row
+    total = matrices + sum(2 * p.numel() for p in parameters if p.ndim == 1)
+    assert weights(ane.build(source, tmp_path / "out", **options).folder) <= 1.01 * total + 8192  # tables, ends
+    monkeypatch.setattr(Checkpoint, "tied", False)
+    assert weights(ane.build(source, tmp_path / "twice", **options).folder) > 1.4 * total
 
 
 def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, tmp_path: Path) -> None:

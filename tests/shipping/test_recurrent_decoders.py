@@ -18,8 +18,14 @@ import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
+from anesurgery.shipping import building
+from anesurgery.shipping.agreement import logits_by_steps
 from anesurgery.shipping.recurrent_states import Held, Step, convert_step, step_of
 
+SINGLY = (
+    "and reads prompts token by token: there is no prefill, and each token of a prompt costs what one of the "
+    "answer does"
+)
 WORDS, CONTEXT, PROMPT = 307, 24, [5, 7, 9, 11, 3]
 SIZES: dict[str, Any] = {
     "vocab_size": WORDS,
@@ -166,7 +172,7 @@ def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
 ) -> None:
     made = ane.build(checkpoint, tmp_path / "out", context=CONTEXT, quiet=True)
     assert made.psnr > 60
-    assert made.notes == ("it has a recurrent state, and reads prompts token by token: there is no prefill",)
+    assert made.notes == (f"it has a recurrent state, {SINGLY}",)
     assert list(ane.generate(tmp_path / "out", PROMPT, 15, quiet=True).written) == greedy(mamba(), 15)
     assert "".join(ane.chat(tmp_path / "out", "hello", steps=3))
     runner = json.loads((tmp_path / "out" / "runner.json").read_text())
@@ -176,6 +182,25 @@ def test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes(
         "cache_of_0": [2, 96, 4],
         "cache_of_1": [2, 96, 8],
     }
+
+
+def test_a_build_that_forgets_is_refused(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forgets(own: Step) -> Any:
+        return convert_step(Forgets(own.module, own.argument, own.cache, own.held, own.context))
+
+    monkeypatch.setattr(building, "convert_step", forgets)
+    with pytest.raises(SurgeryError, match="and not by rounding"):
+        ane.build(checkpoint, tmp_path / "out", context=CONTEXT, quiet=True)
+
+
+@pytest.mark.parametrize("build", [mamba, griffin, doge])
+def test_transformers_reads_by_steps_what_it_reads_at_once(build: Callable[[], Any]) -> None:
+    """It is asked so, where a build reads so: in some families the two are not the same."""
+    module, ids = build(), np.arange(5, 5 + CONTEXT)
+    for _ in range(2):  # nothing is left from a text that was read before
+        assert error(logits_by_steps(module, ids, ids - 5), logits_of(module, ids.tolist())) < 1e-5
 
 
 def test_what_a_step_has_no_functions_for_is_an_error(checkpoint: Path, tmp_path: Path) -> None:
@@ -190,7 +215,7 @@ def test_a_graph_that_gets_no_cache_is_built_by_its_steps(tmp_path: Path) -> Non
     assert made.psnr > 60
     (note,) = made.notes
     assert note.startswith("the graph of a whole text gets no cache (add_cache")
-    assert note.endswith("and reads prompts token by token: there is no prefill")
+    assert note.endswith(SINGLY)
     assert list(ane.generate(tmp_path / "out", PROMPT, 15, quiet=True).written) == greedy(doge(), 15)
     with pytest.raises(SurgeryError, match="meets values of other tokens"):
         ane.build(tmp_path / "checkpoint", tmp_path / "wide", context=CONTEXT, width=4, quiet=True)

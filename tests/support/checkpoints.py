@@ -37,6 +37,7 @@ def save_checkpoint(folder: Path, *, template: str = TEMPLATE, layers: int = 2, 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     more = {"max_position_embeddings": 48, "initializer_range": 0.2, "eos_token_id": 1, "bos_token_id": 0}
-    made = LlamaConfig(num_hidden_layers=layers, vocab_size=len(fast), **{**sizes, **more, **config})
+    words = {"vocab_size": len(fast)}
+    made = LlamaConfig(num_hidden_layers=layers, **{**sizes, **more, **words, **config})
     LlamaForCausalLM(made).save_pretrained(folder)
     return folder

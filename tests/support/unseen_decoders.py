@@ -17,7 +17,7 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ import torch
 import transformers
 import unseen_again
 import unseen_families
+import unseen_published
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
+from anesurgery.shipping import agreement
 
-AGAIN, FAMILIES = "again", "families"
-MARKS = {"": "unseen", AGAIN: "unseen again", FAMILIES: "unseen families"}
+AGAIN, FAMILIES, PUBLISHED = "again", "families", "published"
+MARKS = {"": "unseen", **{name: f"unseen {name}" for name in (AGAIN, FAMILIES, PUBLISHED)}}
 """Set of configurations -> the name of its table on the page."""
 CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
 TIE = 1e-3
@@ -135,7 +137,12 @@ CONFIGURATIONS: dict[str, Row] = {
 """Name -> the class of its configuration, and its options with the class of its module."""
 
 
-SETS = {"": CONFIGURATIONS, AGAIN: unseen_again.CONFIGURATIONS, FAMILIES: unseen_families.CONFIGURATIONS}
+SETS = {
+    "": CONFIGURATIONS,
+    AGAIN: unseen_again.CONFIGURATIONS,
+    FAMILIES: unseen_families.CONFIGURATIONS,
+    PUBLISHED: unseen_published.CONFIGURATIONS,
+}
 
 
 @dataclass(frozen=True)
@@ -151,6 +158,8 @@ class Text:
     """Between the two likeliest tokens where the texts part, by the range of their logits."""
     others: int = 0
     """How many tokens have other experts, as transformers gives them after a rounding."""
+    forward: bool = False
+    """Is the text of transformers that of its forward pass, as its `generate` counts positions otherwise?"""
     led: bool = False
     """Did such a token come before the texts part, and do their logits tell the tokens apart?"""
     refused: str = ""
@@ -171,6 +180,7 @@ class Text:
             words += " other experts"
         if self.others:
             words += f" ({self.others} of {PROMPT + STEPS} tokens have other experts)"
+        words += " (beside its forward pass: generate counts positions otherwise)" if self.forward else ""
         return words if self.right else f"wrong: {words} ({self.gap:.1e} apart)"
 
 
@@ -185,6 +195,8 @@ def save_checkpoint(name: str, folder: Path) -> None:
         for parameter in module.parameters():
             if parameter.ndim < 2:  # norms of ones and biases of zeros would hide what is left out
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+    if name in SETS[PUBLISHED]:
+        module.to(torch.bfloat16)
     module.save_pretrained(folder)
     made: Any = checkpoints.tokenizer()
     made.save(str(folder / "tokenizer.json"))
@@ -232,13 +244,26 @@ def tried(name: str, folder: Path) -> Text:
         return Text(0, 0.0, 0, refused=str(error).splitlines()[0].split(" (ran before it")[0].removesuffix(")"))
     module: Any = transformers.AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     prompt = np.random.default_rng(1).integers(3, module.config.vocab_size, PROMPT).tolist()
-    options = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None, "pad_token_id": 0}
+    ids, forward = greedy(module, torch.tensor([prompt]))
     with torch.no_grad():
-        ids = module.generate(torch.tensor([prompt]), max_new_tokens=STEPS, **options)
         logits = module(ids, use_cache=False).logits[0].numpy()
     written = list(ane.generate(out, prompt, STEPS, precision="fp16", quiet=True).written)
     rows = Decoder(out, precision="fp16").feed(ids[0].tolist())
-    return compared(ids[0, PROMPT:].tolist(), written, logits, rows, moved(module, ids), made.chunks)
+    text = compared(ids[0, PROMPT:].tolist(), written, logits, rows, moved(module, ids), made.chunks)
+    return replace(text, forward=forward)
+
+
+def greedy(module: Any, prompt: Any) -> tuple[Any, bool]:
+    """What transformers writes, and is it by its forward pass alone? So where `generate` counts otherwise."""
+    options = {"do_sample": False, "eos_token_id": None, "forced_eos_token_id": None, "pad_token_id": 0}
+    of = agreement.Text(np.arange(1, 1 + agreement.TRIED))
+    with torch.no_grad():
+        if not agreement.counts_otherwise(module, of):
+            return module.generate(prompt, max_new_tokens=STEPS, **options), False
+        for _ in range(STEPS):
+            token = module(prompt, use_cache=False).logits[:, -1:].argmax(-1)
+            prompt = torch.cat([prompt, token], dim=1)
+    return prompt, True
 
 
 def compared(

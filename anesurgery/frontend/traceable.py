@@ -95,7 +95,7 @@ class Traceable(TorchFunctionMode):
         Raises:
             NotExpressible: they were not.
         """
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
         if self._groups is not None and error[0] is None:
             raise NotExpressible("rows are split by sizes that are computed, and not joined again")
 

@@ -17,6 +17,7 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Array
 from anesurgery.shipping import agreement, building
 from anesurgery.shipping.agreement import AT_THE_END, STRIDE, TRIED, Text, logits_of, moved, noise, rounded
+from anesurgery.shipping.converting import convert
 
 WINDOW = TRIED + 6
 
@@ -44,12 +45,11 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_window_that_is_lost_is_seen_beyond_it(
     windowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = building.convert
 
     def without(module: Any, context: int) -> Any:
         other = copy.deepcopy(module)
         other.config.sliding_window = None
-        return own(other, context)
+        return convert(other, context)
 
     options: dict[str, Any] = {"context": 64, "prefill": 16, "quiet": True}
     assert ane.build(windowed, tmp_path / "right", **options).off < agreement.ALIKE

@@ -290,29 +290,49 @@ def compared(
     return Text(same, error, chunks, gap, len(others), told and bool(np.any(others <= last)))
 
 
-def table(found: dict[str, Text], command: str) -> str:
+def row(name: str, text: Text) -> str:
+    """A line of the table."""
+    error = "" if text.refused else f"{text.error:.1e}"
+    return f"| `{name}` | {text.chunks or ''} | {text} | {error} |"
+
+
+def rows_of(table: str) -> dict[str, str]:
+    """The lines of a table, by name."""
+    return {line.split("`")[1]: line for line in table.splitlines() if line.startswith("| `")}
+
+
+def table(rows: dict[str, str], command: str) -> str:
     """A line for each configuration."""
-    right, refused = sum(text.right for text in found.values()), sum(bool(t.refused) for t in found.values())
+    words = [line.split(" | ")[2] for line in rows.values()]
+    refused, wrong = (sum(w.startswith(kind) for w in words) for kind in ("refused", "wrong"))
     lines = [
-        f"{len(found)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
-        f"transformers in fp32 (`{command}`): {right} right, {refused} refused, "
-        f"{len(found) - right - refused} wrong. Ties are nearer than {TIE:g} "
+        f"{len(rows)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
+        f"transformers in fp32 (`{command}`): {len(rows) - refused - wrong} right, {refused} refused, "
+        f"{wrong} wrong. Ties are nearer than {TIE:g} "
         "of the range of logits; a token has other experts where transformers gives these logits too, with "
         "numbers that are moved by a rounding of fp16. The error is that of a logit, by the range.",
         "",
         "| configuration | chunks | text | error |",
         "|---|---|---|---|",
+        *rows.values(),
     ]
-    for name, text in found.items():
-        error = "" if text.refused else f"{text.error:.1e}"
-        lines.append(f"| `{name}` | {text.chunks or ''} | {text} | {error} |")
     return "\n".join(lines)
+
+
+def written(page: str, name: str, found: dict[str, Text]) -> str:
+    """The page with the table of a set, in which the lines of what was tried are replaced."""
+    more = f" --set {name}" if name else ""
+    command = f"python tests/support/unseen_decoders.py{more} --page docs/decoders.md"
+    begin, end = (f"<!-- {MARKS[name]}: {side} -->" for side in ("begin", "end"))
+    rows = rows_of(page[page.index(begin) : page.index(end)]) | {n: row(n, text) for n, text in found.items()}
+    text = f"{begin}\n{table({n: rows[n] for n in SETS[name] if n in rows}, command)}\n{end}"
+    return re.sub(f"{begin}.*?{end}", lambda _: text, page, flags=re.DOTALL)
 
 
 def main() -> None:
     """Try all, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", help="those to try, whose lines alone are replaced; all by default")
     parser.add_argument("--page", type=Path, help="write the table into this page")
     parser.add_argument("--keep", type=Path, help="a file with what came out before, which is not tried again")
     parser.add_argument("--set", default="", choices=list(SETS), help="another set than the first")
@@ -322,8 +342,7 @@ def main() -> None:
     keep = options.keep
     rows = json.loads(keep.read_text()) if keep and keep.exists() else {}
     found = {name: Text(**row) for name, row in rows.items()}
-    rows_of = SETS[options.set]
-    for name in options.names or rows_of:
+    for name in options.names or SETS[options.set]:
         if name in found:
             continue
         with tempfile.TemporaryDirectory() as folder:
@@ -335,14 +354,8 @@ def main() -> None:
         print(name, found[name].chunks, found[name], f"{found[name].error:.1e}", flush=True)
         if keep:
             keep.write_text(json.dumps({name: asdict(text) for name, text in found.items()}))
-    found = {name: found[name] for name in rows_of if name in found}
     if options.page:
-        mark, page = MARKS[options.set], options.page.read_text()
-        more = f" --set {options.set}" if options.set else ""
-        command = f"python tests/support/unseen_decoders.py{more} --page docs/decoders.md"
-        begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
-        text = f"{begin}\n{table(found, command)}\n{end}"
-        options.page.write_text(re.sub(f"{begin}.*?{end}", lambda _: text, page, flags=re.DOTALL))
+        options.page.write_text(written(options.page.read_text(), options.set, found))
 
 
 if __name__ == "__main__":

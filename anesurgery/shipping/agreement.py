@@ -35,16 +35,16 @@ READ, READ_BEYOND_WINDOWS = 1e11, 1e12
 """Weights times tokens: how long a text is read, and how long where only that makes a sliding window forget. A
 choice: 200 tokens of 0.5 billion weights, and ten times the work for a whole kind of mistake."""
 SINGLY = 16
-"""How many times the work it is to read tokens one by one. An estimate: rows of a product share its weights."""
+"""How many times the work it is to read tokens one by one. An estimate: together they share what is read."""
 ALIKE = 0.01
-"""Of the range of logits: more is no rounding of what is stored. Weights that are rounded move the logits of small
-decoders by 1e-3, and a wrong op by more than 1e-1."""
+"""Of the range of logits: more is no rounding of what is stored. Weights that are rounded move the logits of
+small decoders by 1e-3, and a wrong op by more than 1e-1."""
 MOVES, FEW = 64, 8
 """How often transformers is asked for a row with moved numbers, at most; and for how far moves lead. A choice:
 the rarest choice of experts that was seen came in about 1 of 50."""
 SLACK = 6.0
-"""In dB, what a build may be further from its checkpoint than moved numbers: twice as far. A choice: it rounds more
-often."""
+"""In dB, what a build may be further from its checkpoint than moved numbers: twice as far. A choice: it rounds
+more often."""
 HALF = 2.0**-10
 """Of a number: how far apart two of fp16 are at most."""
 WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size", "local_attention", "window_size")

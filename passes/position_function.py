@@ -124,7 +124,7 @@ def ends_at(function: Function, lookup: bool) -> list[Var]:
     if lookup:
         whole = {v for v in function.inputs.values() if v is not position and an.np_dtype(v).kind in "iu"}
     for op in function.operations:
-        sources = {v for _, v in an.operands(op) if an.constant(v) is None}
+        sources = {v for _, v in an.operands(op) if an.constant(v) is None and not an.is_stored(v)}
         if not sources or op.blocks or op.op_type in an.ops.IMPURE:
             continue
         if sources <= positional:

@@ -153,9 +153,9 @@ def logits_by_steps(module: Any, ids: Array, places: Array) -> Array:
     argument = next(name for name in CACHE_NAMES if name in parameters)
     tokens = torch.from_numpy(ids.astype(np.int64))[None]
     with torch.no_grad():
-        output, cache = begun(module, argument, tokens[:, :1])
-        rows = [output.logits[0, -1].numpy()]
-        for at in range(1, len(ids)):
+        output, cache = begun(module, argument, tokens[:, :2])  # of one some take it that others came before
+        rows = list(output.logits[0].numpy())
+        for at in range(2, len(ids)):
             output = module(tokens[:, at : at + 1], use_cache=True, **{argument: cache})
             later = getattr(output, argument, None)
             cache = cache if later is None else later

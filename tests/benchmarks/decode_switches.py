@@ -67,6 +67,8 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Name -> its configuration, its class, and the sizes of the published model."""
 TIED = {"Llama, as SmolLM", "Llama 3.2", "Qwen2.5, the small", "Qwen2.5, the larger"}
 """Models whose head is the table of their embeddings, where that is not the default."""
+WHOLE = ("Llama, as SmolLM",)
+"""Models that are looked at with all their layers and words too: to see that fewer are no other structure."""
 
 
 def decoder(name: str, **fewer: Any) -> Any:
@@ -84,21 +86,22 @@ def weights(name: str) -> int:
         return sum(parameter.numel() for parameter in decoder(name).parameters())
 
 
-def rows(name: str, folder: Path) -> list[str]:
-    """Where a step runs on each target, in each form."""
+def rows(name: str, folder: Path, *, whole: bool = False) -> list[str]:
+    """Where a step runs on each target, in each form; of the whole model as `build` makes it alone."""
     layers = 6 if "sliding_window" in MODELS[name][2] else LAYERS  # one of six attends to all
-    module = decoder(name, num_hidden_layers=layers, vocab_size=WORDS)
-    model = save(load(convert(module, CONTEXT)), folder / "model.mlpackage", overwrite=True)
+    fewer = {} if whole else {"num_hidden_layers": layers, "vocab_size": WORDS}
+    model = save(load(convert(decoder(name, **fewer), CONTEXT)), folder / "model.mlpackage", overwrite=True)
     lines = []
     for target in TARGETS:
-        for words, options in FORMS.items():
+        for words, options in {BUILT: FORMS[BUILT]}.items() if whole else FORMS.items():
             recipe = recipes.llm_ane.with_options(context=CONTEXT, **options)
             surgery = ane.apply(model, recipe, target=target, prove=None, quiet=True)
             if words == BUILT and target in OLDER:
                 surgery = ane.apply(surgery.program, ["pointwise_convolution"], prove=None, quiet=True)
             report = ane.inspect(surgery.program, target=target, function="decode")
             share = f"{report.residency['ops']:.1%} | {len(report.segments)}"
-            lines.append(f"| {name}, {weights(name) / 1e9:.2f} | {target} | {words} | {share} |")
+            size = f"{weights(name) / 1e9:.2f}{', whole' * whole}"
+            lines.append(f"| {name}, {size} | {target} | {words} | {share} |")
             print(lines[-1], flush=True)
     return lines
 
@@ -108,7 +111,8 @@ def table() -> str:
     lines = [
         "A decode step by `inspect` (`python tests/benchmarks/decode_switches.py --page docs/decoders.md`), "
         f"with the widths of models of so many billion weights, but {LAYERS} layers (Gemma: 6) and {WORDS:,} "
-        "tokens. An op of which it is not known where it runs is not counted as one on the ANE.",
+        "tokens, where they are not whole. An op of which it is not known where it runs is not counted as one on "
+        "the ANE.",
         "",
         "| model | target | form | ops on the ANE | segments |",
         "|---|---|---|---|---|",
@@ -116,6 +120,8 @@ def table() -> str:
     with tempfile.TemporaryDirectory() as folder:
         for name in MODELS:
             lines += rows(name, Path(folder))
+        for name in WHOLE:
+            lines += rows(name, Path(folder), whole=True)
     return "\n".join(lines)
 
 

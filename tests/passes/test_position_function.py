@@ -167,6 +167,34 @@ def test_embeddings_are_looked_up_in_the_parts_of_the_head(most: int) -> None:
         assert_close(ane.run(after, made, function="main")["logits"], expected, 1e-5)
 
 
+def test_packed_embeddings_are_looked_up_in_the_packed_parts() -> None:
+    """Tables of 8 bits, with one scale for each row."""
+    data, scale = (TABLE * 20).astype(np.int8), np.full((200, 1), 0.05, np.float16)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 3), types.int32), mb.TensorSpec((1,), types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(ids: Var, position: Var) -> Var:
+        table = mb.constexpr_blockwise_shift_scale(data=data, scale=scale)
+        row = mb.slice_by_size(
+            x=TABLE[:9],
+            begin=mb.concat(values=(position, np.zeros(1, np.int32)), axis=0),
+            size=np.array([1, 4], np.int32),
+        )
+        rows = mb.gather(x=table, indices=ids, axis=0)
+        return mb.linear(x=mb.add(x=rows, y=row), weight=table, name="logits")
+
+    cut, _ = apply_pass(SplitHead(most=64), program)
+    after, _ = apply_pass(PositionFunction(lookup=True), cut)
+    lookups = [op for op in after.functions["main_inputs"].operations if op.op_type == "gather"]
+    assert sorted(op.x.shape[0] for op in lookups) == [8, 64, 64, 64]
+    assert not any(op.op_type == "gather" for op in after.functions["main"].operations)
+    values = {"ids": np.array([[0, 130, 199]], np.int32), "position": np.array([5], np.int32)}
+    made = ane.run(after, values, function="main_inputs")
+    assert_close(ane.run(after, made, function="main")["logits"], ane.run(program, values)["logits"], 1e-5)
+
+
 def test_a_head_of_its_own_leaves_the_table_whole() -> None:
     cut, _ = apply_pass(SplitHead(most=64), tied(TABLE[::-1].copy()))
     after, _ = apply_pass(PositionFunction(lookup=True), cut)

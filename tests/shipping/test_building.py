@@ -268,14 +268,14 @@ def test_a_tied_table_that_two_chunks_store_is_said(
 
 def test_a_packed_table_in_parts_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more words than a head of one piece has, the parts of 4 bits are looked up in as well."""
-    source = save_checkpoint(tmp_path / "checkpoint", layers=1, tie_word_embeddings=True, vocab_size=16500)
+    words, width = 16500, 32
+    source = save_checkpoint(tmp_path / "checkpoint", layers=1, tie_word_embeddings=True, vocab_size=words)
     options: dict[str, Any] = {"context": 16, "prefill": 8, "bits": 4, "quiet": True}
-    parameters = list(Checkpoint.read(source).module(tmp_path).parameters())
-    matrices = sum(p.numel() / 2 + 2 * p.shape[0] for p in parameters if p.ndim == 2)  # and a scale of each row
-    total = matrices + sum(2 * p.numel() for p in parameters if p.ndim == 1)
-    assert weights(ane.build(source, tmp_path / "out", **options).folder) <= 1.01 * total + 8192  # tables, ends
+    table = words * width / 2 + 2 * words  # with a scale of each row
+    stored = weights(ane.build(source, tmp_path / "out", **options).folder)
+    assert table < stored < 1.3 * table  # a bias of each row, and what is small, are much for so few columns
     monkeypatch.setattr(Checkpoint, "tied", False)
-    assert weights(ane.build(source, tmp_path / "twice", **options).folder) > 1.4 * total
+    assert weights(ane.build(source, tmp_path / "twice", **options).folder) > stored + 0.9 * table
 
 
 def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, tmp_path: Path) -> None:

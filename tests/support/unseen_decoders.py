@@ -209,7 +209,7 @@ def built(folder: Path, out: Path) -> Any:
     try:
         return ane.build(folder, out, limit=f"{size * 0.6 / 1000:.0f} KB", **options)
     except SurgeryError as error:
-        if "cannot be cut between" not in str(error):
+        if not any(words in str(error) for words in ("cannot be cut between", "can be cut into")):
             raise
     return ane.build(folder, out, **options)
 

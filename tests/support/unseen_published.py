@@ -54,6 +54,7 @@ OLDER: dict[str, Any] = {
     "initializer_range": 0.12,
 }
 ALTERNATING: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 22}
+ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4}
 SHORT_AND_LONG: dict[str, Any] = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -92,8 +93,8 @@ CONFIGURATIONS: dict[str, Row] = {
     ),
     "zamba": _row(
         "Zamba",
-        num_hidden_layers=3,
-        layers_block_type=["mamba", "hybrid", "mamba"],
+        num_hidden_layers=4,
+        layers_block_type=["linear_attention", "hybrid"] * 2,
         use_mamba_kernels=False,
         **ALL_HEADS,
         **HYBRID,
@@ -115,7 +116,12 @@ CONFIGURATIONS: dict[str, Row] = {
     "axk2": _row(
         "AXK2", n_routed_experts=4, index_topk=400, index_head_dim=16, index_n_heads=2, **EXPERTS, **LATENT
     ),
-    "cohere_compass": _row("CohereCompass", "CohereCompassTextConfig", **ALTERNATING),
+    "cohere_compass": _row(
+        "CohereCompass",
+        "CohereCompassTextConfig",
+        rope_parameters={f"{kind}_attention": ROPE for kind in ("sliding", "full")},
+        **ALTERNATING,
+    ),
     "rembert": _row("RemBert", input_embedding_size=40, output_embedding_size=56, **DECODER),
     "roformer": _row("RoFormer", embedding_size=48, **DECODER),
     "megatron_bert": _row("MegatronBert", **DECODER),

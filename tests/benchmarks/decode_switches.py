@@ -111,8 +111,8 @@ def table() -> str:
     lines = [
         "A decode step by `inspect` (`python tests/benchmarks/decode_switches.py --page docs/decoders.md`), "
         f"with the widths of models of so many billion weights, but {LAYERS} layers (Gemma: 6) and {WORDS:,} "
-        "tokens, where they are not whole. An op of which it is not known where it runs is not counted as one on "
-        "the ANE.",
+        "tokens, where they are not whole. An op of which it is not known where it runs is not counted as one "
+        "on the ANE.",
         "",
         "| model | target | form | ops on the ANE | segments |",
         "|---|---|---|---|---|",

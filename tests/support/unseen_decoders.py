@@ -158,11 +158,11 @@ class Text:
     """Between the two likeliest tokens where the texts part, by the range of their logits."""
     others: int = 0
     """How many tokens have other experts, as transformers gives them after a rounding."""
-    forward: bool = False
-    """Is the text of transformers that of its forward pass, as its `generate` counts positions otherwise?"""
     led: bool = False
     """Did such a token come before the texts part, and do their logits tell the tokens apart?"""
     refused: str = ""
+    forward: bool = False
+    """Is the text of transformers that of its forward pass, as its `generate` counts positions otherwise?"""
 
     @property
     def right(self) -> bool:

@@ -15,6 +15,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ class Text:
             ends = list(range(len(self.ids) - AT_THE_END - 1, len(self.ids)))
         return np.array([*range(self.short), *range(0, self.short, STRIDE), *ends])
 
-    def rows(self, model: Any, precision: str) -> Array:
+    def rows(self, model: Path, precision: str) -> Array:
         """The logits of a model that was built."""
         decoder = Decoder(model, precision=precision)
         rows = [decoder.feed(self.ids[: self.short])]

@@ -205,8 +205,9 @@ def sizes(
         models, computed = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
-        loaded = _straight(load(model))
-        loaded, assumed = _dynamic(loaded, wanted)
+        whole = load(model)
+        loaded = _straight(whole)
+        loaded, assumed = _dynamic(loaded, wanted, unrolled=_loops(whole) and not _loops(loaded))
         if mask is not None:
             loaded, wanted = _masked(loaded, wanted, mask)
         names = _names(wanted)
@@ -217,15 +218,20 @@ def sizes(
 
 def _straight(loaded: Loaded) -> Loaded:
     """The model without loops and lists, whose shapes cannot be followed, where their rounds are known."""
-    chosen = function_of(loaded.program, default_function(loaded))
-    if not any(op.op_type in CONTROL | LISTS for op in chosen.operations):
+    if not _loops(loaded):
         return loaded
     subject = MLProgram(loaded).clone()
     run_pass(make_pass("unroll_loop"), subject.program, Session())
     return subject.loaded
 
 
-def _dynamic(loaded: Loaded, wanted: Sequence[Shapes]) -> tuple[Loaded, tuple[str, ...]]:
+def _loops(loaded: Loaded) -> bool:
+    """Does a model have loops or lists?"""
+    chosen = function_of(loaded.program, default_function(loaded))
+    return any(op.op_type in CONTROL | LISTS for op in chosen.operations)
+
+
+def _dynamic(loaded: Loaded, wanted: Sequence[Shapes], *, unrolled: bool) -> tuple[Loaded, tuple[str, ...]]:
     """The model, with dynamic axes where it has one fixed size; and what that assumes.
 
     Raises:
@@ -237,7 +243,13 @@ def _dynamic(loaded: Loaded, wanted: Sequence[Shapes]) -> tuple[Loaded, tuple[st
         if name not in chosen.inputs:
             raise UnknownName("input", name, chosen.inputs)
     if not any(any_symbolic(v.shape or ()) for v in chosen.inputs.values()):
-        return lengthened(loaded, wanted)
+        try:
+            return lengthened(loaded, wanted)
+        except SurgeryError as error:
+            if not unrolled:
+                raise
+            words = "its loops were unrolled, for as many rounds as its one size has"
+            raise SurgeryError(f"{error} ({words})") from error
     for shapes in wanted:
         if not allows(loaded.described_inputs, shapes):
             raise SurgeryError(

@@ -293,3 +293,28 @@ def test_loops_of_real_models_are_unrolled(part: int, corpus: Path) -> None:
         expected, got = (ane.run(m, values, precision="fp16") for m in (source, model))
         for name, value in expected.items():
             np.testing.assert_array_equal(got[name], value)
+
+
+class Gated(torch.nn.Module):
+    """A layer that coremltools converts as a loop over its steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.GRU(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        steps: torch.Tensor = self.layer(x)[0]
+        return steps
+
+
+def test_a_loop_of_one_size_is_refused_with_its_reason() -> None:
+    trace: Any = torch.jit.trace
+    example = torch.zeros(4, 1, 4)
+    model = ct.convert(
+        trace(Gated().eval(), example),
+        inputs=[ct.TensorType("x", example.shape)],
+        minimum_deployment_target=ct.target.iOS18,
+        skip_model_load=True,
+    )
+    with pytest.raises(ane.SurgeryError, match=r"give the PyTorch module.*its loops were unrolled"):
+        ane.sizes(model, {"x": [(8, 1, 4)]})

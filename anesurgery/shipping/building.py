@@ -487,6 +487,10 @@ class _Builder:
             (self.out / file).unlink(missing_ok=True)
             if text:
                 names.append(arrays.write_text(self.out / file, text).name)
+            elif file == TOKENIZER:
+                self.notes.append(
+                    "the checkpoint has no tokenizer: `generate` takes token ids, `chat` needs one"
+                )
         found = self.compared(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
         runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes(self.out, names))

@@ -144,7 +144,8 @@ def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
         initializer_range=0.2,
     )
     MixtralForCausalLM(config).save_pretrained(tmp_path / "checkpoint")
-    ane.build(tmp_path / "checkpoint", tmp_path / "out", context=16, prefill=4, quiet=True)
+    made = ane.build(tmp_path / "checkpoint", tmp_path / "out", context=16, prefill=4, quiet=True)
+    assert any("has no tokenizer" in note for note in made.notes)
     written = ane.generate(tmp_path / "out", [5, 20, 7], 12, quiet=True).written
     assert list(written) == greedy(tmp_path / "checkpoint", [5, 20, 7], 12)
 

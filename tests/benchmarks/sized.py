@@ -413,8 +413,8 @@ numbers do not show.
 FROM_MODULES = """## From a PyTorch module
 
 A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
-computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size, and are
-stored for each.
+computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size: each
+size stores its own, or computes them where that would make the weights more than 2 % larger.
 
 | module | sizes | nearness | weights |
 |---|---|---|---|

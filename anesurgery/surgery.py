@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +198,7 @@ def apply(
     if original is not None and ((lossy := is_lossy(session.recoded)) or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
         how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
-        _prove_model(original, surgery, inputs, quiet, **how)
+        _prove_model(original, surgery, session, quiet, **how)
     return surgery
 
 
@@ -424,20 +424,24 @@ def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session:
     return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
 
 
-def _prove_model(original: Subject, surgery: Surgery, inputs: Any, quiet: bool, **how: Any) -> None:
+def _prove_model(original: Subject, surgery: Surgery, session: Session, quiet: bool, **how: Any) -> None:
     """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
 
     Raises:
         ProofError: the outputs differ by more than promised.
     """
     started = time.perf_counter()
-    inputs = inputs[0] if isinstance(inputs, list) else inputs
+    inputs = session.inputs[0] if isinstance(session.inputs, list) else session.inputs
     used, gate = {change.pass_name for change in surgery.changes}, how["gate"]
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
+    comparing = Comparing(surgery.contract, exact=exact, **how)
     with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-        results = surgery.subject.compare(original, inputs, Comparing(surgery.contract, exact=exact, **how))
+        results = surgery.subject.compare(original, inputs, comparing)
+        if not all(r.ok for r in results if isinstance(r, Comparison)):
+            again = partial(surgery.subject.compare, inputs=inputs, how=comparing)
+            results = _beside_repairs(original, surgery, session, again, results)
     surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
     compared = [r for r in results if isinstance(r, Comparison)]
     for result in (r for r in compared if not r.ok):
@@ -447,6 +451,57 @@ def _prove_model(original: Subject, surgery: Surgery, inputs: Any, quiet: bool, 
     if gate == -math.inf and surgery.proof is not None:
         surgery.notes.append(f"outputs with the weights stored anew: {surgery.proof.psnr:.1f} dB")
     surgery.timings["prove model"] = time.perf_counter() - started
+
+
+def _beside_repairs(
+    original: Subject,
+    surgery: Surgery,
+    session: Session,
+    compared: Callable[[Subject], Sequence[Comparison | Refusal]],
+    results: Sequence[Comparison | Refusal],
+) -> Sequence[Comparison | Refusal]:
+    """What else was done, compared with the model after the steps alone that repair numbers.
+
+    Those are checked at each site, and a note says on which inputs the model before them is told apart.
+
+    Args:
+        original: the model before.
+        surgery: what was done.
+        session: in which it was done.
+        compared: compares what was done with another model.
+        results: of the comparison with the model before.
+
+    Returns:
+        The new results; `results` where the repairs alone do not account for the failure, or where numbers that
+        are finite on both sides differ on plain inputs too.
+    """
+    repairs = list(dict.fromkeys(session.repairs))
+    failures = [r for r in results if isinstance(r, Comparison) and not r.ok]
+    if not repairs or any(row.psnr < failure.gate for failure in failures for row in failure.outputs):
+        return results
+    repaired = original.clone()
+    try:
+        _run(repairs, repaired, session.again(prove_sites=False), quiet=True)
+        beside = compared(repaired)
+    except SurgeryError:
+        return results
+    if not all(r.ok for r in beside if isinstance(r, Comparison)):
+        return results
+    names = ", ".join(dict.fromkeys(step.name for step in repairs))
+    words = f"the outputs agree but for what {names} repairs, which is checked at each site"
+    surgery.notes += [f"{words}: {failure.verdict}" for failure in failures]
+    return [_measured(was, now) for was, now in zip(results, beside, strict=True)]
+
+
+def _measured(was: Comparison | Refusal, now: Comparison | Refusal) -> Comparison | Refusal:
+    """A comparison beside the repairs, with the figures against the model before, where those are finite."""
+    if (
+        not isinstance(was, Comparison)
+        or not isinstance(now, Comparison)
+        or any(o.failure for o in was.outputs)
+    ):
+        return now
+    return dataclasses.replace(was, proof=now.proof)
 
 
 @dataclass(frozen=True)

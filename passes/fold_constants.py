@@ -18,13 +18,14 @@ After::
       return %y
     }
 
-Each value is what our interpreter gives for the op in the arithmetic of the program: fp16 results are rounded
-after each op. A static shape counts as known, and so does what is read of a table whose rows are all the same.
-Integers of ranges that have nothing in common differ: `assume={"input_ids": (2, 50264)}` says that no id is the
-padding 1, and positions that are counted are constant. Such a fold is compared with the test that it replaces,
-at the ends of the ranges of inputs too. Values of equal content are stored once. A value that
-would take more memory than `most_growth` beyond the constants it was made from stays computed, and so do
-outputs of the model; what such an op reads is folded.
+Each value is what the ops mean: computed in fp32, and rounded to fp16 once, where it is stored. Rounded after
+each op a count beyond 2,048 stands still, and the cosine of a large angle is another one. A static shape counts
+as known, and so does what is read of a table whose rows are all the same. Integers of ranges that have nothing
+in common differ: `assume={"input_ids": (2, 50264)}` says that no id is the padding 1, and positions that are
+counted are constant. Such a fold is compared with the test that it replaces, at the ends of the ranges of
+inputs too. Values of equal content are stored once. A value that would take more memory than `most_growth`
+beyond the constants it was made from stays computed, and so do outputs of the model; what such an op reads is
+folded.
 
 Refuses when an op is unknown to the interpreter, when a value would grow the weights beyond the limit, and when
 an output itself depends on no input; and where coremltools, which infers many such values too, infers another
@@ -148,12 +149,13 @@ class _Folding:
             grown = f"{growth / MIB:.1f} MiB, the limit is {self.step.most_growth / MIB:g} MiB"
             return Refusal(f"as a constant %{used[0].name} would grow the weights by {grown}", op)
         try:
-            values = computed([o for o in ops if o.op_type != "const"], used, outside)
+            running = [o for o in ops if o.op_type != "const"]
+            values = computed(running, used, outside)
         except an.InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
         shown: Mapping[str, object] = {"unchecked": COMPUTED_ONCE}
         if all(map(is_inferred, used)):
-            seen = against_host(used, values, self.session.seed)
+            seen = against_host(used, computed(running, used, outside, "fp16"), self.session.seed)
             if isinstance(seen, Refusal):
                 return seen
             shown = {"proof": seen}
@@ -191,13 +193,16 @@ def _computes(op: an.Operation, weight: Var) -> bool:
     return an.is_stored(op.x) and an.is_stored(op.y) and op.outputs[0].shape == weight.shape
 
 
-def computed(ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterable[Var] = ()) -> list[an.Array]:
-    """What ops that depend on no input give, in the arithmetic of the program.
+def computed(
+    ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterable[Var] = (), precision: str = "fp32"
+) -> list[an.Array]:
+    """What ops that depend on no input give.
 
     Args:
         ops: in an order in which they can run.
         wanted: values they make.
         outside: values of which only the shape is read.
+        precision: "fp32", or "fp16" to round after each op, as coremltools does where it infers values.
 
     Raises:
         InterpretError: an op that the interpreter does not know.
@@ -210,8 +215,9 @@ def computed(ops: Sequence[an.Operation], wanted: Sequence[Var], outside: Iterab
         for v, dtype in held.items()
         if (shape := an.static_shape(v)) is not None
     }
-    tensors = an.interpret.evaluate(ops, shapes, wanted, precision="fp16")
-    return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
+    tensors = an.interpret.evaluate(ops, shapes, wanted, precision=precision)
+    with np.errstate(over="ignore"):  # a mask of -1e9 is -inf in fp16
+        return [np.asarray(t.numpy()).astype(an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
 
 
 @an.example((1, 4), dtype="fp16", opset="iOS17")

@@ -67,6 +67,7 @@ class FuseExponential(Rewrite):
     """`log(1 + exp(x))` becomes `softplus(x)`; sigmoid, softmax and logsumexp become stable too."""
 
     name = "fuse_exponential"
+    mends = True
     kinds = frozenset(ENDS)
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False

@@ -59,6 +59,7 @@ class StableAngle(Rewrite):
     """`atan(y / x)` becomes an arc tangent of at most 1, and the rest of a quarter turn."""
 
     name = "stable_angle"
+    mends = True
     kinds = an.quotient_angles.ENDS
     """Every op that may end such an angle."""
     tolerance = an.Tolerance(2e-3)

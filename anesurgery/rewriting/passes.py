@@ -61,6 +61,9 @@ class Pass:
     """May a new value have a size of its own where that of the old one is dynamic?"""
     rounds: ClassVar[bool] = False
     """Does it round values everywhere, so that only whole models show whether that is fine?"""
+    mends: ClassVar[bool] = False
+    """Does it repair numbers, so that it may be right where the model before it is not? Where whole models are
+    told apart by that, what else was done is compared with the model after such steps alone."""
     essential: ClassVar[bool] = False
     """Is it what a recipe is for, so that its gate does not undo it?"""
     asked_for: ClassVar[bool] = False
@@ -314,6 +317,8 @@ def run_pass(step: Pass, graph: Graph, session: Session) -> None:
     session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
     if single:
         session.ran.append(step.name)
+    if step.mends and len(session.changes) > edits:
+        session.repairs.append(step)
 
 
 def _names(steps: Iterable[Pass]) -> str:

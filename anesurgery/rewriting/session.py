@@ -107,6 +107,8 @@ class Session(Report):
     """Input -> the least and the largest value that the caller will give."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
+    repairs: list[Any] = field(default_factory=list)
+    """The passes that have mended numbers, with their options."""
     checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
     names: dict[Function, set[str]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""`prove="both"` is no weaker than comparing the models with `prove=True` afterwards."""
+"""`prove="both"` is no weaker than comparing the models with `prove=True` afterwards, but for named repairs."""
 
 from __future__ import annotations
 
@@ -82,3 +82,44 @@ def test_both_gives_what_the_caller_promises() -> None:
     ane.apply(lookup(9), [DropGuard()], prove="both", assume={"ids": (0, 5)}, quiet=True)
     with pytest.raises(ProofError, match="not shown to agree"):
         ane.apply(lookup(9), [DropGuard()], prove="both", assume={"ids": (0, 6)}, quiet=True)
+
+
+def with_logarithm(unlike: float) -> Program:
+    """log(1 + exp(x)), which is infinite from 89 on, beside what `DropSelect` makes wrong at one number."""
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 16)), mb.TensorSpec((4, 16))])
+    def program(x: Var, z: Var) -> Any:
+        there = mb.equal(x=z, y=np.float32(unlike))
+        other = mb.mul(x=mb.select(cond=there, a=mb.mul(x=z, y=np.float32(2)), b=z), y=np.float32(3))
+        return mb.log(x=mb.add(x=mb.exp(x=x), y=np.float32(1)), name="y"), other
+
+    return program
+
+
+def test_a_repair_is_right_where_the_model_before_it_is_not() -> None:
+    surgery = ane.apply(with_logarithm(5.0), "fuse_exponential", prove="both", quiet=True)
+    (note,) = [note for note in surgery.notes if "what fuse_exponential repairs" in note]
+    assert "old inf" in note
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+
+
+def test_a_repair_excuses_nothing_else() -> None:
+    with pytest.raises(ProofError, match="give another"):
+        ane.apply(with_logarithm(5.0), ["fuse_exponential", DropSelect()], prove="both", quiet=True)
+
+
+@dataclass(frozen=True)
+class DropMore(DropSelect):
+    """What is dropped is told of any number, and it says that it repairs."""
+
+    name: ClassVar[str] = "drop_more"
+    mends: ClassVar[bool] = True
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        return mb.mul(x=m.root.b, y=np.float32(1.01))
+
+
+def test_what_plain_inputs_show_no_repair_excuses() -> None:
+    with pytest.raises(ProofError, match="worst PSNR"):
+        ane.apply(chosen(5.0), [DropMore()], prove="both", quiet=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
@@ -14,6 +16,7 @@ from anesurgery.facts.unvarying_ops import fixed_ops
 from anesurgery.files import sub_byte
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.passes import fold_constants
 from anesurgery.passes.fold_constants import FoldConstants
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -30,21 +33,40 @@ def kinds(program: Program) -> list[str]:
     return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
 
 
-def thirds() -> Var:
-    """A third in fp16, thrice: 0.99951171875 there and 1 in fp32."""
-    third = mb.real_div(x=np.float16(1), y=np.full(4, 3, np.float16))
-    return mb.add(x=mb.add(x=third, y=third), y=third, name="whole")
+def counted() -> Var:
+    """One more than 2,048, less 2,048: 1, and 0 where fp16 rounds after each op."""
+    more = mb.add(x=np.full(4, 2048, np.float16), y=np.float16(1))
+    return mb.sub(x=more, y=np.float16(2048), name="one")
 
 
-def test_the_numbers_are_those_of_the_arithmetic_of_the_program() -> None:
-    program = built(lambda x: mb.mul(x=x, y=thirds(), name="y"))
+def test_the_numbers_are_what_the_ops_mean() -> None:
+    program = built(lambda x: mb.mul(x=x, y=counted(), name="y"))
     after, _ = apply_pass(FoldConstants(), program)
     assert kinds(after) == ["mul"]
     (held,) = [v.val for op in walk_ops(after) for v in op.outputs if np.shape(v.val) == (4,)]
-    one = np.float16(1) / np.float16(3)
     assert held.dtype == np.float16
-    np.testing.assert_array_equal(held, np.full(4, one + one + one))
-    assert_same_numbers(program, after, precision="fp16")
+    np.testing.assert_array_equal(held, np.ones(4))
+    assert_same_numbers(program, after)
+
+
+def test_positions_beyond_2048_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the wrong version, which rounds after each op, is found by whole models."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 5000), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def waves(x: Var) -> Var:
+        place = mb.cumsum(x=mb.fill_like(ref_tensor=x, value=np.float16(1)), axis=1)
+        return mb.mul(x=x, y=mb.cos(x=mb.mul(x=place, y=np.float16(0.5))), name="y")
+
+    after = ane.apply(waves, FoldConstants(), prove="both", quiet=True).program
+    assert kinds(after) == ["mul"]
+    (last,) = [op for op in walk_ops(after) if op.op_type == "mul"]
+    assert_close(last.y.val[0], np.cos(np.arange(1, 5001) / 2), 2**-11)
+    rounding = partial(fold_constants.computed, precision="fp16")
+    monkeypatch.setattr(
+        fold_constants, "computed", lambda ops, wanted, outside=(): rounding(ops, wanted, outside)
+    )
+    with pytest.raises(ProofError, match="give another y"):
+        ane.apply(waves, FoldConstants(), prove="both", quiet=True)
 
 
 def test_a_static_shape_is_known_and_a_dynamic_one_is_not() -> None:

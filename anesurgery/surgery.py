@@ -31,7 +31,7 @@ from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.exact_steps import inexact_steps, yardstick
+from anesurgery.rewriting.exact_steps import Judged, exact_steps, yardstick
 from anesurgery.rewriting.gate import Watch, passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
@@ -298,29 +298,30 @@ def _gated(
         edited = again()
         _run(passed.steps, edited, session, quiet=True)
     said = len(session.notes)
-    if recipe.exact and (losses := _losses(passed.steps, again, edited, session)):
+    judged = _judged(passed.steps, again, edited, session) if recipe.exact else None
+    if judged is not None and list(judged.steps) != list(passed.steps):
         notes, session = session.notes[said:], session.again()
         session.notes += notes
+        words = "undone: {}; apply it by itself to have it"
+        losses = [(name, Refusal(words.format(loss))) for name, loss in judged.losses.items()]
         session.refusals += [*passed.refusals, *losses]
-        edited, kept = again(), [step for step in passed.steps if step.name not in dict(losses)]
-        _run(kept, edited, session, quiet=True)
+        edited = again()
+        _run(judged.steps, edited, session, quiet=True)
         passed.end = edited.standing(session.target or "any")
     passed.warn(session)
     session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end
 
 
-def _losses(
+def _judged(
     steps: Sequence[Pass], again: Callable[[], Subject], edited: Subject, session: Session
-) -> list[tuple[str, Refusal]]:
-    """The steps after which a program is less exact than before them, and by how much."""
+) -> Judged | None:
+    """The steps after which a program is as exact as before them; None where that cannot be told."""
     if not session.changes or [type(graph) for graph in edited.graphs] != [Program]:
-        return []
+        return None
     (after,), (before,) = edited.chosen, again().chosen
     measured = yardstick(before, session)
-    losses = inexact_steps(steps, lambda: again().chosen[0], (after, session), measured)
-    words = "undone: {}; apply it by itself to have it"
-    return [(name, Refusal(words.format(loss))) for name, loss in losses.items()]
+    return exact_steps(steps, lambda: again().chosen[0], (after, session), measured)
 
 
 def _warned_of_loss(before: Standing | None, edited: Subject, session: Session) -> Standing | None:

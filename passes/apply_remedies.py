@@ -114,17 +114,16 @@ class ApplyRemedies(Pass):
         for step in end.steps:
             an.run_pass(step, after, session)
         said = len(session.notes)
-        losses = an.exact_steps.inexact_steps(
+        judged = an.exact_steps.exact_steps(
             end.steps, lambda: an.copied(program), (after, session), an.exact_steps.yardstick(program, session)
         )
         search.kept += session.notes[said:]
-        if not losses:
+        if judged.steps == tuple(end.steps):
             return end
-        for name, loss in losses.items():
+        for name, loss in judged.losses.items():
             search.reject(tuple(s for s in end.steps if s.name == name)[:1], f"kept first, and undone: {loss}")
-        left = tuple(step for step in end.steps if step.name not in losses)
-        search.kept = [words for words in search.kept if not any(f" {name}" in words for name in losses)]
-        return search.led(start, left) or start
+        search.kept = [words for words in search.kept if not any(f" {name}" in words for name in judged.losses)]
+        return search.led(start, judged.steps) or start
 
     def repair_squares(self, program: Program, session: Session) -> None:
         """Give norms whose squares overflow on sampled inputs the form that cannot."""

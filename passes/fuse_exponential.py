@@ -24,6 +24,10 @@ is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(ex
 `log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes `-softplus(-x)`; a
 number that is added before such a logarithm, or the least that it reads, is applied to the result.
 
+With `form="digits"`, `1 / (1 + exp(-x))` stays written out, of exponents up to 11, and the logarithm of a share
+that is not small is taken of the share: more ops, for chips whose sigmoid is a table, and for sums of small
+logarithms. A recipe that judges exactness takes this form where the other one costs digits.
+
 Refuses when the op is no such form, when an epsilon in it is more than the result hides, or when the largest
 number was taken away before the exponential of a sum.
 
@@ -58,6 +62,10 @@ from anesurgery.facts.written_exponentials import (
 
 NEAR_ZERO = 30.0
 """Exponents whose shares, of some millions too, are far above 1e-37."""
+MOST_EXPONENT = 11.0
+"""An exponential of it is a number of fp16; one over it is 1.7e-5."""
+LEAST_SHARE = 2.0**-9
+"""Shares from here on are held to as many digits as their logarithms."""
 NEAR_ONE = 8.0
 """Exponents at which 1 less a sigmoid is more than fp32's rounding of numbers near 1."""
 
@@ -72,11 +80,19 @@ class FuseExponential(Rewrite):
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
     """exp(x) / (1 + exp(x)) is NaN at infinity, where the sigmoid is 1."""
+    form: str = an.option("op", among=("op", "digits"))
+    """"op", or "digits" for no loss of them, by more ops."""
+
+    def gentler(self) -> FuseExponential | None:
+        """The form that loses no digits."""
+        return FuseExponential(form="digits") if self.form == "op" else None
 
     def check(self, m: Match) -> Match | Refusal:
         """It ends one of the forms."""
         form = written_exponential(m.root)
-        return an.NO_MATCH if form is None else m.bind(ops=form.ops, form=form)
+        if form is None or (self.form == "digits" and _is_held(form)):
+            return an.NO_MATCH
+        return m.bind(ops=form.ops, form=form)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Exponents near 0 where a logarithm has a guard like the default 1e-45, which decides far from 0."""
@@ -97,12 +113,15 @@ class FuseExponential(Rewrite):
         if m.form.op_type == "log_cosh":
             return _log_of_cosh(mb, x)
         if m.form.op_type in LOGS_OF_SHARES:
-            return _log_of_share(mb, m.form)
+            return _log_of_share(mb, m.form, self.form == "digits")
         if m.form.op_type.startswith("tanh"):
             return _tanh(mb, m.form)
         if m.form.opposite:
             x = _negative(mb, x)
-        value: Var = mb.softplus(x=x) if m.form.op_type == "softplus" else mb.sigmoid(x=x)
+        if m.form.op_type == "softplus":
+            value: Var = mb.softplus(x=x)
+        else:
+            value = mb.sigmoid(x=x) if self.form == "op" else _sigmoid(mb, x)
         return value if m.form.factor is None else mb.mul(x=m.form.factor, y=value)
 
 
@@ -146,11 +165,25 @@ def _tanh(mb: Builder, form: WrittenExponential) -> Var:
     return mb.tanh(x=x)
 
 
-def _log_of_share(mb: Builder, form: WrittenExponential) -> Var:
+def _is_held(form: WrittenExponential) -> bool:
+    """Is it a sigmoid of exponents that do not overflow, or a logarithm of shares that are not small?"""
+    if form.op_type == "log_softmax":
+        return form.clips and form.guard >= LEAST_SHARE
+    return form.op_type == "sigmoid" and an.intervals.interval(form.exponential.x)[1] <= MOST_EXPONENT
+
+
+def _sigmoid(mb: Builder, x: Var) -> Var:
+    """Written out, of exponents that do not overflow."""
+    exponent = mb.minimum(x=_negative(mb, x), y=MOST_EXPONENT)
+    return mb.real_div(x=1.0, y=mb.add(x=mb.exp(x=exponent), y=1.0))
+
+
+def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:
     """The logarithm of a softmax or a sigmoid by the exponents alone, and what its guard makes of it."""
     x = form.exponential.x
     if form.op_type == "log_softmax":
         share = _log_softmax(mb, x, int(an.number(form.exponential.axis) or 0))
+        share = _or_logarithm(mb, form.exponential.outputs[0], share) if digits else share
     else:
         share = mb.mul(x=mb.softplus(x=x if form.opposite else _negative(mb, x)), y=-1.0)
     if not form.guard:
@@ -158,6 +191,12 @@ def _log_of_share(mb: Builder, form: WrittenExponential) -> Var:
     if form.clips:
         return mb.maximum(x=share, y=math.log(form.guard))
     return _log_of_two(mb, share, math.log(form.guard))
+
+
+def _or_logarithm(mb: Builder, share: Var, value: Var) -> Var:
+    """The logarithm of a share that is not small, and this value for others."""
+    held = mb.log(x=mb.maximum(x=share, y=LEAST_SHARE), epsilon=0.0)
+    return mb.select(cond=mb.greater(x=share, y=LEAST_SHARE), a=held, b=value)
 
 
 def _log_softmax(mb: Builder, x: Var, axis: int) -> Var:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from anesurgery.checking.exactness import Yardstick, less_exact
 from anesurgery.errors import SurgeryError
@@ -13,7 +14,7 @@ from anesurgery.placement.certifying import arithmetic_of
 from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.session import Change, Session
 
 
 def yardstick(program: Program, session: Session) -> Yardstick:
@@ -23,14 +24,28 @@ def yardstick(program: Program, session: Session) -> Yardstick:
     return Yardstick(program, arithmetic_of(session.target), inputs, session.images, session.seed)
 
 
-def inexact_steps(
+@dataclass(frozen=True)
+class Judged:
+    """What is left of some steps.
+
+    Attributes:
+        steps: those that stay, some of them in a gentler form.
+        losses: name of a step that does not stay -> by how much outputs would be less exact.
+    """
+
+    steps: tuple[Pass, ...]
+    losses: Mapping[str, str]
+
+
+def exact_steps(
     steps: Sequence[Pass], again: Callable[[], Program], after: tuple[Program, Session], measured: Yardstick
-) -> dict[str, str]:
-    """The steps that make outputs less exact in fp16 or in the engine's arithmetic, by name, and by how much.
+) -> Judged:
+    """The steps that leave outputs as exact in fp16 and in the engine's arithmetic.
 
     Each runs once, and is judged beside the model right before it. Nothing is run step by step where the end is
-    as exact as the beginning. A step that repairs what a finding says of the numbers stays, and a note of the
-    session says what it costs: a hazard that the samples do not reach is worse than a loss of digits.
+    as exact as the beginning. A step that repairs what a finding says of the numbers is tried in its gentler
+    form, if it has one; else it stays, and a note of the session says what it costs: a hazard that the samples
+    do not reach is worse than a loss of digits.
 
     Args:
         steps: in the order in which they run.
@@ -42,39 +57,61 @@ def inexact_steps(
     start = measured.measure(measured.program)
     end = None if start is None else measured.measure(program, session.contract)
     if start is None or end is None or not less_exact(start, end):
-        return {}
-    losses: dict[str, str] = {}
-    latest, best, contract = again(), start, list[InterfaceChange]()
+        return Judged(tuple(steps), {})
+    losses, kept = dict[str, str](), list[Pass]()
+    latest = _Latest(again(), start)
     for step in steps:
-        if (trial := _tried(step, latest, session)) is None:
+        trial = _tried(step, latest, session, measured)
+        if trial is None or not trial.loss:
+            kept, latest = [*kept, step], latest if trial is None else trial
             continue
-        edited, own = trial
-        declared = [*contract, *own.contract]
-        now = measured.measure(edited, declared)
-        loss = "" if now is None else less_exact(best, now)
-        if loss and (repaired := _repaired(latest, step, own)):
-            session.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
-        elif loss and not step.rounds:  # what rounds has a gate of its own
-            losses[step.name] = loss
-            continue
-        latest, contract, best = edited, declared, best if now is None else now
-    return losses
+        repaired, gentler = _repaired(latest.program, step, trial.changes, session), step.gentler()
+        other = _tried(gentler, latest, session, measured) if repaired and gentler is not None else None
+        if gentler is not None and other is not None and not other.loss:
+            kept, latest = [*kept, gentler], other
+        elif repaired:
+            session.notes.append(
+                f"{step.name}: {trial.loss}; kept, as it repairs what may go wrong: {repaired}"
+            )
+            kept, latest = [*kept, step], trial
+        elif step.rounds:  # it has a gate of its own
+            kept, latest = [*kept, step], trial
+        else:
+            losses[step.name] = trial.loss
+    return Judged(tuple(kept), losses)
 
 
-def _repaired(program: Program, step: Pass, session: Session) -> str:
-    """The rules by which numbers may go wrong in ops that a step takes away, or that name it as the remedy."""
-    inspections = placed(program, Target.parse(session.target or "any"), advice=True)
-    findings = [finding for one in inspections for finding in one.all_findings if finding.kind == "numeric"]
-    own = [change for change in session.changes if change.pass_name == step.name]
-    edited = {words.split()[-1] for change in own for words in change.before}
-    return ", ".join(dict.fromkeys(f.rule for f in findings if f.remedy == step.name or f.op in edited))
+@dataclass(frozen=True)
+class _Latest:
+    """The program after the steps that stay, and how exact it is."""
+
+    program: Program
+    exact: dict[str, float]
+    contract: tuple[InterfaceChange, ...] = ()
+    changes: tuple[Change, ...] = ()
+    """Of the last step."""
+    loss: str = ""
+    """What that one costs."""
 
 
-def _tried(step: Pass, program: Program, session: Session) -> tuple[Program, Session] | None:
-    """A copy of a program after a step, and the session of it; None where it does nothing, or fails."""
-    edited, own = copied(program), session.again(prove_sites=False)
+def _tried(step: Pass, latest: _Latest, session: Session, measured: Yardstick) -> _Latest | None:
+    """A copy of a program after a step; None where it does nothing, or fails."""
+    edited, own = copied(latest.program), session.again(prove_sites=False)
     try:
         run_pass(step, edited, own)
     except SurgeryError:
         return None
-    return (edited, own) if own.changes else None
+    if not own.changes:
+        return None
+    contract = (*latest.contract, *own.contract)
+    now = measured.measure(edited, contract)
+    loss = "" if now is None else less_exact(latest.exact, now)
+    return _Latest(edited, latest.exact if now is None else now, contract, tuple(own.changes), loss)
+
+
+def _repaired(program: Program, step: Pass, changes: Sequence[Change], session: Session) -> str:
+    """The rules by which numbers may go wrong in ops that a step takes away, or that name it as the remedy."""
+    inspections = placed(program, Target.parse(session.target or "any"), advice=True)
+    findings = [finding for one in inspections for finding in one.all_findings if finding.kind == "numeric"]
+    edited = {words.split()[-1] for change in changes for words in change.before}
+    return ", ".join(dict.fromkeys(f.rule for f in findings if f.remedy == step.name or f.op in edited))

@@ -99,6 +99,13 @@ class Pass:
         """What its sites are checked against."""
         return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
+    def gentler(self) -> Pass | None:
+        """The same repair in a form that costs more ops and fewer digits; None where there is none.
+
+        A recipe that judges exactness runs it where the pass makes outputs less exact on samples.
+        """
+        return None
+
     def requires(self, graph: Graph) -> Refusal | None:
         """See whether the pass can edit a graph at all.
 

@@ -155,6 +155,42 @@ def with_the_default(form: Callable[[Any], Any], x: Any) -> Any:
     return mb.log(x=log.x)
 
 
+@pytest.mark.parametrize("name", ["ratio", *SAME])
+def test_the_form_that_keeps_digits(name: str) -> None:
+    """On M1 a sigmoid is a table, which is right to 54 dB between its points."""
+    before = program(FORMS[name][0])
+    after, session = apply_pass(FuseExponential(form="digits"), before)
+    assert len(session.changes) == 1
+    between = np.array([[-40, -7.8, -3.3, -1.2, -0.2, 0.3, 1.3, 2.2, 3.8, 40]], np.float16)
+    right = 1 / (1 + np.exp((1 if name == "not negated" else -1) * between.astype(np.float64)))
+    right = right * between if name == "silu" else right
+    fused = apply_pass(FuseExponential(), before)[0]
+    for precision in ("fp16", "ane", "ane:M1"):
+        (value,) = ane.run(after, {"x": between}, precision=precision).values()
+        assert decibels(right, value.astype(np.float64)) > 60, precision
+    (value,) = ane.run(fused, {"x": between}, precision="ane:M1").values()
+    assert decibels(right, value.astype(np.float64)) < (90 if name == "silu" else 60)  # of numbers up to 40
+    assert not named(after, "num-exp")
+    assert not apply_pass(FuseExponential(form="digits"), after)[1].changes
+
+
+def test_a_logarithm_of_shares_keeps_digits() -> None:
+    before = program(LOGS["log softmax"])
+    after, session = apply_pass(FuseExponential(form="digits"), before)
+    assert {"select", "softmax"} <= {op.op_type for op in walk_ops(after)}
+    assert len(session.changes) == 1
+    right = numbers(before, "fp32")
+    assert decibels(right, numbers(after, "fp16")) > 60
+
+
+def test_a_recipe_takes_the_form_that_keeps_digits() -> None:
+    """Of drawn numbers no exponential overflows, and the table of a sigmoid would cost 20 dB."""
+    before = program(SAME["divided"][0])
+    surgery = ane.apply(before, "safe_numbers", target="M1/macOS 14", prove="sites", quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"fuse_exponential"}
+    assert "exp" in {op.op_type for op in walk_ops(surgery.program)}
+
+
 @pytest.mark.parametrize("body", [other_tanh, grows_with_it])
 def test_others_stay(body: Callable[[Any], Any]) -> None:
     assert not apply_pass(FuseExponential(), program(body))[1].changes

@@ -50,7 +50,6 @@ def test_other_logits_explain_only_what_comes_after_them_and_what_they_tell_apar
 WRONG = {
     "hy_v3": "two tokens 1.2e-3 of the range apart, where fp16 of transformers is off by as much",
     "olmo_hybrid": "two tokens 1.1e-3 of the range apart, where fp16 of transformers is off by more",
-    "roberta": "generate of transformers gives it other positions than its own forward pass",
     "longcat_flash": "two tokens 1.5e-3 of the range apart, where logits are off by 1.4e-3",
 }
 """What parts from transformers by the rule above; docs/decoders.md lists it as wrong."""

@@ -228,7 +228,7 @@ UNREAD = {
         compressing.assignment.Proposal.apply compressing.modes.apply_configs
         network_editing.upgrade._keep_notes
         placement.compute_plan._compiled placement.compute_plan.ask placement.compute_plan.plan
-        placement.inspector._beside placement.measuring._setting placement.measuring.measure
+        placement.inspector._beside placement.core_ml_runs._setting placement.core_ml_runs.measure
         rewriting.ml_program._layers
     """,
     "a part of one door, which reads the model or opens it again where it was edited": """

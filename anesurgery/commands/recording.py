@@ -30,8 +30,8 @@ def measure(
 ) -> None:
     """Measure loads, predictions and Core ML's plan on this Mac (macOS 14.4 or later), for each setting."""
     load_engine(quiet)
-    from anesurgery.placement.measuring import SETTINGS
-    from anesurgery.placement.measuring import measure as record
+    from anesurgery.placement.core_ml_runs import SETTINGS
+    from anesurgery.placement.core_ml_runs import measure as record
     from anesurgery.placement.target import Target
 
     place = _place(out, overwrite, model)
@@ -70,8 +70,8 @@ def learn(
 ) -> None:
     """Compare recorded plans with what was expected, and learn rates from them."""
     load_engine(quiet)
-    from anesurgery.placement.learning import learn as fit
-    from anesurgery.placement.learning import read_plan
+    from anesurgery.placement.rates_from_plans import learn as fit
+    from anesurgery.placement.rates_from_plans import read_plan
 
     place = None if out is None else _place(out, overwrite, plans[0])
     learned = fit({str(path): read_plan(path) for path in plans})

@@ -13,7 +13,7 @@ from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
 from anesurgery.placement.demand import Load, load_of
 from anesurgery.placement.fitting import Row, load_from, load_to
-from anesurgery.placement.learning import UNREADABLE, read_measurement
+from anesurgery.placement.rates_from_plans import UNREADABLE, read_measurement
 from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.placement.verdicts import choose

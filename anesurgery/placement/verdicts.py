@@ -12,8 +12,8 @@ from anesurgery.mil import Block, Function, Operation, Var, is_output, is_weight
 from anesurgery.placement import cost, partition
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
-from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.slow import FIXED
+from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.target import Target
 from anesurgery.semantics.work import Work, runtime, work_of
 

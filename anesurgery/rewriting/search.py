@@ -16,7 +16,7 @@ from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.expected import CLEARLY
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.legal import Legality
+from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass, run_pass

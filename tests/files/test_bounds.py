@@ -19,7 +19,7 @@ from anesurgery.files.weights import METADATA, SENTINEL
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.placement.corrections import read_corrections
-from anesurgery.placement.learning import read_plan
+from anesurgery.placement.rates_from_plans import read_plan
 
 MODEL = "Data/com.apple.CoreML/model.mlmodel"
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"

@@ -12,8 +12,8 @@ from coremltools.converters.mil.mil import get_new_symbol
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Target
-from anesurgery.placement.legal import Legality
 from anesurgery.placement.rules.legality import FORBIDDEN, LEGAL, NEVER
+from anesurgery.placement.runs_on_engine import Legality
 
 M4, M1 = "M4/macOS 27", "M1/macOS 14"
 

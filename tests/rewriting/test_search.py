@@ -14,7 +14,7 @@ from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.expected import Expected
-from anesurgery.placement.legal import Legality
+from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting import search as searching

@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from anesurgery.placement import Inspection, OpRow
-from anesurgery.placement.learning import left_out
+from anesurgery.placement.rates_from_plans import left_out
 
 PUBLISHED = {"ane": "ane", "bnns": "cpu"}
 """Name of a unit in the records -> ours."""

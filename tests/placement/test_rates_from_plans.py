@@ -18,10 +18,10 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import Program
 from anesurgery.placement import Target, compute_plan, stopwatch
+from anesurgery.placement.core_ml_runs import SETTINGS, measure
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
-from anesurgery.placement.learning import learn, left_out, read_plan
 from anesurgery.placement.measured_rows import features_of
-from anesurgery.placement.measuring import SETTINGS, measure
+from anesurgery.placement.rates_from_plans import learn, left_out, read_plan
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"
 RUN = CliRunner()

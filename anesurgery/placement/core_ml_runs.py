@@ -28,8 +28,8 @@ from anesurgery.mil import ct
 from anesurgery.placement import compute_plan, stopwatch
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
-from anesurgery.placement.learning import MEASURED
 from anesurgery.placement.measured_rows import features_of
+from anesurgery.placement.rates_from_plans import MEASURED
 from anesurgery.placement.target import Target
 
 SETTINGS = ("CPU_AND_NE", "CPU_AND_GPU", "ALL", "CPU_ONLY")

@@ -57,7 +57,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 DEEPEST = 3.2e4
-"""Beyond this a fill is too deep."""
+"""Beyond this a fill is too deep: two of them add up to less than fp16 holds, and -inf less -inf is NaN."""
 FILLING = frozenset({"add", "sub", "mul", "select", "maximum", "minimum"})
 """Ops that bring a fill in."""
 THROUGH = an.ops.POINTWISE | an.ops.CARRIERS | {"tile"}

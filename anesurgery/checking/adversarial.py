@@ -47,6 +47,7 @@ NUMBERS = 4096
 """How many numbers a small site is checked on at least, the rounds being repeated up to `REPEATS` times: so few
 cost hardly more than the ops themselves."""
 REPEATS = 5
+"""A choice: from one number on, five rounds have drawn each kind of number several times."""
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that is drawn: what the interpreter computes with."""
 BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)

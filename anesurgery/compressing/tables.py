@@ -27,7 +27,7 @@ MOST_PRODUCTS = 10**9
 """Multiplications that the curvature may take by which tables are fitted to a weight: of more rows it is no
 other, and how far the products are off is found on all of them."""
 TOGETHER = 16
-"""Rows whose curvature is found together; only times depend on it."""
+"""Rows whose curvature is found together. A choice on which only times and memory depend."""
 FEW = 32
 """Entries below which all are compared with each value; only times depend on it."""
 

@@ -7,7 +7,8 @@ from anesurgery.ops import RECURRENT
 from anesurgery.semantics.rows import places_of
 
 DEPTH = 16
-"""Ops between a recurrent layer and a slice of its steps, which turn them, say, or join both directions."""
+"""Ops between a recurrent layer and a slice of its steps, which turn them, say, or join both
+directions. A choice: two layers on each other have six."""
 
 
 def steps_of(var: Var, axis: int, depth: int = DEPTH) -> Operation | None:

@@ -22,7 +22,8 @@ from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output
 from anesurgery.ops import POINTWISE
 
 SHARE = 0.02
-"""Of the weights of the largest size, what the tables of the others may add before they are computed."""
+"""Of the weights of the largest size, what the tables of the others may add before they are computed:
+such packages are promised to be hardly larger than one size."""
 LEAST = 70.0
 """Decibels: a computed table that is further from the stored one is not used. Rounding leaves about 80."""
 

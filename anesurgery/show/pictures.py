@@ -32,6 +32,7 @@ LETTER, HEIGHT, GAP_X, GAP_Y, MARGIN = 6.7, 50, 22, 34, 12
 LETTERS = 28
 """Characters of a line in a box at most."""
 SWEEPS = 8
+"""Times that boxes are moved towards their neighbours, up and down. A choice: later ones move little."""
 BEND = 8.0
 """Width that an arrow has in a row that it passes."""
 

@@ -35,6 +35,7 @@ WHAT = {
 }
 BAR, TITLE = WIDTH - 4, 28
 DEAREST = 10
+"""Ops that are listed, the dearest first: as many as fit on a screen; JSON has all."""
 SEGMENTS = 6
 """Segments that are listed; the page has them all."""
 

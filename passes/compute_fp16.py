@@ -182,7 +182,7 @@ class _Conversion:
             output = an.is_output(old)
             if old is not new and (old.child_ops or output):
                 self.edits.replace(old, self.beside(new, old, "fp32"))
-            if not output:
+            if not output and not an.is_output(new):  # an output of the same type has taken the name already
                 takes_over.append((old, new))
         self.edits.remove([op])
         for old, new in takes_over if op.enclosing_block is None else ():

@@ -47,7 +47,7 @@ OFF = {"long": 0.4, "weights": 0.15, "dispatch": 0.4, "CPU": 0.6}
 OP_OFF = (0.15, 0.2, 0.3, 0.4, 0.5)
 """Tried for op types of the engine; the likeliest for rows that were left out is taken."""
 COVERAGE = 0.8
-"""Share of rows that were left out which a band shall hold. A choice: of five new figures one may lie outside."""
+"""Share of rows that were left out that a band shall hold. A choice: of five new figures one may not."""
 GROWS = frozenset({"palette"})
 """Forms that were measured at several numbers of positions, and differ with it."""
 UNLIKE = tuple(n / 4 for n in range(25))

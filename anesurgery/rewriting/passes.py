@@ -100,9 +100,12 @@ class Pass:
         return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
     def gentler(self) -> Pass | None:
-        """The same repair in a form that costs more ops and fewer digits; None where there is none.
+        """The same repair in a form that costs more ops and fewer digits.
 
         A recipe that judges exactness runs it where the pass makes outputs less exact on samples.
+
+        Returns:
+            The pass with the options of that form; None where there is none.
         """
         return None
 

@@ -34,7 +34,7 @@ FACTORS: Mapping[str, tuple[str, ...]] = {
 }
 """Op type -> the parameters that a result is proportional to, or to their inverse."""
 MOST_STEPS = 5000
-"""Times that a region is widened or scaled further. A choice: each mends one excess, and models have hundreds."""
+"""Times that a region is widened or scaled. A choice: each mends one excess, and models have hundreds."""
 SLACK = 3
 """Squares of what is smaller by this power of two lose nothing."""
 TAILS = frozenset({"elu", "gelu", "silu", "softplus"})

@@ -330,3 +330,17 @@ def test_an_upgrade_computes_in_fp16_where_outputs_keep_60_db(corpus: Path) -> N
     assert "it computes in fp16; outputs were not compared" in asked.user_defined_metadata[NOTES]
     with pytest.raises(ane.SurgeryError, match="precision='fp8'; it may be None, 'fp16', 'fp32'"):
         ane.upgrade(network, precision="fp8")
+
+
+def test_an_output_whose_type_stays_keeps_its_name() -> None:
+    """Of integers, and of numbers that were fp16 already beside an operand of fp32."""
+    sorted_ = program_of(lambda x: mb.argsort(x=x, axis=-1, name="y"))
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def mixed(x: Var) -> Any:
+        return mb.matmul(x=x, y=np.ones((4, 10), np.float32), name="y")
+
+    for program in (sorted_, mixed):
+        surgery = ane.apply(program, "compute_fp16", quiet=True)
+        assert surgery.changes
+        assert [v.name for v in surgery.program.functions["main"].outputs] == ["y"]

@@ -166,7 +166,7 @@ def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
         return ModelSequence.of_parts(chain.spec, list(map(runnable, chain.chunks)))
     if (is_compiled(source) and not is_network(source)) or is_text(source):
         loaded = _compiled(source, None)
-        return ModelSequence.of_parts(loaded.spec, [loaded])
+        return ModelSequence(loaded.spec, {"model": loaded})
     file, weights = locate(source)
     opened = SourceFile(file)
     spec = read_spec(opened)

@@ -63,7 +63,7 @@ class ModelSequence:
 
     @classmethod
     def of_parts(cls, spec: Any, parts: Sequence[Loaded]) -> ModelSequence:
-        """Models to be run, in order: those of a pipeline or a chain, or one by itself."""
+        """Models to be run, in order: those of a pipeline or a chain."""
         return ModelSequence(spec, {f"model_{number}": part for number, part in enumerate(parts, 1)})
 
     @property

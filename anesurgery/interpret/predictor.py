@@ -204,7 +204,7 @@ def _read(model: Any, member: str | int | None = None) -> ModelSequence:
     if member is None and isinstance(model, ModelSequence):
         return ModelSequence.of_parts(model.spec, list(map(runnable, model.parts)))
     loaded = load(model) if member is None else load_member(model, member)
-    return ModelSequence.of_parts(loaded.spec, [loaded])
+    return ModelSequence(loaded.spec, {"model": loaded})
 
 
 def program_of(predictor: Predictor) -> Loaded | None:

@@ -372,7 +372,7 @@ FROM_THE_CATALOGUE = {
     "num-qdq": "is quantized by another scale",
     "num-shares": "of 4096 keys",
     "num-between": "is a product of 32 numbers",
-    "num-cancel": "shares that fp16 rounds to 0 or 1",
+    "num-cancel": "which loses its digits near 0",
 }
 """Rule -> words of it about its hazard."""
 for _hazard in HAZARDS:
@@ -521,11 +521,13 @@ NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "pat
     "num-mask",
     "num-mask-product",
     "num-mask-rows",
+    "num-quotient",
     "num-softmax",
     "sdpa-os26",
 }
 """Rules that find nothing in a small GPT: no identities, no patches, a narrow head, gathers by its inputs, no
-sigmoid or softmax written out, a constant mask, attention in parts, and weights that bound its scores."""
+sigmoid, softmax or quotient of a sum written out, a constant mask, attention in parts, and weights that bound
+its scores."""
 
 
 @pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)

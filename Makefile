@@ -8,6 +8,9 @@ READY := $(VENV)/.ready
 # As a path, not a finder: else a folder of this name where Python starts, such as a clone's, hides the package.
 EDITABLE := --config-settings editable_mode=compat --editable
 
+# Modules are compiled once, and not again by each process that a test starts, whatever the machine says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean

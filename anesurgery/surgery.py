@@ -473,12 +473,17 @@ def _beside_repairs(
         results: of the comparison with the model before.
 
     Returns:
-        The new results; `results` where the repairs alone do not account for the failure, or where numbers that
-        are finite on both sides differ on plain inputs too.
+        The new results; `results` where an edit of the repairs was not checked at its site, where the repairs
+        alone do not account for the failure, or where numbers that are finite on both sides differ on plain
+        inputs too.
     """
     repairs = list(dict.fromkeys(session.repairs))
+    names = list(dict.fromkeys(step.name for step in repairs))
+    edits = [change for change in session.changes if change.pass_name in names]
     failures = [r for r in results if isinstance(r, Comparison) and not r.ok]
-    if not repairs or any(row.psnr < failure.gate for failure in failures for row in failure.outputs):
+    if not edits or any(change.proof is None for change in edits):
+        return results
+    if any(row.psnr < failure.gate for failure in failures for row in failure.outputs):
         return results
     repaired = original.clone()
     try:
@@ -488,8 +493,7 @@ def _beside_repairs(
         return results
     if not all(r.ok for r in beside if isinstance(r, Comparison)):
         return results
-    names = ", ".join(dict.fromkeys(step.name for step in repairs))
-    words = f"the outputs agree but for what {names} repairs, which is checked at each site"
+    words = f"the outputs agree but for what {', '.join(names)} repairs, which is checked at each site"
     surgery.notes += [f"{words}: {failure.verdict}" for failure in failures]
     return [_measured(was, now) for was, now in zip(results, beside, strict=True)]
 

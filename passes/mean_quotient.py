@@ -48,7 +48,6 @@ class MeanQuotient(Rewrite):
     most: int = 1024
     """Values that are added at most: a mean of more, of which few are not 0, may be too small for fp16."""
     name = "mean_quotient"
-    mends = True
     kinds = frozenset({"real_div"})
     static = True
     tolerance = an.Tolerance(1e-3)

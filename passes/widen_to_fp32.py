@@ -58,7 +58,6 @@ class WidenToFp32(Rewrite):
     """Ops between values of fp16 compute in fp32 where fp16 does not hold what they make."""
 
     name: ClassVar[str] = "widen_to_fp32"
-    mends: ClassVar[bool] = True
     kinds = frozenset(an.wide_values.ENDS)
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False

@@ -123,3 +123,29 @@ class DropMore(DropSelect):
 def test_what_plain_inputs_show_no_repair_excuses() -> None:
     with pytest.raises(ProofError, match="worst PSNR"):
         ane.apply(chosen(5.0), [DropMore()], prove="both", quiet=True)
+
+
+@dataclass(frozen=True)
+class DropUnseen(DropSelect):
+    """The same wrong edit, which says that it repairs; nobody looks at its site either."""
+
+    name: ClassVar[str] = "drop_unseen"
+    mends: ClassVar[bool] = True
+
+
+def test_a_repair_that_was_not_checked_at_its_site_excuses_nothing() -> None:
+    with pytest.raises(ProofError, match="give another"):
+        ane.apply(chosen(5.0), [DropUnseen()], prove="both", quiet=True)
+
+
+def test_whole_models_alone_excuse_no_repair() -> None:
+    """`prove="model"` looks at no site: what a repair makes finite stays a difference."""
+
+    @mb.program(input_specs=[mb.TensorSpec((4, 16))])
+    def shifted(x: Var) -> Any:
+        high = mb.add(x=x, y=np.float32(200))
+        return mb.log(x=mb.add(x=mb.exp(x=high), y=np.float32(1)), name="y")
+
+    with pytest.raises(ProofError, match="NaN or infinite on one side only"):
+        ane.apply(shifted, "fuse_exponential", prove="model", quiet=True)
+    assert ane.apply(shifted, "fuse_exponential", prove="both", quiet=True).changes

@@ -50,8 +50,12 @@ class EachInHalf:
 
 
 def _halves(value: Any) -> Any:
+    """Tensors and slopes in fp16; a guard that fp16 would take for 0 stays."""
     if isinstance(value, (list, tuple)):
         return type(value)(map(_halves, value))
+    if isinstance(value, float):
+        half = float(torch.tensor(value).half())
+        return half if half and math.isfinite(half) else value
     floats = isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.half().float() if floats else value
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery import authoring as an
@@ -16,6 +17,7 @@ from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Program, ct, mb, types
 from anesurgery.passes.apply_remedies import ApplyRemedies
+from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.exact_steps import exact_steps, yardstick
@@ -124,6 +126,33 @@ def test_a_program_of_fp32_is_rounded_to_stand_for_fp16() -> None:
     assert 50 < measured["fp16"] < 100
     (value,) = run(single, {"x": np.full((2, 8), 1e-5, np.float32)}, precision=EachInHalf()).values()  # type: ignore[arg-type]
     assert not value.any()  # squares of 1e-10 are 0 in fp16
+
+
+@pytest.mark.parametrize("engine", ["ane:M1", "ane:M4"])
+def test_slopes_are_those_of_fp16_before_as_after(engine: str) -> None:
+    """A program of fp32 is compared with its fp16 form, not with one whose numbers no engine holds."""
+
+    @mb.program(input_specs=[mb.TensorSpec((8, 64))], opset_version=ct.target.iOS17)
+    def single(x: Var) -> Var:
+        for _ in range(6):
+            x = mb.leaky_relu(x=x, alpha=np.float32(0.7))
+        return mb.identity(x=x, name="y")
+
+    after, session = apply_pass(ComputeFp16(), single, prove=False)
+    measured = Yardstick(single, engine)
+    was, now = measured.measure(single), measured.measure(after, session.contract)
+    assert was is not None
+    assert now is not None
+    assert was == pytest.approx(now, rel=1e-3)
+
+
+def test_a_guard_that_fp16_does_not_hold_stays_in_a_program_of_fp32() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8))], opset_version=ct.target.iOS17)
+    def single(x: Var) -> Var:
+        return mb.log(x=x, epsilon=np.float32(1e-12), name="y")
+
+    (value,) = run(single, {"x": np.zeros((2, 8), np.float32)}, precision=EachInHalf()).values()  # type: ignore[arg-type]
+    assert_close(value, np.full((2, 8), np.log(1e-12)), 1e-3)
 
 
 def test_an_engine_reads_weights_of_fp16_whatever_the_types_say() -> None:

@@ -41,12 +41,16 @@ def counted() -> Var:
 
 def test_the_numbers_are_what_the_ops_mean() -> None:
     program = built(lambda x: mb.mul(x=x, y=counted(), name="y"))
-    after, _ = apply_pass(FoldConstants(), program)
+    after, session = apply_pass(FoldConstants(), program)
     assert kinds(after) == ["mul"]
     (held,) = [v.val for op in walk_ops(after) for v in op.outputs if np.shape(v.val) == (4,)]
     assert held.dtype == np.float16
     np.testing.assert_array_equal(held, np.ones(4))
     assert_same_numbers(program, after)
+    (change,) = session.changes
+    assert change.proof is None  # coremltools infers 0, which proves nothing of 1
+    assert "after each op, as coremltools has it" in change.unchecked
+    assert "holds 1.0, and 0.0 by coremltools" in change.unchecked
 
 
 def test_positions_beyond_2048_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

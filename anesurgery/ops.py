@@ -126,9 +126,6 @@ A trait, no field of the rows in `semantics`: the arithmetics of the interpreter
 stand, since some compute with it. It is held against random programs as a row is.
 """
 
-INDEXING = names("argsort non_zero reduce_argmax reduce_argmin shape")
-"""Ops whose first result holds positions or lengths, which are never negative."""
-
 PRODUCTS = names("conv linear matmul")
 """Sums of products, usually with stored weights."""
 

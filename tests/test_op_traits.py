@@ -158,7 +158,7 @@ def test_reductions_leave_one_number_for_each_group(op_type: str, one_op: Callab
     assert made.shape == (1, 1, 4, 1)
 
 
-@pytest.mark.parametrize("op_type", sorted(ops.INDEXING))
+@pytest.mark.parametrize("op_type", ["argsort", "non_zero", "reduce_argmax", "reduce_argmin", "shape"])
 def test_positions_are_never_negative(op_type: str, one_op: Callable[..., list[Array]]) -> None:
     more = {} if op_type in ("shape", "non_zero") else {"axis": 1}
     made = one_op(op_type, x=-X, **more)[0]

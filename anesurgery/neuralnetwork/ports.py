@@ -199,7 +199,11 @@ def _shape(ctx: Context, var: Var, stated: tuple[int, ...]) -> tuple[Any, ...]:
         return stated
     if not ctx.legacy:
         return tuple(var.shape) or (1,)
-    shape = (1,) * (5 - var.rank) + tuple(var.shape)
+    return as_array((1,) * (5 - var.rank) + tuple(var.shape))
+
+
+def as_array(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shape of the array outside of a network that stands for a blob of five axes."""
     if shape[:2] != (1, 1):
         return shape
     return shape[2:3] if shape[3:] == (1, 1) else shape[2:]

@@ -431,15 +431,6 @@ def reach_of(rows: Iterable[LeftOut]) -> float:
     return float(np.quantile([abs(one.z) for one in rows], COVERAGE, method="higher"))
 
 
-def coverage(rows: Sequence[LeftOut], by: Callable[[Row], str]) -> float:
-    """The share of left-out rows in a band whose reach was found without rows of their kind."""
-    inside = []
-    for one in rows:
-        others = [other for other in rows if by(other.row) != by(one.row)]
-        inside.append(abs(one.z) <= reach_of(others))
-    return fmean(inside)
-
-
 def likeliest(found_by_off: Mapping[float, Sequence[LeftOut]]) -> float:
     """The deviation of op types with which left-out rows are the most likely."""
 

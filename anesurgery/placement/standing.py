@@ -372,12 +372,6 @@ def _parts(inspection: Inspection) -> list[Inspection]:
     return [inspection, *(one for part in inspection.parts.values() for one in _parts(part))]
 
 
-def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
-    """The standing of a program, and the inspection of each of its functions."""
-    inspections = placed(program, target, advice=True)
-    return Standing.of(inspections), inspections
-
-
 def placed(model: Loaded | Program, target: Target, *, advice: bool = False) -> list[Inspection]:
     """The inspection of each function of a program; without advice, of what is legal and where it runs only.
 

@@ -32,6 +32,13 @@ def of_constant(var: Var) -> Interval:
     return _CONSTANTS[op]
 
 
+def gain(norm: Operation) -> tuple[float, float]:
+    """The largest magnitude of the gamma of a norm, and of its beta."""
+    ends = ((norm.inputs.get(name), absent) for name, absent in (("gamma", 1.0), ("beta", 0.0)))
+    scale, shift = (absent if var is None else max(map(abs, of_constant(var))) for var, absent in ends)
+    return scale, shift
+
+
 def _least_and_largest(var: Var) -> Interval:
     if math.prod(static_shape(var) or ()) > MOST:
         return ANY

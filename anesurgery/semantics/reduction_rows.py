@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Operation, np_dtype, producer, static_shape
 from anesurgery.ops import ALONG, REDUCTIONS, names
-from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, of_constant
+from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, gain
 from anesurgery.semantics.meaning import (
     CONTRACTED,
     MIXED,
@@ -140,9 +140,7 @@ def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
     if shape is None:
         return ANY
     count = math.prod(shape[a] for a in axes)
-    gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
-    scale = 1.0 if gamma is None else max(map(abs, of_constant(gamma)))
-    shift = 0.0 if beta is None else max(map(abs, of_constant(beta)))
+    scale, shift = gain(op)
     most = math.sqrt(max(count - 1, 1)) * scale + shift
     return -most, most
 

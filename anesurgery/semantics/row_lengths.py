@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, producer, static_shape
-from anesurgery.semantics.constant_ends import MOST, of_constant
+from anesurgery.semantics.constant_ends import MOST, gain, of_constant
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
 
 
@@ -54,10 +54,7 @@ def row_length(var: Any) -> float:
         return math.inf
     root = math.sqrt(shape[-1])
     if op.op_type == "layer_norm" and _last_only(ints(op, "axes"), len(shape)):
-        gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
-        scale = 1.0 if gamma is None else max(map(abs, of_constant(gamma)))
-        shift = 0.0 if beta is None else max(map(abs, of_constant(beta)))
-        return root * (scale + shift)
+        return root * sum(gain(op))
     if op.op_type == "mul":
         for one, other in ((op.x, op.y), (op.y, op.x)):
             if mean_square(other) is one:

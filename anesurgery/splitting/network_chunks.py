@@ -20,6 +20,7 @@ from anesurgery.files.protobuf import proto
 from anesurgery.files.sequence import Ends
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
+from anesurgery.neuralnetwork.ports import as_array
 from anesurgery.neuralnetwork.spec import EXACT, NETWORKS, is_legacy, nested_networks, network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS, inspect_network
 from anesurgery.placement.target import Target
@@ -284,9 +285,7 @@ class _Cut:
                 f"the blob {name!r} of shape {_words(shape)} cannot pass between two models: in the rank 5 "
                 "mapping of this network an array would get other axes; upgrade the model"
             )
-        if shape[:2] != (1, 1):
-            return shape
-        return shape[2:3] if shape[3:] == (1, 1) else shape[2:]
+        return as_array(shape)
 
     def _shape(self, name: str, blobs: Blobs, group: Sequence[Any]) -> Shape:
         """The shape of a blob, with all its axes: inferred, or as the file or the caller says.

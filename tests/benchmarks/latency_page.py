@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from statistics import median
+from collections.abc import Callable, Iterable, Sequence
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from anesurgery.placement import fitting
 from anesurgery.placement.demand import FORMS
-from anesurgery.placement.fitting import Fitted, LeftOut
+from anesurgery.placement.fitting import Fitted, LeftOut, Row
 
 HEAD = """# Times on the Neural Engine
 
@@ -60,11 +60,20 @@ def spearman(found: Sequence[LeftOut]) -> float:
     return float(np.corrcoef(ms.argsort().argsort(), told.argsort().argsort())[0, 1])
 
 
+def coverage(rows: Sequence[LeftOut], by: Callable[[Row], str]) -> float:
+    """The share of left-out rows in a band whose reach was found without rows of their kind."""
+    inside = []
+    for one in rows:
+        others = [other for other in rows if by(other.row) != by(one.row)]
+        inside.append(abs(one.z) <= fitting.reach_of(others))
+    return fmean(inside)
+
+
 def _errors(fitted: Fitted) -> str:
     lines = []
     for name, found in fitted.left.items():
         off = [math.exp(abs(one.error)) for one in found]
-        inside = fitting.coverage(found, fitting.KINDS[name])
+        inside = coverage(found, fitting.KINDS[name])
         figures = (
             f"{median(off):.2f}",
             f"{np.quantile(off, 0.9):.2f}",

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.checking.metrics import compare_arrays
@@ -17,7 +18,7 @@ from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.apply_remedies import ApplyRemedies, example
-from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass

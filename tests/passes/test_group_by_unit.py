@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.group_by_unit import GroupByUnit, example
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import apply_pass, assert_same_numbers

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
@@ -14,7 +15,6 @@ from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.split_head import SplitHead
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from standings import stand
+
 import anesurgery as ane
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, walk_ops
 from anesurgery.passes.remove_identity import RemoveIdentity
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import replace_rare_ops
 from anesurgery.passes.replace_rare_ops import ReplaceRareOps
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import ints
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers

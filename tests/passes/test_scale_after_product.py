@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import scale_after_product
 from anesurgery.passes.scale_after_product import ScaleAfterProduct
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 

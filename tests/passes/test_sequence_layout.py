@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 from transformer_blocks import block
 
 import anesurgery as ane
@@ -18,7 +19,6 @@ from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_heads
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.placement.rules.finds_sequence_layout import evidence
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.regions import channel_axes
 from anesurgery.regions.heads import is_scalar

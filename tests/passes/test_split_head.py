@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery.errors import PassError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.split_head import SplitHead
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 

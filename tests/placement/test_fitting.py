@@ -45,11 +45,19 @@ def test_every_row_names_its_source_and_every_used_one_has_features() -> None:
     assert all(pair["source"] for pair in PAIRS)
 
 
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
+
+
+@pytest.mark.usefixtures("benchmarks")
 def test_rows_that_were_left_out_are_near(left: list[LeftOut]) -> None:
+    from latency_page import coverage
+
     assert len(left) > 40
     assert median(off(left)) < 1.25
     assert np.quantile(off(left), 0.9) < 1.8
-    assert 0.70 <= fitting.coverage(left, fitting.KINDS["model"]) <= 0.92
+    assert 0.70 <= coverage(left, fitting.KINDS["model"]) <= 0.92
     assert fitting.ratios([one.row for one in left], table())[1] == 0
 
 
@@ -95,8 +103,8 @@ def test_a_load_is_read_back_as_written() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_and_the_table_are_what_the_script_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
+@pytest.mark.usefixtures("benchmarks")
+def test_the_page_and_the_table_are_what_the_script_writes() -> None:
     from latency_page import page
 
     fitted = fitting.fit_all(ROWS, PAIRS)

@@ -7,9 +7,10 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from standings import stand
 
 from anesurgery.placement.expected import from_to, in_time
-from anesurgery.placement.standing import Standing, _counts, placed, stand
+from anesurgery.placement.standing import Standing, _counts, placed
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from standings import stand
 
 import anesurgery as ane
 from anesurgery import frontend
@@ -22,7 +23,6 @@ from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Array, ct, quiet_host
-from anesurgery.placement.standing import stand
 from anesurgery.placement.target import Target
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from standings import stand
 
 import anesurgery as ane
 from anesurgery import recipes
@@ -15,7 +16,7 @@ from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.placement.expected import SAME
-from anesurgery.placement.standing import Standing, stand
+from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import counts
 

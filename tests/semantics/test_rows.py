@@ -27,7 +27,7 @@ TABLES = {
     "RULES of exponents": exponents.RULES,
     "UNROUNDED": ops.UNROUNDED,
     "ALONG": ops.ALONG,
-    "traits": ops.POINTWISE | ops.MOVING | ops.JOINING | ops.REDUCTIONS | ops.INDEXING | ops.PADDING,
+    "traits": ops.POINTWISE | ops.MOVING | ops.JOINING | ops.REDUCTIONS | ops.PADDING,
 }
 
 

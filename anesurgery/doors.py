@@ -111,15 +111,11 @@ def _parameters(function: Callable[..., Any]) -> tuple[inspect.Signature, dict[s
     kinds: dict[str, Any] = {}
     for name, annotation in getattr(inner, "__annotations__", {}).items():
         try:
-            kinds[name] = typing.get_type_hints(_annotated(annotation), getattr(inner, "__globals__", {}))["it"]
+            holder: Any = types.SimpleNamespace(__annotations__={"it": annotation})
+            kinds[name] = typing.get_type_hints(holder, getattr(inner, "__globals__", {}))["it"]
         except NameError:
             kinds[name] = Any
     return inspect.signature(inner), kinds
-
-
-def _annotated(annotation: Any) -> Any:
-    """An object with one annotation."""
-    return types.SimpleNamespace(__annotations__={"it": annotation})
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -48,10 +47,6 @@ from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
-
-
-def _changed(how: an.kernel_folds.Fold | an.kernel_folds.Pieces, weight: Var) -> an.Array:
-    return how.weight(an.decoded(weight))
 
 
 @dataclass(frozen=True)
@@ -129,8 +124,8 @@ class LongConvolution(Rewrite):
         """The small convolution of an input that is padded along the axis."""
         op, how, place = m.root, m.how, m.how.axis - 2
         key, name = (m.weight, str(how)), f"{m.weight.name}_folded"
-        numbers, edit = partial(_changed, how, m.weight), how.edit(m.weight.shape)
-        weight = mb.stored_like(m.weight, numbers, key, name, edit, exact=True)
+        edit = how.edit(m.weight.shape)
+        weight = mb.stored_like(m.weight, lambda: how.weight(an.decoded(m.weight)), key, name, edit, exact=True)
         bias = an.constant(op.inputs.get("bias"))
         more: dict[str, Any] = {}
         if bias is not None:

@@ -258,7 +258,8 @@ def _spread(
     if not isinstance(model, (str, os.PathLike)):
         raise SurgeryError("jobs= and scheduler= take the path of a model; save it first")
     path = str(Path(model).expanduser().absolute())
-    whole = inputs if inputs is not None else Predictor(path, **_of_run(options)).sample(seed)
+    where_to = {name: options[name] for name in ("function", "member")}
+    whole = inputs if inputs is not None else Predictor(path, **where_to).sample(seed)
     samples = part.of([whole] if isinstance(whole, Mapping) else list(whole))
     with workers(*where) as those:
         count = max(1, min(those.count, len(samples)))
@@ -267,10 +268,6 @@ def _spread(
             Ranges.from_json, those.each(_one, [(path, each, dict(options)) for each in parts])
         )
     return first.merge(*others)
-
-
-def _of_run(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: options[name] for name in ("function", "member")}
 
 
 def _one(path: str, samples: Sequence[Values], options: dict[str, Any]) -> dict[str, Any]:

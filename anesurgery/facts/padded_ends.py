@@ -189,12 +189,8 @@ def combined(op: Operation, read: Mapping[str, End]) -> End:
         return unknown(out)
     if math.isnan(found.low) or math.isnan(found.high) or found in (UNKNOWN, EITHER):
         return unknown(out)
-    return replace(_as_stored(found, out), sources=sources)
-
-
-def _as_stored(found: End, var: Var) -> End:
-    """In the type of the result: fp16 has no number below -65504 but -inf."""
-    return _cast(found, var) if np_dtype(var).kind == "f" else found
+    stored = _cast(found, out) if np_dtype(out).kind == "f" else found  # below -65504 fp16 has -inf alone
+    return replace(stored, sources=sources)
 
 
 POSITIVE, WITHIN = names("inverse log rsqrt"), names("exp exp2")

@@ -35,15 +35,12 @@ def norms(op: Operation) -> Norms | None:
         return None
     if maker not in _NORMS:
         value = np.asarray(constant(var), np.float32)
-        value = value.reshape(-1, value.shape[-1]).T if _by_columns(op, size) else value
+        if op.op_type == "matmul" and not flag(op, "transpose_y"):
+            value = value.reshape(-1, value.shape[-1]).T
         rows = value.reshape(size[0], -1)
         length = math.sqrt(float(np.einsum("ij,ij->i", rows, rows).max()))
         _NORMS[maker] = Norms(float(np.abs(rows).sum(1).max()), length)
     return _NORMS[maker]
-
-
-def _by_columns(op: Operation, size: tuple[int, int, int]) -> bool:
-    return op.op_type == "matmul" and not flag(op, "transpose_y")
 
 
 def row_length(var: Any) -> float:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,8 @@ def _in_pieces(host: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Does a constant of an op leave fp16? As the host says it, but without copies of what is large."""
 
     def overflows(op: Any) -> bool:
-        every = [v for several in op.inputs.values() for v in (several if _many(several) else [several])]
+        lists = [v if isinstance(v, (list, tuple)) else [v] for v in op.inputs.values()]
+        every = list(chain.from_iterable(lists))
         constants = [v.op.val.val for v in every if v.op is not None and v.op.op_type == "const"]
         large = [c for c in constants if isinstance(c, np.ndarray) and c.size > PIECE]
         if not large:
@@ -145,10 +146,6 @@ def _in_pieces(host: Callable[[Any], bool]) -> Callable[[Any], bool]:
         return any(_leaves(np.asarray(c)) for c in constants if getattr(c, "dtype", None) == np.float32)
 
     return overflows
-
-
-def _many(inputs: Any) -> bool:
-    return isinstance(inputs, (list, tuple))
 
 
 def _leaves(values: Array) -> bool:

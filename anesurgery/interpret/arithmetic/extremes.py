@@ -118,11 +118,11 @@ def _avg_pool(
     counted = pad_axes(pad_axes(ones, w.asked, 0.0 if exclude_padding_from_average else 1.0), beyond)
     terms = _spread(image, w, w.used, a.lift(0.0))
     counts = _spread(Image([counted]), w, [], Image([ones])).lanes[0].sum(-1)
-    return a.function(("avg_pool", a.rounds_to(op)), _at_last(a.digest(terms, [-1])), a.lift(counts.numpy()))
-
-
-def _at_last(x: Image) -> Image:
-    return x.map(lambda v: v.squeeze(-1))
+    return a.function(
+        ("avg_pool", a.rounds_to(op)),
+        a.digest(terms, [-1]).map(lambda v: v.squeeze(-1)),
+        a.lift(counts.numpy()),
+    )
 
 
 RULES: dict[str, Rule] = {

@@ -128,14 +128,15 @@ def chat(
 
 def swift(
     folder: Annotated[
-        Path, typer.Argument(help="A folder that build made, or a package of arrays.", show_default=False)
+        Path,
+        typer.Argument(help="A folder that build or sizes made, or a package of arrays.", show_default=False),
     ],
     to: Annotated[Path, typer.Option(help="The folder to make.", show_default=False)],
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a Swift package that runs a model that was built, or a plain one."""
+    """Write a Swift package that runs a model that was built, one of several sizes, or a plain one."""
     load_engine(quiet)
     from anesurgery.shipping.swift_package import swift as write
 

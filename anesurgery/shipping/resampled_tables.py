@@ -18,12 +18,10 @@ from anesurgery.checking.exactness import nearness
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.frontend.resampling import Resampled
 from anesurgery.interpret.core import evaluate
-from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output, mb, next_op, walk_ops
+from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output, mb, next_op
 from anesurgery.ops import POINTWISE
+from anesurgery.shipping.shared_tables import SHARE, weights_of
 
-SHARE = 0.02
-"""Of the weights of the largest size, what the tables of the others may add before they are computed:
-such packages are promised to be hardly larger than one size."""
 LEAST = 70.0
 """Decibels: a computed table that is further from the stored one is not used. Rounding leaves about 80."""
 
@@ -81,7 +79,7 @@ def compute_tables(
     every = [t for listed in tables.values() for t in listed]
     last = list(functions)[-1]
     more = sum(t.array.nbytes for t in every) - sum(t.array.nbytes for t in tables[last])
-    if more <= SHARE * _weights(functions[last]) or _computed_bytes(every) >= sum(
+    if more <= SHARE * weights_of(functions[last]) or _computed_bytes(every) >= sum(
         t.array.nbytes for t in every
     ):
         return []
@@ -91,12 +89,6 @@ def compute_tables(
         for table in tables[name]
         if (words := _compute(function, name, table))
     ]
-
-
-def _weights(function: Function) -> int:
-    """Bytes of the constants of a function."""
-    values = [op.outputs[0].val for op in walk_ops(function) if op.op_type == "const"]
-    return sum(value.nbytes for value in values if isinstance(value, np.ndarray))
 
 
 def _computed_bytes(tables: Sequence[_Table]) -> int:

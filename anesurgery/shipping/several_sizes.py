@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import door
-from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
 from anesurgery.files.description import describe, new_spec
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
@@ -33,6 +33,7 @@ from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
+from anesurgery.shipping.joined_models import joined
 from anesurgery.shipping.lengthened import lengthened
 from anesurgery.shipping.resampled_tables import compute_tables
 from anesurgery.shipping.shared_tables import share_tables
@@ -170,7 +171,8 @@ def sizes(
 
     Args:
         model: path, MLModel or MIL program whose inputs have dynamic shapes, or fixed ones that each op shows
-            how to change (`.assumed` says what it does not show); or a PyTorch module, which is
+            how to change (`.assumed` says what it does not show), or a pipeline or chain of such, which becomes
+            one program; or a PyTorch module, which is
             converted anew for each size, with its tables and masks (iOS 18, fp16; inputs are named as in
             `forward`); or a function that is called with the shapes of a size, {"ids": (1, 64)}, and gives a
             model of that size.
@@ -205,7 +207,10 @@ def sizes(
         models, computed = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
         padding = Padding({}, {}, "each size was converted by itself")
     else:
-        whole = load(model)
+        try:
+            whole = load(model)
+        except IsPipeline:
+            whole = joined(getattr(model, "package_path", None) or model)
         loaded = _straight(whole)
         loaded, assumed = _dynamic(loaded, wanted, unrolled=_loops(whole) and not _loops(loaded))
         if mask is not None:
@@ -345,8 +350,9 @@ def _converted(
             models[name] = _checked(load(convert(dict(size))), size)
     if not share:
         return models, ()
+    computed = compute_tables(_functions(models), resampled)
     _share(models)
-    return models, tuple(compute_tables(_functions(models), resampled))
+    return models, tuple(computed)
 
 
 def _functions(models: Mapping[str, Loaded]) -> dict[str, Function]:

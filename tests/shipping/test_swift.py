@@ -12,14 +12,17 @@ import pytest
 import tree_sitter
 import tree_sitter_swift
 from checkpoints import save_checkpoint
+from coremltools.converters.mil.mil import get_new_symbol
+from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import save
 from anesurgery.files.size_index import Padding, SizeRow, written
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import mb, types
+from anesurgery.mil import ct, mb, types
 from anesurgery.shipping import swift_package
 from anesurgery.shipping.swift_package import SOURCES
 
@@ -82,6 +85,7 @@ LIBRARY = {
     "fileURLWithPath",
     "hasSuffix",
     "indices",
+    "init",
     "isEmpty",
     "keys",
     "last",
@@ -96,6 +100,7 @@ LIBRARY = {
     "map",
     "module",
     "onTermination",
+    "pathExtension",
     "prefix",
     "processInfo",
     "reduce",
@@ -203,11 +208,78 @@ def test_a_plain_model_has_a_fixture_of_arrays(tmp_path: Path) -> None:
     save(load(plain_model()), tmp_path / "plain.mlpackage")
     package = ane.swift(tmp_path / "plain.mlpackage", tmp_path / "swift")
     fixture = json.loads((package / "Tests" / "RunnerTests" / "fixture.json").read_text())
-    arrays = {n: np.reshape(v["values"], v["shape"]) for n, v in fixture["inputs"].items()}
-    assert {n: v["dtype"] for n, v in fixture["inputs"].items()} == {"x": "fp16", "mask": "int32"}
+    (call,) = fixture["calls"]
+    arrays = arrays_of(call["inputs"])
+    assert {n: v["dtype"] for n, v in call["inputs"].items()} == {"x": "fp16", "mask": "int32"}
     expected = Predictor(tmp_path / "plain.mlpackage")(arrays)["y"]
-    np.testing.assert_array_equal(np.reshape(fixture["outputs"]["y"]["values"], (2, 3)), expected)
+    np.testing.assert_array_equal(arrays_of(call["outputs"])["y"], expected)
     assert (fixture["prompt"], fixture["written"]) == ([], [])
+
+
+def arrays_of(numbers: Any) -> dict[str, Any]:
+    """Numbers of a fixture as the arrays that they are."""
+    kinds = {"fp16": np.float16, "fp32": np.float32, "int32": np.int32}
+    return {
+        name: np.array(one["values"], kinds[one["dtype"]]).reshape(one["shape"])
+        for name, one in numbers.items()
+    }
+
+
+def masked_model(opset: Any) -> Any:
+    """Attention of any length, with a mask that hides places."""
+
+    @mb.program(
+        input_specs=[
+            mb.TensorSpec((1, length := get_new_symbol(), 4), types.fp32),
+            mb.TensorSpec((1, length), types.fp32),
+        ],
+        opset_version=opset,
+    )
+    def program(x: Any, mask: Any) -> Any:
+        hidden = mb.mul(x=mb.sub(x=1.0, y=mb.expand_dims(x=mask, axes=[1])), y=np.float32(-1e4))
+        scores = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=hidden), axis=-1)
+        return mb.matmul(x=scores, y=x, name="y")
+
+    return program
+
+
+@pytest.mark.parametrize("opset", [ct.target.iOS17, ct.target.iOS18])
+def test_a_folder_of_sizes_has_a_call_at_each_and_one_that_is_filled_up(opset: Any, tmp_path: Path) -> None:
+    """One package with functions, or a package for each size: the calls are what `ane.run` gives."""
+    sized = ane.sizes(masked_model(opset), {"x": [(1, 3, 4), (1, 6, 4)], "mask": [(1, 3), (1, 6)]})
+    assert sized.one_package == (opset == ct.target.iOS18)
+    folder = sized.save(tmp_path / "sized")
+    words = ["swift", str(folder), "--to", str(tmp_path / "swift"), "--quiet"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    fixture = json.loads((tmp_path / "swift" / "Tests" / "RunnerTests" / "fixture.json").read_text())
+    assert [call["inputs"]["x"]["shape"][1] for call in fixture["calls"]] == [3, 2, 6, 5]
+    for call in fixture["calls"]:
+        inputs, outputs = arrays_of(call["inputs"]), arrays_of(call["outputs"])
+        assert inputs["mask"].all()
+        assert outputs["y"].shape == inputs["x"].shape
+        np.testing.assert_array_equal(outputs["y"], ane.run(folder, inputs)["y"])
+
+
+def test_the_swift_of_sizes_calls_the_function_of_the_package() -> None:
+    """It takes the size that the file chooses, from the package and the function that the file names."""
+    text = (SOURCES / "Sources" / "Runner" / "SizedModel.swift").read_text()
+    for words in (
+        "file.choose(",
+        "size.package",
+        "size.function",
+        "file.check(",
+        "file.filled(",
+        "file.cropped(",
+    ):
+        assert words in text
+    declared = set(re.findall(r"func (\w+)", (SOURCES / "Sources" / "Runner" / "SizesFile.swift").read_text()))
+    assert {"choose", "check", "filled", "cropped"} <= declared
+
+
+def test_a_folder_that_nothing_made_is_refused_with_both_files(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(LoadError, match=r"holds no runner.json and no sizes.json"):
+        ane.swift(tmp_path / "empty", tmp_path / "swift")
 
 
 def test_what_is_no_plain_model_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

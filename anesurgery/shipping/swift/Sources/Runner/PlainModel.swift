@@ -6,10 +6,14 @@ public final class PlainModel {
     private let model: MLModel
 
     /// Compile and load a package, or one function of it.
-    public init(
+    public convenience init(
         _ package: URL, function: String? = nil, units: MLComputeUnits = .cpuAndNeuralEngine
     ) async throws {
-        let compiled = try await MLModel.compileModel(at: package)
+        try await self.init(compiled: MLModel.compileModel(at: package), function: function, units: units)
+    }
+
+    /// Load what is compiled already, or one function of it.
+    init(compiled: URL, function: String?, units: MLComputeUnits) async throws {
         let configuration = MLModelConfiguration()
         configuration.computeUnits = units
         if let function { configuration.functionName = function }
@@ -37,6 +41,12 @@ public struct Numbers: Decodable {
     /// As `runner.json` calls it: fp16, fp32 or int32.
     public let dtype: String
     public let values: [Double]
+
+    public init(shape: [Int], dtype: String, values: [Double]) {
+        self.shape = shape
+        self.dtype = dtype
+        self.values = values
+    }
 
     /// The same as an array of Core ML.
     func array() throws -> MLMultiArray {

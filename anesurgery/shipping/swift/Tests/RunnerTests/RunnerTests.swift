@@ -3,13 +3,18 @@ import XCTest
 
 @testable import Runner
 
-/// What the interpreter gave. `RUNNER_FOLDER` names the folder that was built, or the package of a plain model.
+/// What the interpreter gave. `RUNNER_FOLDER` names the folder that was built, that of sizes, or the package of
+/// a plain model.
 final class RunnerTests: XCTestCase {
     struct Fixture: Decodable {
         /// Of a model that writes: a prompt, and the likeliest tokens after it.
         let prompt: [Int32]
         let written: [Int32]
-        /// Of a plain model.
+        /// Of a plain model: one call. Of a folder of sizes: one at each size, and one that is filled up.
+        let calls: [Call]
+    }
+
+    struct Call: Decodable {
         let inputs: [String: Numbers]
         let outputs: [String: Numbers]
     }
@@ -36,13 +41,21 @@ final class RunnerTests: XCTestCase {
 
     func testGivesWhatTheInterpreterGives() async throws {
         let (place, fixture) = try fixture()
-        if fixture.inputs.isEmpty { throw XCTSkip("a model that writes") }
-        let outputs = try await PlainModel(place).predict(fixture.inputs)
-        for (name, expected) in fixture.outputs {
-            let values = try XCTUnwrap(outputs[name]).values
-            XCTAssertEqual(values.count, expected.values.count)
-            let range = (expected.values.max() ?? 0) - (expected.values.min() ?? 0)
-            for (value, wanted) in zip(values, expected.values) {
+        if fixture.calls.isEmpty { throw XCTSkip("a model that writes") }
+        if place.pathExtension == "mlpackage" {
+            let model = try await PlainModel(place)
+            for call in fixture.calls { check(try await model.predict(call.inputs), call.outputs) }
+        } else {
+            let model = try SizedModel(place)
+            for call in fixture.calls { check(try await model.predict(call.inputs), call.outputs) }
+        }
+    }
+
+    func check(_ outputs: [String: Numbers], _ expected: [String: Numbers]) {
+        for (name, numbers) in expected {
+            XCTAssertEqual(outputs[name]?.shape, numbers.shape, name)
+            let range = (numbers.values.max() ?? 0) - (numbers.values.min() ?? 0)
+            for (value, wanted) in zip(outputs[name]?.values ?? [], numbers.values) {
                 XCTAssertEqual(value, wanted, accuracy: 0.02 * range + 1e-6, name)
             }
         }

@@ -116,15 +116,14 @@ def lengthened(op: Operation, axes: Axes, length: Mapping[str, int]) -> dict[str
         axes: the labels of its result.
         length: the length of axes with each label.
     """
-    out = op.outputs[0]
-    if op.op_type == "reshape":
-        return {"shape": [length[axes[a]] if a in axes else int(d) for a, d in enumerate(out.shape)]}
+    sized = {"reshape": "shape", "slice_by_size": "size"}
+    if op.op_type in sized:
+        shape = enumerate(op.outputs[0].shape)
+        return {sized[op.op_type]: [length[axes[a]] if a in axes else int(d) for a, d in shape]}
     if op.op_type in ("slice_by_index", "slice_update"):
         masks = {name: ints(op, name) or [0] * op.x.rank for name in ("begin_mask", "end_mask")}
         whole = {a for place, a in enumerate(staying(op)) if place in axes}
         return {name: [bool(m) or a in whole for a, m in enumerate(given)] for name, given in masks.items()}
-    if op.op_type == "slice_by_size":
-        return {"size": [length[axes[a]] if a in axes else int(d) for a, d in enumerate(out.shape)]}
     if op.op_type == "squeeze" and op.inputs.get("axes") is None:
         return {"axes": [a for a, d in enumerate(op.x.shape) if d == 1]}
     return {}

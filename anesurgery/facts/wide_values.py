@@ -51,6 +51,9 @@ FITS, LEAST = 1.25, -0.9
 """Sizes of a result between these count as that of one number; a length of rows is somewhat more. A choice."""
 ANGLE = 64.0
 """Above it fp16 holds an angle to a thirtieth."""
+BLOW_UP = 1024.0
+"""A factor from here on counts. A choice: with smaller ones, such as 100 and 255, models turn what is within 1
+into their units, and 1024 times what is above 64 overflows."""
 MOST = 48
 """Ops of a region: a choice, as a larger one would run most of a model in fp32."""
 SHARES = frozenset({"softmax", "sigmoid", "exp"})
@@ -202,18 +205,13 @@ class _Search:
 
     def _found(self, var: Var) -> _Size:
         op = var.op
-        if (
-            op is None
-            or is_stored(var)
-            or op.op_type not in THROUGH
-            or not _is_float(op, self.bits)
-            or len(self.seen) > 4 * MOST
-            or self.depth > MOST
-        ):
+        if self.bits == HALF and (narrowed := _narrowed(var)) is not None:
+            return narrowed
+        far = len(self.seen) > 4 * MOST or self.depth > MOST
+        if op is None or far or is_stored(var) or op.op_type not in THROUGH or not _is_float(op, self.bits):
             return _Size(_leaf(var))
-        if op.op_type in ("matmul", "linear") and is_stored(
-            op.inputs.get("y" if op.op_type == "matmul" else "weight")
-        ):
+        weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
+        if is_stored(op.inputs.get(weight)):
             one = self.at(op.x)
             if one.widest is None:
                 return _Size(_leaf(var))
@@ -237,6 +235,19 @@ class _Search:
         rule = SIZES.get(op.op_type)
         operand = [0.0 if is_stored(v) else self.at(v).size for v in _read(op)]
         return max(operand, default=0.0) if rule is None else rule(op, operand)
+
+
+def _narrowed(var: Var) -> _Size | None:
+    """What a cast makes of a product in fp32 with a number beyond fp16, as coremltools leaves such products."""
+    cast = producer(var, "cast")
+    maker = producer(cast.x, "mul", "real_div") if cast is not None else None
+    if cast is None or maker is None or np_dtype(cast.x) != np.float32 or np_dtype(var) != np.float16:
+        return None
+    _, times = scaled(maker) or (None, 0.0)
+    if not LARGEST < abs(times) < math.inf or magnitude(cast.x, products=1) <= LARGEST:
+        return None
+    why = f"%{cast.x.name}, which is multiplied by {times:.3g} in fp32, is cast to fp16, where it overflows"
+    return _Size(UNKNOWN + math.log2(abs(times)) / BITS, (), cast, why)
 
 
 def _beside(op: Operation, one: _Size, size: float) -> _Size:
@@ -282,20 +293,20 @@ def _length(op: Operation) -> float:
 
 
 def _smaller(op: Operation, sizes: list[float]) -> float:
-    """In a product a stored factor counts where it is much smaller than 1."""
+    """In a product a stored factor counts where it is smaller than 1, or as large as `BLOW_UP`."""
     stored = [v for v in _read(op) if is_stored(v)]
     most = max((max(map(abs, of_constant(v))) for v in stored), default=1.0)
     typical = _typical(stored[0]) if stored else 1.0
-    shift = max(math.log2(typical) / BITS, -UNKNOWN) if 0 < typical < 1 and math.isfinite(most) else 0.0
+    counts = 0 < typical < 1 or typical >= BLOW_UP
+    shift = max(math.log2(typical) / BITS, -UNKNOWN) if counts and math.isfinite(most) else 0.0
     return sum(sizes) + shift
 
 
 def _typical(var: Var) -> float:
     """The median magnitude of a constant."""
     value = constant(var)
-    return (
-        1.0 if value is None or np.size(value) == 0 else float(np.median(np.abs(np.asarray(value, np.float64))))
-    )
+    known = value is not None and np.size(value) > 0
+    return float(np.median(np.abs(np.asarray(value, np.float64)))) if known else 1.0
 
 
 def _quotient(op: Operation, sizes: list[float]) -> float:

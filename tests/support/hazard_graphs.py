@@ -477,6 +477,22 @@ def log_of_more(x: Var) -> Var:
     return mb.log(x=mb.add(x=x, y=HALF(1)), epsilon=HALF(0), name="y")
 
 
+def log_of_many_times(x: Var) -> Var:
+    """log(1 + 10,000 |x|), as coremltools writes log(1 + |x| / 1e-4)."""
+    return mb.log(x=mb.mul(x=mb.abs(x=x), y=HALF(1e4)), epsilon=HALF(1), name="y")
+
+
+def log_of_narrowed(x: Var) -> Var:
+    """log(1 + |x| / 1e-6): coremltools leaves a product with a number beyond fp16 in fp32, and casts it."""
+    wide = mb.mul(x=mb.cast(x=mb.abs(x=x), dtype="fp32"), y=np.float32(1e6))
+    return mb.log(x=mb.cast(x=wide, dtype="fp16"), epsilon=HALF(1), name="y")
+
+
+def of_little(build: Build) -> Build:
+    """The same of numbers up to 0.05."""
+    return lambda x: build(mb.mul(x=bounded(x), y=HALF(0.05)))
+
+
 def log_of_rest(x: Var) -> Var:
     """log(1 - exp(-|x|))."""
     share = mb.exp(x=mb.mul(x=mb.abs(x=x), y=HALF(-1)))
@@ -1032,6 +1048,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "divided by 1e-5 a number above 0.65 overflows, though it is made small afterwards",
+    ),
+    Hazard(
+        "logarithm of many times a number",
+        log_of_many_times,
+        np.abs(random(2, 64, scale=20)),
+        of_bounded(log_of_many_times),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "10,000 times a number above 6.5 overflows, though its logarithm is small",
+    ),
+    Hazard(
+        "logarithm of a product in fp32",
+        log_of_narrowed,
+        np.abs(random(2, 64)),
+        of_little(log_of_narrowed),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a product with 1e6 stays in fp32, and the cast of it to fp16 overflows, though its logarithm is small",
     ),
     Hazard(
         "generalized mean",

@@ -34,8 +34,9 @@ from anesurgery.rewriting.session import Session
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
 from anesurgery.shipping.joined_models import joined
-from anesurgery.shipping.lengthened import lengthened
+from anesurgery.shipping.lengthened import REFUSED, REMEDY, lengthened
 from anesurgery.shipping.resampled_tables import compute_tables
+from anesurgery.shipping.same_functions import first_difference
 from anesurgery.shipping.shared_tables import share_tables
 from anesurgery.shipping.traced import converter
 from anesurgery.splitting.merge import FUNCTIONS, merge
@@ -46,6 +47,9 @@ PACKAGE = "model.mlpackage"
 """The one package, where one can hold several functions."""
 
 
+ONE_MODEL = "what was converted is one model at all sizes, and is read as that model between them too"
+
+
 @dataclass(frozen=True)
 class SizedModel:
     """A model at several sizes, in rising order of the elements of the inputs.
@@ -54,7 +58,8 @@ class SizedModel:
         models: name of a size -> the model at it; they share their weights.
         shapes: name of a size -> the shapes of the inputs that were given.
         padding: how inputs between two sizes are run, where that is proved to change nothing; else why not.
-        assumed: of a model of one fixed size, what its numbers do not show: which were read as they stand.
+        assumed: of a model of one fixed size, what its numbers do not show: which were read as they stand; of
+            what was converted at each size, that it is the same model between them, where inputs are padded.
         computed: tables that are computed at each call, since one for each size would take more than 2 % of the
             weights; how near each is to the table that a conversion at that size stores.
     """
@@ -204,8 +209,8 @@ def sizes(
                 "sizes: mask= is added to a model of dynamic shapes; have the function give a mask"
             )
         names = _names(wanted)
-        models, computed = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
-        padding = Padding({}, {}, "each size was converted by itself")
+        models, computed, padding = _converted(convert, dict(zip(names, wanted, strict=True)), share=is_module)
+        assumed = () if padding.why_not else (ONE_MODEL,)
     else:
         try:
             whole = load(model)
@@ -337,8 +342,8 @@ def _fixed(loaded: Loaded, wanted: Mapping[str, Shapes]) -> dict[str, Loaded]:
 
 def _converted(
     convert: Callable[[dict[str, Shape]], Any], wanted: Mapping[str, Shapes], *, share: bool
-) -> tuple[dict[str, Loaded], tuple[str, ...]]:
-    """The model that is converted at each size, and what is said of tables that are computed.
+) -> tuple[dict[str, Loaded], tuple[str, ...], Padding]:
+    """The model that is converted at each size, what is said of tables that are computed, and how it is padded.
 
     Raises:
         LoadError: it cannot be converted.
@@ -348,11 +353,33 @@ def _converted(
     for name, size in wanted.items():
         with resampled_constants() as resampled[name]:
             models[name] = _checked(load(convert(dict(size))), size)
+    padding = _padding_of(models, wanted)
     if not share:
-        return models, ()
+        return models, (), padding
     computed = compute_tables(_functions(models), resampled)
     _share(models)
-    return models, tuple(computed)
+    return models, tuple(computed), padding
+
+
+def _padding_of(models: Mapping[str, Loaded], wanted: Mapping[str, Shapes]) -> Padding:
+    """How inputs are run between sizes that were converted each by itself.
+
+    The largest is followed at the other sizes, as a model of one size is. Where that gives each of the others,
+    op by op, it is one model at many lengths, for which padding can be proved.
+    """
+    apart = "each size was converted by itself, and is not shown to be one model"
+    largest = list(models)[-1]
+    try:
+        followed, _ = lengthened(models[largest], list(wanted.values()))
+        at_sizes = {name: _at(followed, name, shapes) for name, shapes in wanted.items()}
+    except SurgeryError as error:
+        reason = str(error).removeprefix(f"{REFUSED}: ").removesuffix(f"; {REMEDY}")
+        return Padding({}, {}, f"{apart}: {reason}")
+    functions, others = _functions(models), _functions(at_sizes)
+    for name, function in functions.items():
+        if op := first_difference(function, others[name]):
+            return Padding({}, {}, f"{apart}: at {name}, {op} is another than {largest} has at that length")
+    return padding_between(followed, list(wanted.values()))
 
 
 def _functions(models: Mapping[str, Loaded]) -> dict[str, Function]:

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.metrics import compare_arrays
+from anesurgery.compressing.modes import SMALLEST
 from anesurgery.errors import LoadError
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
@@ -221,6 +222,37 @@ def altered(module: Any, weight: Callable[[Any], Any], output: Callable[[Any], A
 def rounded(module: Any) -> Any:
     """A context in which a module computes with its weights rounded to fp16."""
     return altered(module, lambda x: x.half().to(x.dtype), lambda x: x)
+
+
+def coarser(module: Any, bits: int, axis: int) -> Any:
+    """A context in which a module computes with weights rounded to the nearest of a few bits.
+
+    Args:
+        module: of torch.
+        bits: of each weight.
+        axis: along which weights share a scale, -1 or -2.
+    """
+    most = 2 ** (bits - 1) - 1
+
+    def rounding(x: Any) -> Any:
+        if x.ndim < 2 or x.numel() <= SMALLEST:
+            return x
+        scale = (x.abs().amax(axis, keepdim=True) / most).clamp_min(np.finfo(np.float16).tiny)
+        return (x / scale).round() * scale
+
+    return altered(module, rounding, lambda x: x)
+
+
+def nearest(of: Text, expected: Array, module: Any, bits: int) -> float:
+    """How near, in dB, transformers comes to its own logits with weights rounded to the nearest of a few bits.
+
+    Which axis has the scales hangs on how a weight is stored; the worse of two counts.
+    """
+    found = []
+    for axis in (-1, -2):
+        with coarser(module, bits, axis):
+            found.append(compare_arrays("logits", expected, of.expected(module)).psnr)
+    return float(min(found))
 
 
 def moved(module: Any, of: Text, times: int) -> Iterator[Array]:

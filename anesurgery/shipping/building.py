@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,17 @@ from anesurgery.files.writing import check_place, scratch_folder, write_atomical
 from anesurgery.forking import patched
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
-from anesurgery.mil import Array, mb, quiet_host
+from anesurgery.mil import Array, Program, blocks, is_compressed, is_constexpr, mb, quiet_host
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
+from anesurgery.regions.compressed_weights import decoded
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
 from anesurgery.shipping.described import runner_of
+from anesurgery.shipping.judging import Judge
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
 from anesurgery.shipping.text_samples import samples_of
@@ -54,6 +57,7 @@ from anesurgery.surgery import Recipe, Surgery, apply
 SINGLE_ROWS = "pointwise_convolution"
 """Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
 STAGES, REPORT, STEPS = "stages", "report.json", "steps"
+COMPRESSED, UNPACKED = "compressed", "unpacked"
 MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
 USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
@@ -63,8 +67,6 @@ BITS = (4, 8)
 HEADS = ("logits", "argmax")
 TWICE = 0.01
 """Of all weights: what chunks may hold more than once without a word."""
-AGREE = 30.0
-"""PSNR in dB below which logits of a model that was not compressed are no rounding: fp16 leaves 50 and more."""
 
 
 @dataclass(frozen=True)
@@ -375,7 +377,7 @@ class _Builder:
                 made = host.linear_quantize_weights(to_mlmodel(_read_stage(model)), config)
             save(_read_stage(made), place)
 
-        return self.stage("compressed", _hash([self.key, self.options.bits]), make)
+        return self.stage(COMPRESSED, _hash([self.key, self.options.bits]), make)
 
     def calibrated(self, model: Path, samples: Path, bits: int) -> Path:
         """The package with weights of fewer bits, each corrected for what a text makes of it.
@@ -395,38 +397,30 @@ class _Builder:
             compress(model, bits, inputs=inputs, target=self.options.target, work=work).save(place)
 
         self.notes.append(f"weights were rounded by {len(rows)} samples of {samples.name}")
-        return self.stage("compressed", _hash([self.key, bits, self.options.target, hashed(samples)]), make)
+        return self.stage(COMPRESSED, _hash([self.key, bits, self.options.target, hashed(samples)]), make)
+
+    def unpacked(self, model: Path) -> Path:
+        """A package with compressed weights, with those in fp16 that they decode to."""
+
+        def make(place: Path) -> None:
+            loaded = _read_stage(model)
+            _decode(loaded.program)
+            save(loaded, place)
+
+        return self.stage(UNPACKED, _hash([_read(model.with_suffix(".json")), UNPACKED]), make)
 
     def cached(self, model: Path) -> Path:
         """The package with functions that keep keys and values; or a folder of its chunks."""
-        own, parts, stepped = self.options, self.parts(model), self.stepped(model)
-        steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
-        steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
-        once = self.tied_apart(parts)
-        steps |= {"position_function": {"lookup": True}} if once else {}
-        steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
-        key = _hash([self.key, own.bits, own.target, own.head, self.samples and hashed(self.samples), steps])
-
-        def make(place: Path) -> None:
-            if stepped:
-                step = _read_stage(model)
-                made = finished_step(step, target=own.target, cache=own.cache, joined=parts == 1, lookup=once)
-                self.picked(made).save(place)
-                return
-            surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
-            if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
-                surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
-            one_row = registry.make_pass("select_last_token", position="input")
-            surgery = apply(surgery.program, one_row, prove=None, quiet=True)
-            self.picked(surgery).save(place)
+        parts = self.parts(model)
+        self.stepped(model)
+        whole = self.whole(model, parts, self.options.head)
+        if parts == 1:
+            return whole
 
         def cut(place: Path) -> None:
             split(whole, parts, compare=False).save(place)
 
-        whole = self.stage("cached", key, make)
-        if parts == 1:
-            return whole
-        chunks = self.stage(CHUNKS, key, cut, "")
+        chunks = self.stage(CHUNKS, _read(whole.with_suffix(".json")), cut, "")
         if (more := _weights(chunks) / _weights(whole) - 1) > TWICE:
             self.notes.append(
                 f"the chunks hold {more:.1%} more weights than the whole: what several of them read, as a tied "
@@ -434,26 +428,52 @@ class _Builder:
             )
         return chunks
 
+    def whole(self, model: Path, parts: int, head: str, name: str = "cached") -> Path:
+        """A package with functions that keep keys and values, so that it can be cut into parts.
+
+        Args:
+            model: that reads a whole text, or a token.
+            parts: how many it will be cut into.
+            head: "logits" or "argmax".
+            name: of the stage.
+        """
+        own = self.options
+        steps: dict[str, Any] = {"context": own.context, "prefill": own.prefill, "cache": own.cache}
+        steps |= {"chunks": parts, "contexts": own.contexts, "shorter": own.shorter, "width": own.width}
+        once = self.tied_apart(parts)
+        steps |= {"position_function": {"lookup": True}} if once else {}
+        steps |= {"fixed_rope": True}  # the checkpoint was traced with no more positions than its config has
+        key = _hash([_read(model.with_suffix(".json")), own.target, head, steps])
+
+        def make(place: Path) -> None:
+            loaded = _read_stage(model)
+            if is_step(loaded.program):
+                joined = parts == 1
+                made = finished_step(loaded, target=own.target, cache=own.cache, joined=joined, lookup=once)
+                _picked(made, head).save(place)
+                return
+            surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
+            if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:
+                surgery = apply(surgery.program, SINGLE_ROWS, prove=None, quiet=True)
+            one_row = registry.make_pass("select_last_token", position="input")
+            surgery = apply(surgery.program, one_row, prove=None, quiet=True)
+            _picked(surgery, head).save(place)
+
+        return self.stage(name, key, make)
+
     def tied_apart(self, parts: int) -> bool:
         """Does the head read the table of embeddings, and stand in another chunk, or in parts?"""
         most: int = vars(registry.make_pass("split_head"))["most"]
         return self.checkpoint.tied and (parts > 1 or self.checkpoint.words > most)
 
-    def picked(self, surgery: Surgery) -> Surgery:
-        """The model with the likeliest tokens in place of logits, where they are asked for."""
-        if self.options.head == HEADS[0]:
-            return surgery
-        parts = registry.make_pass("pick_tokens", each_part=True, output=LOGITS)
-        return apply(surgery.program, parts, prove=None, quiet=True)
-
-    def stepped(self, model: Path) -> bool:
-        """Does the model have a recurrent state, so that it reads a token at a time?
+    def stepped(self, model: Path) -> None:
+        """Say why a model reads a token at a time, where it does.
 
         Raises:
             SurgeryError: it does, and an option needs functions that it has not.
         """
         if not is_step(_read_stage(model).program):
-            return False
+            return
         if self.several:
             raise SurgeryError(
                 "contexts, shorter and width need a decoder that keeps only keys and values; this one has a "
@@ -466,7 +486,6 @@ class _Builder:
             f"{why}, and reads prompts token by token: there is no prefill, and each token of a prompt costs "
             "what one of the answer does"
         )
-        return True
 
     def parts(self, model: Path) -> int:
         """How many chunks there will be."""
@@ -502,7 +521,7 @@ class _Builder:
         """What is known of the model, its logits beside those of the checkpoint.
 
         Raises:
-            SurgeryError: they are not the same up to rounding, and the weights were not compressed.
+            SurgeryError: they are not the same up to the rounding of what is stored and computed.
         """
         stored = arrays.read(self.out / STAGES / "reference.npz")
         of, wanted = agreement.Text(stored["ids"], bool(stored["singly"])), stored["logits"]
@@ -511,13 +530,13 @@ class _Builder:
                 "where nothing is said, the checkpoint does not count positions from 0, and so does the model; "
                 "generate of transformers counts them from 0, and writes other texts"
             )
-        if self.options.bits is None:
-            self.agrees(of, of.rows(model, "fp32"), stored["rounded"])
         rows = of.rows(model, "fp16")
         told = ~np.isneginf(rows) | (self.options.head == HEADS[0])
-        compared = compare_arrays("logits", wanted[told], rows[told])
-        if not compared.psnr >= AGREE and self.options.bits is None:
-            self.rounds(of, wanted, compared.psnr, model)
+        psnr = compare_arrays("logits", wanted[told], rows[told]).psnr
+        with scratch_folder(self.out / STAGES) as work:
+            module = partial(self.checkpoint.module, work)
+            note = self.judged(Judge(of, wanted, stored["rounded"], module), model, psnr)
+        self.notes += [note] if note else []
         top = float(np.mean(np.argmax(rows, -1) == np.argmax(wanted, -1)))
         size = sum(file.stat().st_size for file in model.rglob("*") if file.is_file())
         parts = len(list(model.glob("*.mlpackage"))) if model.name == CHUNKS else 1
@@ -526,47 +545,33 @@ class _Builder:
             options=self.options,
             bytes=size,
             chunks=parts,
-            psnr=compared.psnr,
+            psnr=psnr,
             top=top,
             off=float(agreement.off(rows, wanted).max()),
             placed=self.placed(model),
             notes=tuple(self.notes),
         )
 
-    def agrees(self, of: agreement.Text, rows: Array, rounded: Array) -> None:
-        """See that the model computes what the checkpoint does, but for the rounding of its weights.
+    def judged(self, judge: Judge, model: Path, psnr: float) -> str | None:
+        """See that the model is right, and what there is to say of it.
+
+        With weights of fewer bits it is made twice more: with the weights as they were, which must agree with
+        the checkpoint, and with the numbers to which the compressed ones decode.
 
         Raises:
-            SurgeryError: it does not.
+            SurgeryError: it is not.
         """
-        with scratch_folder(self.out / STAGES) as work:
-            far = agreement.unexplained(rows, of, rounded, lambda: self.checkpoint.module(work))
-        if far:
-            place, most = max(far.items(), key=lambda one: one[1])
-            raise SurgeryError(
-                f"the model gives other logits than the checkpoint after {len(far)} of {len(of.ids)} tokens, "
-                f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
-                f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
-            )
-
-    def rounds(self, of: agreement.Text, wanted: Array, psnr: float, model: Path) -> None:
-        """See that moves by a rounding of fp16 lead transformers as far from its logits, and say it.
-
-        Raises:
-            SurgeryError: they do not.
-        """
-        with scratch_folder(self.out / STAGES) as work:
-            noise = agreement.noise(of, wanted, self.checkpoint.module(work))
-        if not psnr >= noise - agreement.SLACK:
-            raise SurgeryError(
-                f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
-                f"{len(of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
-                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
-            )
-        self.notes.append(
-            f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
-            "numbers move by a rounding, as where other experts are chosen next to a threshold"
-        )
+        exact, bits = judge.of.rows(model, "fp32"), self.options.bits
+        if bits is None:
+            judge.agrees(exact)
+            return judge.rounds(psnr, model)
+        packed = self.out / STAGES / f"{COMPRESSED}.mlpackage"
+        parts = self.parts(packed)
+        plain = self.whole(self.converted(), parts, HEADS[0], "plain")
+        judge.agrees(judge.of.rows(plain, "fp32"))
+        decoded = self.whole(self.unpacked(packed), parts, HEADS[0], "decoded")
+        judge.keeps(exact, judge.of.rows(decoded, "fp32"), bits)
+        return judge.loses(psnr, bits)
 
     def placed(self, model: Path) -> dict[str, str]:
         """Where `decode` and `prefill` run."""
@@ -589,6 +594,26 @@ def _steps(**options: Any) -> Recipe:
     """
     recipe: Recipe = registry.recipe_module("llm_ane").llm_ane
     return recipe.with_options(**options)
+
+
+def _decode(program: Program) -> None:
+    """Let the ops of a program read the numbers to which its compressed weights decode."""
+    for block in blocks(program):
+        weights = [(op, v) for op in list(block.operations) for v in op.outputs if is_compressed(v)]
+        for op, weight in weights:
+            if all(is_constexpr(reader) for reader in weight.child_ops):
+                continue
+            with block:
+                plain = mb.const(val=decoded(weight), name=f"{weight.name}_decoded", before_op=op)
+            block.replace_uses_of_var_after_op(op, weight, plain, force_replace=True)
+
+
+def _picked(surgery: Surgery, head: str) -> Surgery:
+    """A model with the likeliest tokens in place of logits, where they are asked for."""
+    if head == HEADS[0]:
+        return surgery
+    parts = registry.make_pass("pick_tokens", each_part=True, output=LOGITS)
+    return apply(surgery.program, parts, prove=None, quiet=True)
 
 
 def _read_stage(model: Any) -> Loaded:

@@ -16,8 +16,19 @@ from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Array
 from anesurgery.shipping import agreement, building
-from anesurgery.shipping.agreement import AT_THE_END, STRIDE, TRIED, Text, logits_of, moved, noise, rounded
+from anesurgery.shipping.agreement import (
+    AT_THE_END,
+    STRIDE,
+    TRIED,
+    Text,
+    coarser,
+    logits_of,
+    moved,
+    noise,
+    rounded,
+)
 from anesurgery.shipping.converting import convert
+from anesurgery.shipping.judging import AGREE, Judge
 
 WINDOW = TRIED + 6
 
@@ -42,8 +53,9 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.parametrize("bits", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_window_that_is_lost_is_seen_beyond_it(
-    windowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    windowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None
 ) -> None:
 
     def without(module: Any, context: int) -> Any:
@@ -51,8 +63,8 @@ def test_a_window_that_is_lost_is_seen_beyond_it(
         other.config.sliding_window = None
         return convert(other, context)
 
-    options: dict[str, Any] = {"context": 64, "prefill": 16, "quiet": True}
-    assert ane.build(windowed, tmp_path / "right", **options).off < agreement.ALIKE
+    options: dict[str, Any] = {"context": 64, "prefill": 16, "bits": bits, "quiet": True}
+    assert ane.build(windowed, tmp_path / "right", **options).off < (0.1 if bits else agreement.ALIKE)
     monkeypatch.setattr(building, "convert", without)
     with pytest.raises(
         SurgeryError, match=r"after 9 of 64 tokens, and not by rounding.*a defect of the conver"
@@ -102,11 +114,43 @@ def test_one_row_that_is_wrong_is_found_where_all_together_seem_near() -> None:
     expected = logits_of(module, IDS, of.places)
     rows = expected.copy()
     rows[7] += 0.05 * np.ptp(expected)
-    assert compare_arrays("logits", expected, rows).psnr > building.AGREE
+    assert compare_arrays("logits", expected, rows).psnr > AGREE
     assert list(agreement.unexplained(rows, of, expected, lambda: module)) == [7]
     assert not agreement.unexplained(expected, of, expected, lambda: module)
     rows[7] = np.nan
     assert list(agreement.unexplained(rows, of, expected, lambda: module)) == [7]
+
+
+class Table(torch.nn.Module):
+    """The logits of a token are a row of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = torch.nn.Embedding(60, 60)
+
+    def forward(self, input_ids: Any, use_cache: bool) -> Any:
+        return type("Output", (), {"logits": self.rows(input_ids)})
+
+
+def test_compressed_weights_may_lose_what_their_bits_lose_and_no_more() -> None:
+    module, of = Table(), Text(IDS)
+    wanted = logits_of(module, IDS, of.places)
+    judge = Judge(of, wanted, wanted, lambda: module)
+    with coarser(module, 4, -1):
+        rows = logits_of(module, IDS, of.places)
+    assert np.unique((rows[0] / np.ptp(rows[0])).round(4)).size <= 15  # of 4 bits, with one scale
+    lost = compare_arrays("logits", wanted, rows).psnr
+    assert judge.loses(lost, 4).startswith("weights of 4 bits change the logits: ")
+    with pytest.raises(SurgeryError, match="weights of 8 bits lose more than they must"):
+        judge.loses(lost, 8)
+    with pytest.raises(SurgeryError, match="weights of 4 bits lose more than they must"):
+        judge.loses(float("nan"), 4)
+    judge.keeps(rows, rows * (1 + 1e-3), 4)
+    wrong = rows.copy()
+    wrong[30] = rows[29]  # which all rows together hardly show beside what 4 bits lose
+    with pytest.raises(SurgeryError, match=rf"of their range apart after token {of.places[30] + 1};"):
+        judge.keeps(wrong, rows, 4)
 
 
 def test_another_expert_is_right_next_to_a_threshold_only() -> None:

@@ -9,6 +9,7 @@ import pytest
 from unseen_again import CONFIGURATIONS as AGAIN
 from unseen_decoders import CONFIGURATIONS, PROMPT, ROUNDING, STEPS, TIE, Text, compared, tried
 from unseen_families import CONFIGURATIONS as FAMILIES
+from unseen_options import CONFIGURATIONS as OPTIONS
 from unseen_published import CONFIGURATIONS as PUBLISHED
 
 FAR = 10 * ROUNDING
@@ -56,7 +57,7 @@ WRONG = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN, *FAMILIES, *PUBLISHED])
+@pytest.mark.parametrize("name", [*CONFIGURATIONS, *AGAIN, *FAMILIES, *PUBLISHED, *OPTIONS])
 def test_the_text_is_that_of_transformers(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if name in WRONG:
         request.applymarker(pytest.mark.xfail(reason=WRONG[name], strict=True))

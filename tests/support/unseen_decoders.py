@@ -27,6 +27,7 @@ import torch
 import transformers
 import unseen_again
 import unseen_families
+import unseen_options
 import unseen_published
 
 import anesurgery as ane
@@ -35,8 +36,8 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array
 from anesurgery.shipping import agreement
 
-AGAIN, FAMILIES, PUBLISHED = "again", "families", "published"
-MARKS = {"": "unseen", **{name: f"unseen {name}" for name in (AGAIN, FAMILIES, PUBLISHED)}}
+AGAIN, FAMILIES, PUBLISHED, OPTIONS = "again", "families", "published", "options"
+MARKS = {"": "unseen", **{name: f"unseen {name}" for name in (AGAIN, FAMILIES, PUBLISHED, OPTIONS)}}
 """Set of configurations -> the name of its table on the page."""
 CONTEXT, PREFILL, PROMPT, STEPS = 224, 16, 19, 200
 TIE = 1e-3
@@ -142,6 +143,7 @@ SETS = {
     AGAIN: unseen_again.CONFIGURATIONS,
     FAMILIES: unseen_families.CONFIGURATIONS,
     PUBLISHED: unseen_published.CONFIGURATIONS,
+    OPTIONS: unseen_options.CONFIGURATIONS,
 }
 
 
@@ -195,7 +197,7 @@ def save_checkpoint(name: str, folder: Path) -> None:
         for parameter in module.parameters():
             if parameter.ndim < 2:  # norms of ones and biases of zeros would hide what is left out
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    if name in SETS[PUBLISHED]:
+    if name in SETS[PUBLISHED] or name in SETS[OPTIONS]:
         module.to(torch.bfloat16)
     module.save_pretrained(folder)
     made: Any = checkpoints.tokenizer()

@@ -449,8 +449,8 @@ class _Builder:
             loaded = _read_stage(model)
             if is_step(loaded.program):
                 joined = parts == 1
-                made = finished_step(loaded, target=own.target, cache=own.cache, joined=joined, lookup=once)
-                _picked(made, head).save(place)
+                step = finished_step(loaded, target=own.target, cache=own.cache, joined=joined, lookup=once)
+                _picked(step, head).save(place)
                 return
             surgery = apply(model, _steps(**steps), target=own.target, prove=None, quiet=self.quiet)
             if own.target is not None and max(Target.parse(own.target).families) <= UP_TO:

@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from unseen_again import CONFIGURATIONS as AGAIN
-from unseen_decoders import CONFIGURATIONS, PROMPT, ROUNDING, STEPS, TIE, Text, compared, tried
+from unseen_decoders import (
+    CONFIGURATIONS,
+    PROMPT,
+    ROUNDING,
+    STEPS,
+    TIE,
+    Text,
+    built,
+    compared,
+    save_checkpoint,
+    tried,
+)
 from unseen_families import CONFIGURATIONS as FAMILIES
 from unseen_options import CONFIGURATIONS as OPTIONS
 from unseen_published import CONFIGURATIONS as PUBLISHED
+
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.shipping.agreement import logits_of, off
 
 FAR = 10 * ROUNDING
 
@@ -63,3 +80,23 @@ def test_the_text_is_that_of_transformers(name: str, tmp_path: Path, request: py
         request.applymarker(pytest.mark.xfail(reason=WRONG[name], strict=True))
     text = tried(name, tmp_path)
     assert text.right, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mistral_window", "cwm", "gptj_part"])
+def test_a_prompt_of_every_length_gives_the_logits_of_the_whole_model(name: str, tmp_path: Path) -> None:
+    """In chunks; two have windows that most prompts outgrow, one in each layer and one in every other."""
+    save_checkpoint(name, tmp_path / "checkpoint")
+    made = built(tmp_path / "checkpoint", tmp_path / "out", context=56)
+    assert made.chunks > 2
+    ids = np.random.default_rng(0).integers(3, 300, 56)
+    module: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "checkpoint", dtype=torch.float32
+    )
+    expected = logits_of(module.eval(), ids, np.arange(56))
+    decoder, rows = Decoder(tmp_path / "out"), []
+    for count in range(1, 57):
+        decoder.reset()
+        rows.append(decoder.feed(ids[:count], whole=False)[-1])
+    assert off(np.stack(rows), expected).max() < ROUNDING
+    assert off(np.stack(rows[:-1]), expected[1:]).max() > FAR  # one place further

@@ -204,9 +204,9 @@ def save_checkpoint(name: str, folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
 
 
-def built(folder: Path, out: Path) -> Any:
+def built(folder: Path, out: Path, context: int = CONTEXT) -> Any:
     """The folder in chunks, or in one package where no cut is small enough."""
-    options: dict[str, Any] = {"context": CONTEXT, "prefill": PREFILL, "quiet": True}
+    options: dict[str, Any] = {"context": context, "prefill": PREFILL, "quiet": True}
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) // 2
     try:
         return ane.build(folder, out, limit=f"{size * 0.6 / 1000:.0f} KB", **options)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import doctest
+import importlib
 import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +24,25 @@ FUNCTIONS = sorted(
     name for name in ane.__all__ if inspect.isfunction(getattr(ane, name)) and name not in ("passes", "recipes")
 )
 CLASSES = sorted(name for name in ane.__all__ if inspect.isclass(getattr(ane, name)))
+PACKAGE = Path(ane.__file__).parent
+WITH_EXAMPLES = sorted(
+    {
+        ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        for folder in (PACKAGE, PACKAGE / "passes", PACKAGE / "recipes")
+        for path in folder.rglob("*.py")
+        if ">>> " in path.read_text(encoding="utf-8")
+    }
+)
+"""The modules whose docstrings show what a call gives."""
 SUBCLASSED = (ane.Pass, ane.Rewrite)
 """What authors write subclasses of."""
+
+
+@pytest.mark.parametrize("name", WITH_EXAMPLES)
+def test_examples_give_what_they_show(name: str) -> None:
+    tried = doctest.testmod(importlib.import_module(name))
+    assert tried.attempted
+    assert not tried.failed
 
 
 def unsaid(function: Callable[..., Any]) -> Iterator[str]:

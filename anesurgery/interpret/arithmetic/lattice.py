@@ -152,6 +152,8 @@ class Lattice:
     def _remember(self, names: Image, sets: Sets) -> None:
         packed, first = map(torch.from_numpy, np.unique(field.packed(names).numpy(), return_index=True))
         if len(first) * sets.members.shape[1] <= KEPT:
+            # A loop makes the same names in each round, and what is looked up is looked for in all.
+            self._made = [m for m in self._made if not torch.equal(m.names, packed)]
             self._made.append(_Made(packed, Sets(*(v[first] for v in sets))))
         while sum(m.sets.members.numel() for m in self._made) > KEPT:
             self._made.pop(0)

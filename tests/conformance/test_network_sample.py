@@ -8,14 +8,15 @@ import pytest
 import report
 import run
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.slow]
+"""A thousand predictions take half a minute; the tests of layers compare each layer in every run."""
 
 
 MOST = {"neural_network": 225, "network_ops": 400}
 """Suite -> more tests than this pass; on each run the first alone, since to collect another takes as long."""
 
 
-@pytest.fixture(scope="module", params=[20, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[20, 5])
 def every(request: pytest.FixtureRequest) -> int:
     """Of the tests, every so-many-th."""
     return int(request.param)

@@ -68,4 +68,4 @@ def command_quickly() -> None:
 
     get = functools.cache(typer.main.get_command)
     typer.main.get_command = get
-    typer.testing._get_command = get
+    typer.testing._get_command = get  # type: ignore[attr-defined]

@@ -22,8 +22,7 @@ def every(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture(scope="module")
 def suites(every: int, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Their rows; passes are tried on every 144th test. On each run those of ops alone: only to find the tests of
-    torch takes half a minute."""
+    """Their rows; passes are tried on every 144th test. To find the tests of others than ops takes long."""
     options = ["--sample", "12", "--every", str(every), "--both-sources"]
     options += ["--passes", "all", "--passes-every", str(144 // every)]
     names = ["ops", *(["passes", "torch"] if every < 24 else [])]

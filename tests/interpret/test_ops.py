@@ -19,15 +19,17 @@ from anesurgery.mil import Array, Var, ct, mb
 R = np.random.default_rng(0)
 
 
-def f(*shape: int) -> Array:
+def f(*shape: int) -> Any:
+    """Of any type: mypy takes seconds to look each expression of the tables up in numpy's overloads."""
     return R.standard_normal(shape).astype(np.float32)
 
 
-def i(low: int, high: int, *shape: int) -> Array:
+def i(low: int, high: int, *shape: int) -> Any:
     return R.integers(low, high, shape).astype(np.int32)
 
 
-X, Y, POS = f(2, 3, 4), f(2, 3, 4), np.abs(f(2, 3, 4)) + 0.5
+X, Y = f(2, 3, 4), f(2, 3, 4)
+POS: Any = np.abs(f(2, 3, 4)) + 0.5
 N, M = i(-7, 8, 2, 3), i(1, 5, 2, 3)
 B = X > 0
 

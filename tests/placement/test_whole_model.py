@@ -260,4 +260,4 @@ def test_the_work_of_an_inspection_grows_with_the_ops() -> None:
         return sum(entry.callcount for entry in profile.getstats())
 
     calls(4)  # what is computed once in a process
-    assert calls(200) < 2.3 * calls(100)
+    assert calls(80) < 2.3 * calls(40)

@@ -175,6 +175,7 @@ from anesurgery.rewriting import exact_steps as exact_steps
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import inference as inference
 from anesurgery.rewriting import newer_opsets as newer_opsets
+from anesurgery.rewriting import reached_repairs as reached_repairs
 from anesurgery.rewriting import row_inputs as row_inputs
 from anesurgery.rewriting import scaled_regions as scaled_regions
 from anesurgery.rewriting import stored_states as stored_states

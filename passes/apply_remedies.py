@@ -38,7 +38,9 @@ the target pays for the casts. `keep_interface` rules out both. A pass that roun
 kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes the outputs of
 sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model of up to 2^29
 stored numbers that has norms over a root runs once in fp16 on sampled inputs: `rms_norm` and `group_norm`
-change those whose squares are beyond a quarter of 65504, whatever that costs. The notes of the surgery say what
+change those whose squares are beyond a quarter of 65504, whatever that costs. So are hazards of numbers
+repaired that the inputs at hand reach: where outputs are below 40 dB of what the model means, in fp16 or in the
+arithmetic of the chip, the fewest repairs run that halve the error or more. The notes of the surgery say what
 was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
@@ -69,6 +71,8 @@ FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_
 what passes declare about their order goes first."""
 ALWAYS = ("group_by_unit",)
 """What is tried whatever is found: the order of the ops is nobody's finding."""
+LAST = "widen_to_fp32"
+"""Of the repairs of numbers, the one that leaves the engine: the others come first."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,7 @@ class ApplyRemedies(Pass):
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
         self.repair_squares(program, session)
+        self.repair_numbers(program, session, target)
 
     def exact(self, search: Search, start: State, end: State) -> State:
         """The end without the steps after which outputs are further from what the model means."""
@@ -138,6 +143,23 @@ class ApplyRemedies(Pass):
                 f"{an.constant_ends.LARGEST:g} is infinite"
             )
 
+    def repair_numbers(self, program: Program, session: Session, target: an.Target) -> None:
+        """Run the repairs without which outputs are wrong on the inputs at hand, whatever that costs."""
+        start = State(an.copied(program), target, spec=session.spec)
+        steps = _remedies([f for f in start.findings if f.kind == "numeric"], target, always=())
+        reached = an.reached_repairs.reached_repairs(
+            sorted(steps, key=lambda step: step.name == LAST),
+            start.program,
+            session,
+            an.exact_steps.yardstick(start.program, session),
+        )
+        if reached is None:
+            return
+        for step in reached.steps:
+            an.run_pass(step, program, session)
+        loss = State(program, target, spec=session.spec).standing.loss(start.standing)
+        session.notes.append(f"{reached}" + (f"; kept although {loss}" if loss else ""))
+
     def objection(self, attempt: Session, program: Program) -> Refusal | None:
         """Why a trial that changes the interface is not kept; None where it may be."""
         changes = attempt.contract
@@ -156,12 +178,12 @@ class ApplyRemedies(Pass):
         )
 
 
-def _remedies(findings: Sequence[Finding], target: an.Target) -> list[Pass]:
+def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[str] = ALWAYS) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
     named = {f.remedy for f in findings if f.remedy} & set(an.registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
     return in_order(
-        [step for name in (*order, *ALWAYS) for step in an.registry.pass_class(name).variants(target)]
+        [step for name in (*order, *always) for step in an.registry.pass_class(name).variants(target)]
     )
 
 

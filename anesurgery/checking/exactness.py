@@ -131,12 +131,13 @@ def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
         if (new := after[arithmetic]) < min(old, SAME) - SLACK:
             return (
                 f"outputs would be less exact in {arithmetic} arithmetic on sampled inputs, "
-                f"{_decibels(old)} -> {_decibels(new)} of what the model means"
+                f"{in_decibels(old)} -> {in_decibels(new)} of what the model means"
             )
     return ""
 
 
-def _decibels(value: float) -> str:
+def in_decibels(value: float) -> str:
+    """How near outputs are, in words."""
     if math.isinf(value):
         return "identical" if value > 0 else "not finite"
     return f"{value:.1f} dB"

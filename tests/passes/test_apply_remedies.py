@@ -281,6 +281,30 @@ def test_auto_changes_norms_whose_squares_overflow_and_no_others() -> None:
     assert not ane.apply(gated_norm(1), "auto", target="M1/macOS 14", quiet=True).changes
 
 
+def two_hazards(a: Var) -> Any:
+    """A product that a third factor makes small, and a root of squares: each hides the other."""
+    small = mb.sigmoid(x=mb.mul(x=a, y=np.float16(-0.01)))
+    product = mb.mul(x=mb.mul(x=a, y=mb.add(x=a, y=np.float16(1))), y=small, name="product")
+    squares = mb.reduce_mean(x=mb.square(x=a), axes=[-1], keep_dims=True)
+    return product, mb.sqrt(x=squares, name="length")
+
+
+def test_auto_repairs_what_the_inputs_reach_and_nothing_else() -> None:
+    program = built(two_hazards, (2, 8))
+    loud = {"x": np.linspace(290, 310, 16, dtype=np.float16).reshape(2, 8)}
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", inputs=loud, quiet=True)
+    exact = ane.run(program, loud)
+    before, after = (ane.run(p, loud, precision="fp16") for p in (program, surgery.program))
+    assert not any(np.isfinite(value).all() for value in before.values())
+    assert all(compare_arrays(name, value, after[name]).psnr > 60 for name, value in exact.items())
+    (said,) = (note for note in surgery.notes if "wrong on the inputs at hand" in note)
+    assert said.startswith("scale_roots, widen_to_fp32: ")
+    assert "not finite -> " in said
+    quiet = {"x": np.full((2, 8), 0.5, np.float16)}
+    left = ane.apply(program, "auto", target="M1/macOS 14", inputs=quiet, quiet=True)
+    assert not any("wrong on the inputs at hand" in note for note in left.notes)
+
+
 def psnr(expected: dict[str, Any], found: dict[str, Any]) -> float:
     (x,), (y,) = expected.values(), found.values()
     return compare_arrays("y", x, y).psnr

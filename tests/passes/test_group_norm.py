@@ -51,6 +51,16 @@ def test_a_converted_group_norm(converted: Program, size: float, form: str) -> N
         assert_close(found, wanted, rtol=2e-3)
 
 
+def test_numbers_far_from_0_keep_their_digits(converted: Program) -> None:
+    """Of a mean of 60 fp16 keeps steps of 1/32, which the old form has in its result."""
+    after, _ = apply_pass(GroupNorm(), converted)
+    x = np.random.default_rng(0).normal(60, 1, (1, 8, 6, 6)).astype(HALF)
+    (wanted,) = run(converted, {"x": x}).values()
+    rounded = [run(model, {"x": x}, precision="fp16").values() for model in (converted, after)]
+    old, new = (float(np.abs(value - wanted).max()) for (value,) in rounded)
+    assert new < 4e-3 < 1e-2 < old
+
+
 def norm(x: Var, **over: Any) -> Var:
     over = {"axes": [-1], "keep_dims": True} | over
     rest = mb.sub(x=x, y=mb.reduce_mean(x=x, **over))

@@ -1,0 +1,96 @@
+"""Repairs of numbers without which outputs are wrong on the inputs at hand, found by running the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from anesurgery.checking.exactness import Yardstick, in_decibels, less_exact
+from anesurgery.errors import SurgeryError
+from anesurgery.files.copying import copied
+from anesurgery.mil import Program
+from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.target import Target
+from anesurgery.rewriting.passes import Pass, run_pass
+from anesurgery.rewriting.session import Session
+
+WRONG = 40.0
+"""PSNR in dB below which outputs count as wrong: the gate of a certificate."""
+HALVES = 6.0
+"""dB by which a repair must bring outputs nearer: half the error is left. A choice: less is rounding."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Repairs, and how near the outputs are before and after them: arithmetic -> dB."""
+
+    steps: tuple[Pass, ...]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    program: Program
+    """After them."""
+
+    def __str__(self) -> str:
+        names = ", ".join(step.name for step in self.steps)
+        gains = ", ".join(
+            f"{in_decibels(old)} -> {in_decibels(self.after[name])} in {name}"
+            for name, old in self.before.items()
+            if old < WRONG
+        )
+        return f"{names}: without it outputs are wrong on the inputs at hand, {gains} of what the model means"
+
+
+def reached_repairs(
+    steps: Sequence[Pass], program: Program, session: Session, measured: Yardstick
+) -> Reached | None:
+    """The fewest of some repairs that bring wrong outputs nearer to what the model means.
+
+    All run at first, as two hazards of one model hide each other; then each is left out once, the last one
+    first, and stays away where the outputs are as near without it and the model stands no worse: what one
+    repair keeps on the engine another may take off it.
+
+    Args:
+        steps: in the order in which they run.
+        program: as it is before them; it is not changed.
+        session: in which they will run.
+        measured: what the program means.
+
+    Returns:
+        None where the outputs are right as they are, cannot be told, or are wrong for another reason.
+    """
+    before = measured.measure(program) if steps else None
+    if before is None or min(before.values()) >= WRONG:
+        return None
+    target = Target.parse(session.target or "any")
+    found = _after(steps, program, session, measured)
+    if found is None or not _nearer(before, found.after):
+        return None
+    for step in reversed(found.steps):
+        others = _after([s for s in found.steps if s is not step], program, session, measured)
+        if others is None or less_exact(found.after, others.after):
+            continue
+        stands, stood = (Standing.of(placed(one.program, target)) for one in (others, found))
+        found = found if stands.loss(stood) else others
+    return replace(found, before=before)
+
+
+def _nearer(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further away?"""
+    gains = [after[name] >= old + HALVES for name, old in before.items() if old < WRONG]
+    return any(gains) and not less_exact(before, after)
+
+
+def _after(steps: Sequence[Pass], program: Program, session: Session, measured: Yardstick) -> Reached | None:
+    """Those of the steps that change a copy of the program, and how near its outputs are then."""
+    latest, ran, contract = program, list[Pass](), []
+    for step in steps:
+        edited, own = copied(latest), session.again(prove_sites=False)
+        try:
+            run_pass(step, edited, own)
+        except SurgeryError:
+            continue
+        if own.changes:
+            latest, contract = edited, [*contract, *own.contract]
+            ran.append(step)
+    after = measured.measure(latest, contract)
+    return None if after is None else Reached(tuple(ran), {}, after, latest)

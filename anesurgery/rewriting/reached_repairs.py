@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from anesurgery.checking.exactness import Yardstick, in_decibels, less_exact
 from anesurgery.errors import SurgeryError
 from anesurgery.files.copying import copied
+from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Program
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
@@ -82,7 +83,7 @@ def _nearer(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
 
 def _after(steps: Sequence[Pass], program: Program, session: Session, measured: Yardstick) -> Reached | None:
     """Those of the steps that change a copy of the program, and how near its outputs are then."""
-    latest, ran, contract = program, list[Pass](), []
+    latest, ran, contract = program, list[Pass](), list[InterfaceChange]()
     for step in steps:
         edited, own = copied(latest), session.again(prove_sites=False)
         try:

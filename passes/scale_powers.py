@@ -19,10 +19,12 @@ After::
     }
 
 The number is divided by a power of two, so that what is left of the factor is no less than 1. Powers that are
-added up, or of which a mean is taken, before the sum is made small, are rewritten too.
+added up, or of which a mean is taken, before the sum is made small, are rewritten too. So are powers that
+stored weights multiply, as behind a squared relu: the weights grow by the power of two, to 1 at most.
 
 Refuses when the values are not of fp16, when the exponent is no whole number from 2 on, when the factor is no
-constant number below 1, and when intervals show that the power does not overflow.
+constant number below 1, when weights are compressed or too large to make anything small, and when intervals
+show that the power does not overflow.
 
 Why it helps: a cube of fp16 overflows above 40, a square above 255, though what is made of it would be small
 (computed). The ops are as many as before, or one more; what that costs in time was not measured.
@@ -40,18 +42,24 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
+MOST = 4
+"""Powers of two that a number is divided by in front of weights: of less than 0.1 its square would have few
+digits left."""
+
 
 @dataclass(frozen=True)
 class ScalePowers(Rewrite):
     """`x^n * c` becomes `(x / 2^k)^n * (c * 2^(k n))`."""
 
     name = "scale_powers"
-    kinds = frozenset({"mul", "real_div"})
+    kinds = frozenset({"mul", "real_div"}) | an.ops.PRODUCTS
     tolerance = an.Tolerance(1e-3)
     tolerates_nonfinite = False
 
     def check(self, m: Match) -> Match | Refusal:
-        """A power that may overflow, times a constant below 1."""
+        """A power that may overflow, times a constant below 1 or small weights."""
+        if m.root.op_type in an.ops.PRODUCTS:
+            return self._weighted(m)
         scaled = an.reading.scaled_by_all(m.root)
         if scaled is None or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
@@ -72,10 +80,31 @@ class ScalePowers(Rewrite):
         between = scaled[2] if total is None else (*scaled[2], total)
         return m.bind(ops=(*between, *ops), x=x, exponent=exponent, shift=shift, factor=scaled[1], total=total)
 
+    def _weighted(self, m: Match) -> Match | Refusal:
+        """A product of a power and stored weights."""
+        power = an.reading.whole_power(m.root.x)
+        weight = an.weight(m.root)
+        if power is None or weight is None or weight is m.root.x or an.np_dtype(weight) != np.float16:
+            return an.NO_MATCH
+        x, exponent, ops = power
+        most, largest = an.magnitude(x, products=1), max(map(abs, an.constant_ends.of_constant(weight)))
+        if most**exponent <= an.constant_ends.LARGEST:
+            return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
+        if an.constant(weight) is None or an.is_compressed(weight):
+            return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
+        shift = min(MOST, math.floor(-math.log2(largest) / exponent)) if largest else 0
+        if shift < 1:
+            return Refusal(f"the weights reach {largest:g}, and make nothing small", m.root)
+        place = next(name for name, value in m.root.inputs.items() if value is weight)
+        values = {place: np.asarray(an.constant(weight)) * np.float16(2.0 ** (shift * exponent))}
+        return m.bind(ops=(m.root, *ops), x=x, exponent=exponent, shift=shift, weights=values)
+
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The power of the smaller number, and what is left of the factor."""
         small = mb.mul(x=m.x, y=2.0**-m.shift)
         power = mb.square(x=small) if m.exponent == 2 else mb.pow(x=small, y=float(m.exponent))
+        if m.root.op_type in an.ops.PRODUCTS:
+            return an.again(mb, m.root, x=power, **m.weights)
         if m.total is not None:
             axes, keep = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
             power = getattr(mb, m.total.op_type)(x=power, axes=axes, keep_dims=keep)

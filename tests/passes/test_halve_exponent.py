@@ -44,7 +44,7 @@ def test_refusals() -> None:
 
 def likelihood(factor: float = 1.0, known: bool = False) -> Program:
     """`exp(-log_variance) * (x - mean)^2`, of which the first overflows where the second is small."""
-    specs = [mb.TensorSpec((2, 16), dtype=types.fp16)] * 2
+    specs = [mb.TensorSpec((2, 16), dtype=types.fp16) for _ in range(2)]
 
     @mb.program(input_specs=specs)
     def program(x: Var, v: Var) -> Var:

@@ -57,6 +57,8 @@ class HalveExponent(Rewrite):
         parts = _of_squares(m.root) or _scaled(m.root.outputs[0])
         if parts is None or not parts.ops or not an.intervals.is_half(m.root.outputs[0]):
             return an.NO_MATCH
+        if parts.base is None and any(map(_of_squares, an.consumers(m.root.outputs[0]))):
+            return an.NO_MATCH  # it is part of that
         exponential = parts.ops[-1]
         if parts.base is None and not 0 < parts.factor < 1:
             words = f"the exponential is multiplied by {parts.factor:g}, and does not become small"

@@ -2,8 +2,8 @@
 
 A norm over half a million numbers bounds each by 700, and sums of products behind it by more, which they reach
 where one number holds the energy of all. What is reckoned here is a click in silence instead: one place of a
-picture, or of a time, holds all energy, and all channels have a part in it. Of p places each number there is the
-root of p; products add such numbers up as if the weights did not know them, to a few lengths of their row.
+picture, or of a time, holds all energy, and all channels have a part in it. Of p places each number there is
+the root of p; products add such numbers up as if the weights did not know them, to a few lengths of their row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NUMBERS = 4096
 """Over no more of them a norm gives nothing beyond 64, whatever it reads, and so does a product with rows of
 length 1: no place is asked for."""
 SPREAD = 4.0
-"""How far numbers of one place go beyond their root mean square. A choice: of drawn ones one in 16,000 does, and
+"""How far numbers of one place go beyond their root mean square. A choice: of drawn ones one in 16,000 does;
 products whose rows of weights are turned to the very numbers of the click go further."""
 STEPS = 200
 """Ops that are looked at: a residual stream has a few in each block."""

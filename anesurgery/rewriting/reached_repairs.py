@@ -63,16 +63,16 @@ def reached_repairs(
     if before is None or min(before.values()) >= WRONG:
         return None
     target = Target.parse(session.target or "any")
-    found = _after(steps, program, session, measured)
-    if found is None or not _nearer(before, found.after):
+    repaired = _after(steps, program, session, measured)
+    if repaired is None or not _nearer(before, repaired.after):
         return None
-    for step in reversed(found.steps):
-        others = _after([s for s in found.steps if s is not step], program, session, measured)
-        if others is None or less_exact(found.after, others.after):
+    for step in reversed(repaired.steps):
+        others = _after([s for s in repaired.steps if s is not step], program, session, measured)
+        if others is None or less_exact(repaired.after, others.after):
             continue
-        stands, stood = (Standing.of(placed(one.program, target)) for one in (others, found))
-        found = found if stands.loss(stood) else others
-    return replace(found, before=before)
+        stands, stood = (Standing.of(placed(one.program, target)) for one in (others, repaired))
+        repaired = repaired if stands.loss(stood) else others
+    return replace(repaired, before=before)
 
 
 def _nearer(before: Mapping[str, float], after: Mapping[str, float]) -> bool:

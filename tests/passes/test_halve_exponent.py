@@ -42,13 +42,13 @@ def test_refusals() -> None:
     assert_refuses(HalveExponent(), built(2.0), "does not become small")
 
 
-def likelihood(factor: float = 1.0, known: bool = False) -> Program:
+def likelihood(factor: float = 1.0, bounded: bool = False) -> Program:
     """`exp(-log_variance) * (x - mean)^2`, of which the first overflows where the second is small."""
     specs = [mb.TensorSpec((2, 16), dtype=types.fp16) for _ in range(2)]
 
     @mb.program(input_specs=specs)
     def program(x: Var, v: Var) -> Var:
-        precision = mb.exp(x=mb.mul(x=mb.tanh(x=v) if known else v, y=HALF(-1)))
+        precision = mb.exp(x=mb.mul(x=mb.tanh(x=v) if bounded else v, y=HALF(-1)))
         square = mb.pow(x=mb.sub(x=x, y=HALF(0.5)), y=HALF(2))
         return mb.mul(x=square, y=precision if factor == 1 else mb.mul(x=precision, y=HALF(factor)), name="y")
 
@@ -65,7 +65,7 @@ def test_an_exponential_times_a_square(factor: float) -> None:
     (old,), (new,) = (run(p, {"x": x, "v": v}, precision="fp16").values() for p in (program, after))
     assert not np.isfinite(old).all()
     assert np.abs(new - wanted).max() < 4e-3 * np.abs(wanted).max()
-    assert_refuses(HalveExponent(), likelihood(known=True), "nothing overflows")
+    assert_refuses(HalveExponent(), likelihood(bounded=True), "nothing overflows")
 
 
 class _WholeExponent(HalveExponent):
@@ -73,8 +73,8 @@ class _WholeExponent(HalveExponent):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Squares what was not halved."""
-        made: Var = mb.square(x=mb.mul(x=mb.exp(x=m.exponent), y=m.base))
-        return made
+        wrong: Var = mb.square(x=mb.mul(x=mb.exp(x=m.exponent), y=m.base))
+        return wrong
 
 
 def test_an_exponent_that_is_not_halved_is_caught() -> None:

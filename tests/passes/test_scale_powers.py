@@ -60,13 +60,13 @@ def test_powers_that_are_added_up(reduce: str, keep: bool) -> None:
     assert np.allclose(found, wanted, rtol=4e-3)
 
 
-def squared_relu(largest: float = 0.05, known: bool = False) -> Program:
+def squared_relu(largest: float = 0.05, bounded: bool = False) -> Program:
     """Behind it stands a linear layer, as in a feed-forward part."""
     weight = (np.random.default_rng(0).uniform(-1, 1, (8, 16)) * largest).astype(HALF)
 
     @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)])
     def program(x: Var) -> Var:
-        return mb.linear(x=mb.square(x=mb.relu(x=mb.tanh(x=x) if known else x)), weight=weight, name="y")
+        return mb.linear(x=mb.square(x=mb.relu(x=mb.tanh(x=x) if bounded else x)), weight=weight, name="y")
 
     return program
 
@@ -79,7 +79,7 @@ def test_a_squared_relu_in_front_of_weights() -> None:
     (old,), (new,) = (run(p, {"x": x}, precision="fp16").values() for p in (program, after))
     assert not np.isfinite(old).all()
     assert np.abs(new - wanted).max() < 2e-3 * np.abs(wanted).max()
-    assert_refuses(ScalePowers(), squared_relu(known=True), "does not overflow")
+    assert_refuses(ScalePowers(), squared_relu(bounded=True), "does not overflow")
     assert_refuses(ScalePowers(), squared_relu(0.9), "make nothing small")
 
 
@@ -88,8 +88,8 @@ class _SameWeights(ScalePowers):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The weights stay as they were."""
-        made: Var = mb.linear(x=mb.square(x=mb.mul(x=m.x, y=2.0**-m.shift)), weight=m.root.weight)
-        return made
+        wrong: Var = mb.linear(x=mb.square(x=mb.mul(x=m.x, y=2.0**-m.shift)), weight=m.root.weight)
+        return wrong
 
 
 def test_weights_that_do_not_grow_are_caught() -> None:

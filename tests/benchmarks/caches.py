@@ -9,10 +9,11 @@ text. The lists of the page are written from what came out, and from nothing els
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import textwrap
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -136,18 +137,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--page", type=Path, help="write the lists into this page")
+    parser.add_argument("--keep", type=Path, help="a file with what came out before, which is not tried again")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     frontend.register()
     frontend.register_experts()
     matrix.OPSET = "iOS18"
     decoders = {n: r for n, r in ARCHITECTURES.items() if r.recipe == "decoder_ane"} | FURTHER
-    found = []
+    keep = options.keep
+    rows = json.loads(keep.read_text()) if keep and keep.exists() else []
+    found = {row["name"]: Found(**row) for row in rows}
     for name in options.names or decoders:
-        found.append(tried(name, decoders[name]))
-        print(name, found[-1], flush=True)
+        if name not in found:
+            found[name] = tried(name, decoders[name])
+            print(name, found[name], flush=True)
+        if keep:
+            keep.write_text(json.dumps([asdict(one) for one in found.values()]))
     if options.page:
-        options.page.write_text(written(options.page.read_text(), found))
+        options.page.write_text(written(options.page.read_text(), [found[n] for n in decoders if n in found]))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -44,6 +45,9 @@ def build(
         Path | None, typer.Option(help="With --bits: a text by which weights are rounded.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
+    ask: Annotated[
+        str | None, typer.Option("--chat", help="Then let it answer this, as chat does.", show_default=False)
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -71,6 +75,8 @@ def build(
             quiet=True,
         )
     show(built.to_json(), str(built), as_json, quiet)
+    if ask is not None:
+        _answer(place, ask)
 
 
 def chat(
@@ -97,10 +103,6 @@ def chat(
 ) -> None:
     """Let a model that was built answer, as it writes. Without options it samples as its checkpoint says."""
     load_engine(quiet)
-    from anesurgery.files.runner_file import read_runner
-    from anesurgery.interpret.sampler import Sampler
-    from anesurgery.shipping.chatting import chat as talk
-
     own = {
         "temperature": temperature,
         "top_k": top_k,
@@ -109,19 +111,25 @@ def chat(
         "repetition_penalty": repetition_penalty,
     }
     chosen = {name: value for name, value in own.items() if value is not None}
-    sampler = Sampler(**{**read_runner(folder).sampling, **chosen})
-    pieces = talk(
-        folder,
-        prompt,
-        steps=steps,
-        template=template,
-        sampler=sampler,
-        stop=stop,
-        seed=seed,
-        precision=precision,
-        drop=drop,
-    )
-    for piece in pieces:
+    options = {"steps": steps, "template": template, "stop": stop, "precision": precision, "drop": drop}
+    _answer(folder, prompt, chosen, seed=seed, **options)
+
+
+def _answer(folder: Path, prompt: str, chosen: Mapping[str, Any] | None = None, **options: Any) -> None:
+    """Print what a model that was built answers, as it writes.
+
+    Args:
+        folder: that was built.
+        prompt: what to say.
+        chosen: options of sampling, in place of those of the checkpoint.
+        options: others of `chat`.
+    """
+    from anesurgery.files.runner_file import read_runner
+    from anesurgery.interpret.sampler import Sampler
+    from anesurgery.shipping.chatting import chat as talk
+
+    sampler = Sampler(**{**read_runner(folder).sampling, **(chosen or {})})
+    for piece in talk(folder, prompt, sampler=sampler, **options):
         print(piece, end="", flush=True)
     print()
 

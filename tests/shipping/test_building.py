@@ -477,7 +477,7 @@ def hashes_in(folder: Path) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_build_that_is_killed_ten_times_ends_with_the_same_bytes(checkpoint: Path, tmp_path: Path) -> None:
-    """From the folder to a chat by two commands, of which the first is killed at any time."""
+    """From the folder to a chat in one command, which is killed at any time."""
     options = ["--context", "40", "--prefill", "8", "--limit", "30 KB", "--quiet"]
     command("build", checkpoint, tmp_path / "whole", *options)
     expected = hashes_in(tmp_path / "whole")
@@ -492,11 +492,9 @@ def test_a_build_that_is_killed_ten_times_ends_with_the_same_bytes(checkpoint: P
             assert hashes_in(tmp_path / "out") == expected
             shutil.rmtree(tmp_path / "out")
     assert stages == {"converted.json", "cached.json", "chunks.json"}  # killed after each of them
-    command("build", checkpoint, tmp_path / "out", *options)
+    said = command("build", checkpoint, tmp_path / "out", *options, "--chat", "hello")
     assert hashes_in(tmp_path / "out") == expected
-    said = [command("chat", tmp_path / name, "hello", "--steps", "8") for name in ("whole", "out")]
-    assert said[0] == said[1]
-    assert said[0] == "".join(ane.chat(tmp_path / "whole", "hello", steps=8)) + "\n"
+    assert said == "".join(ane.chat(tmp_path / "whole", "hello")) + "\n"
 
 
 @pytest.mark.slow

@@ -10,8 +10,10 @@ import pytest
 from checkpoints import WORDS, save_checkpoint, tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery.commands.app import app
 from anesurgery.errors import InterpretError, LoadError, SurgeryError
 from anesurgery.files.runner_file import read_runner
 from anesurgery.interpret.sampler import Sampler
@@ -19,13 +21,25 @@ from anesurgery.shipping.prompts import Text, until
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder that writes."""
+def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder that writes, and what it answered in the command that built it."""
     folder = tmp_path_factory.mktemp("chat")
-    ane.build(
-        save_checkpoint(folder / "checkpoint", layers=1), folder / "out", context=40, prefill=8, quiet=True
-    )
-    return folder / "out"
+    place = str(save_checkpoint(folder / "checkpoint", layers=1))
+    options = ["--context", "40", "--prefill", "8", "--quiet", "--chat", "hello"]
+    said = CliRunner().invoke(app, ["build", place, str(folder / "out"), *options], catch_exceptions=False)
+    return folder / "out", said.stdout
+
+
+@pytest.fixture(scope="module")
+def built(answered: tuple[Path, str]) -> Path:
+    """The folder."""
+    return answered[0]
+
+
+def test_a_checkpoint_answers_in_one_command(answered: tuple[Path, str]) -> None:
+    folder, said = answered
+    assert said == "".join(ane.chat(folder, "hello")) + "\n"
+    assert len(said) > 1
 
 
 def test_a_prompt_is_written_as_transformers_writes_it(built: Path) -> None:

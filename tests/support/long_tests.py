@@ -167,7 +167,6 @@ STAYS: dict[str, tuple[str, ...]] = {
     "commands/test_starting.py::test_ctrl_c_ends_it_whenever_it_comes": ("None", "torch"),
     "shipping/test_building.py::test_a_stopped_build_goes_on_to_the_same_bytes": ("converted",),
     "passes/test_position_function.py::test_chunks_write_the_same": ("state",),
-    "network_editing/test_upgraded_standing.py::test_pixels_are_checked_as_pixels": ("M4/macOS 15",),
 }
 """Test of many cases, by its place in tests/ -> the cases that stay."""
 
@@ -629,6 +628,19 @@ STANDS_IN: dict[str, str] = {
         "test_very_many_numbers_are_counted_by_what_they_are_near"
     ),
     "rewriting/test_nesting.py::test_applying_is_not_exponential": "test_twice_as_deep_costs_twice_as_much",
+    "network_editing/test_upgraded_standing.py::test_pixels_are_checked_as_pixels": "its neighbours",
+    "passes/test_cache_contexts.py::test_a_function_that_is_too_small_is_not_called": "its neighbours",
+    "passes/test_channels_first.py::test_regions_are_renewed_as_they_would_be_found": "its neighbours",
+    "shipping/test_building.py::test_a_head_in_parts_gives_the_likeliest_token_of_each": (
+        "passes/test_split_head.py"
+    ),
+    "shipping/test_building.py::test_a_tied_table_is_stored_once_in_all_chunks": (
+        "shipping/test_shared_tables.py"
+    ),
+    "shipping/test_building.py::test_a_packed_table_in_parts_is_stored_once": "shipping/test_shared_tables.py",
+    "shipping/test_recurrent_decoders.py::test_a_graph_that_gets_no_cache_is_built_by_its_steps": (
+        "test_a_checkpoint_becomes_a_folder_that_writes_what_transformers_writes"
+    ),
 }
 """Test that is slow as a whole -> what stands for it in `make test`."""
 

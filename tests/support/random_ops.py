@@ -82,9 +82,9 @@ class Operand:
     """Where its numbers must lie: indices, say."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sample:
-    """One op, alone in its function."""
+    """One op, alone in its function; another one for each draw."""
 
     op: Operation
     operands: dict[Var, Operand]

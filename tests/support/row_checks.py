@@ -5,6 +5,7 @@ A table that is asked says less than it could, or nothing: only what it does say
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -121,7 +122,7 @@ def mixes(
     count = len(places)
     if any(values[v].shape[at] != count for v, at in rows.items()):
         return f"slices of { ({v.name: (at, values[v].shape[at]) for v, at in rows.items()}) } for {count}"
-    compute = Evaluator(made_by, [result], Double())
+    compute = _evaluator(tuple(made_by), result)
 
     def computed(numbers: Values) -> torch.Tensor:
         return compute(numbers)[0].index_select(axis, places)
@@ -148,10 +149,25 @@ def mixes(
     )
 
 
+@functools.lru_cache(maxsize=8)
+def _evaluator(made_by: tuple[Operation, ...], result: Var) -> Evaluator:
+    """What computes a value in fp64, made once for all checks of an op."""
+    return Evaluator(made_by, [result], Double())
+
+
+@functools.lru_cache(maxsize=64)
+def _mixes_once(sample: Sample, result: Var, axis: int, rows: tuple[tuple[Var, int], ...]) -> str:
+    """`mixes`, where several tables say the same of an op and would be held against it again."""
+    rng = _draws(sample)
+    return mixes(sample.ops, result, axis, dict(rows), plain_numbers(sample, rng), rng)
+
+
 def same(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Equal but for the order of sums; NaN is NaN."""
     if one.shape != other.shape:
         return False
+    if torch.equal(one, other):
+        return True
     scale = torch.nan_to_num(one.double(), 0.0, 0.0, 0.0).abs().max() if one.numel() else torch.tensor(0.0)
     return torch.allclose(one.double(), other.double(), SAME, float(SAME * scale), equal_nan=True)
 
@@ -171,7 +187,7 @@ def mixes_axes(sample: Sample) -> str:
             rows = slices_read(axes, axis)
             if rows is None or any(v not in values for v in rows):
                 continue  # a constant cannot be drawn again
-            if why := mixes(sample.ops, out, axis, rows, values, rng):
+            if why := _mixes_once(sample, out, axis, tuple(rows.items())):
                 return f"{why}: {sample}, axis {axis} of { ({v.name: at for v, at in rows.items()}) }"
     return _orders(sample, axes, values, rng)
 
@@ -201,15 +217,14 @@ def mixes_rows_of_excerpts(sample: Sample) -> str:
 
 
 def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) -> str:
-    out, rng = sample.op.outputs[0], _draws(sample)
-    values = plain_numbers(sample, rng)
+    out = sample.op.outputs[0]
     for axis in range(out.rank):
         rows = asked(sample.op, axis)
         if rows is None or len(sample.op.outputs) != 1:
             continue
-        if any(v not in values for v in rows):
+        if any(v not in sample.operands for v in rows):
             continue  # a constant cannot be drawn again
-        if why := mixes(sample.ops, out, axis, rows, values, rng):
+        if why := _mixes_once(sample, out, axis, tuple(rows.items())):
             return f"{why}: {sample}, axis {axis} of { ({v.name: at for v, at in rows.items()}) }"
     return ""
 

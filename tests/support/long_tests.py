@@ -642,6 +642,9 @@ STANDS_IN: dict[str, str] = {
         "test_a_guard_goes_when_the_ids_cannot_be_negative"
     ),
     "passes/test_embedding_matmul.py::test_two_lookups_two_readers_and_a_nested_block": "its neighbours",
+    "shipping/test_building.py::test_fewer_bits_are_said_with_what_they_cost": (
+        "compressing/test_compression.py"
+    ),
 }
 """Test that is slow as a whole -> what stands for it in `make test`."""
 

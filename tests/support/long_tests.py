@@ -394,7 +394,6 @@ ONE_OF: dict[str, int] = {
     "shipping/test_padding.py::test_windows_that_move_further_pad_multiples": 2,
     "shipping/test_recurrent_decoders.py::test_steps_give_the_logits_of_the_whole_text": 2,
     "shipping/test_several_sizes.py::test_each_size_is_the_model_at_that_size": 2,
-    "shipping/test_several_sizes.py::test_loops_of_real_models_are_unrolled": 2,
     "shipping/test_sized_models.py::test_small_models_at_six_sizes": 2,
     "show/test_certificate_page.py::test_a_browser_unfolds_an_op_and_nothing_is_cut": 2,
     "show/test_page.py::test_every_page_is_whole_and_needs_no_other_file": 3,
@@ -644,6 +643,12 @@ STANDS_IN: dict[str, str] = {
     "passes/test_embedding_matmul.py::test_two_lookups_two_readers_and_a_nested_block": "its neighbours",
     "shipping/test_building.py::test_fewer_bits_are_said_with_what_they_cost": (
         "compressing/test_compression.py"
+    ),
+    "passes/test_fix_shapes.py::test_loops_of_a_recurrent_model_get_the_length_too": (
+        "test_what_grows_in_a_loop_has_no_one_length"
+    ),
+    "shipping/test_several_sizes.py::test_loops_of_real_models_are_unrolled": (
+        "passes/test_unroll_loop.py::test_a_scripted_loop_of_torch"
     ),
 }
 """Test that is slow as a whole -> what stands for it in `make test`."""

@@ -49,9 +49,10 @@ from anesurgery.placement.rules.mask_fills import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
-from anesurgery.semantics.reading import flag, ints, number, readers_after, scaled, sliced, weight
+from anesurgery.semantics.reading import ints, number, readers_after, scaled, sliced, weight
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
+from anesurgery.semantics.score_bounds import largest_score
 
 _numeric = partial(Rule, kind="numeric")
 
@@ -381,17 +382,10 @@ def scale_after(op: Operation, target: Target) -> str:
     attention = attention_of(op)
     between = consumers(op.outputs[0])[:1] if attention is None else attention.between
     factor = scaled(between[0]) if between else None
-    if factor is None or abs(factor[1]) >= 1 or _most_score(op) < CEILING:
+    if factor is None or abs(factor[1]) >= 1 or largest_score(op, CEILING) < CEILING:
         return ""
     what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
     return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
-
-
-def _most_score(op: Operation) -> float:
-    """The largest magnitude that a product of two values can have."""
-    terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
-    most = bounds.magnitude(op.x, products=2) * bounds.magnitude(op.y, products=2)
-    return math.inf if is_symbolic(terms) else most * int(terms)
 
 
 def infinite_constant(op: Operation, target: Target) -> str:

@@ -1,0 +1,84 @@
+"""How large a product of two values can be, such as the scores of attention."""
+
+from __future__ import annotations
+
+import math
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from anesurgery.mil import Operation, Var, constant, is_symbolic, producer, static_shape
+from anesurgery.semantics.constant_ends import MOST
+from anesurgery.semantics.intervals import magnitude
+from anesurgery.semantics.reading import flag, ints
+from anesurgery.semantics.row_lengths import row_length
+
+_LONGEST: WeakKeyDictionary[Operation, dict[int, tuple[float, float]]] = WeakKeyDictionary()
+
+
+def largest_score(op: Operation, enough: float) -> float:
+    """The largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
+
+    Args:
+        op: the matmul.
+        enough: a bound below it is not made better: lengths of heads are not asked for.
+    """
+    terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    if is_symbolic(terms):
+        return math.inf
+    most = magnitude(op.x, products=2) * magnitude(op.y, products=2) * int(terms)
+    if most < enough:
+        return most
+    sides = (op.x, -2 if flag(op, "transpose_x") else -1), (op.y, -1 if flag(op, "transpose_y") else -2)
+    return min(most, math.prod(head_length(value, axis) for value, axis in sides))
+
+
+def head_length(value: Var, axis: int) -> float:
+    """The largest Euclidean length of a value along an axis that holds the numbers of one head.
+
+    They come of a linear layer behind a norm. A head is no longer than a row of the norm times the largest
+    singular value of its weights, and its bias: sums of magnitudes say several times as much, which no row
+    reaches in all numbers at once.
+    """
+    at = axis % value.rank
+    while (moved := producer(value, "transpose")) is not None:
+        value, at = moved.x, ints(moved, "perm")[at] % value.rank
+    if at != value.rank - 1:
+        return math.inf
+    size = static_shape(value)
+    split = producer(value, "reshape")
+    if split is not None and not _splits_last(static_shape(split.x), size):
+        return math.inf
+    layer = producer(value if split is None else split.x, "linear")
+    longest = None if layer is None or size is None else _longest(layer, size[-1])
+    if layer is None or longest is None:
+        return math.inf
+    return row_length(layer.x) * longest[0] + longest[1]
+
+
+def _splits_last(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
+    """Does a reshape cut the last axis into two, and nothing else?"""
+    return before is not None and after is not None and (*before[:-1], before[-1]) == _joined(after)
+
+
+def _joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], math.prod(shape[-2:]))
+
+
+def _longest(layer: Operation, size: int) -> tuple[float, float] | None:
+    """The largest singular value of weights of so many outputs, and the longest bias; None where not read."""
+    weight, bias = constant(layer.weight), layer.inputs.get("bias")
+    offset = None if bias is None else constant(bias)
+    if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
+        return None
+    lengths = _LONGEST.setdefault(layer, {})
+    if size not in lengths:
+        parts = np.asarray(weight, np.float64).reshape(-1, size, np.shape(weight)[-1])
+        squares = np.linalg.eigvalsh(parts @ parts.transpose(0, 2, 1)).max()
+        shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
+        lengths[size] = math.sqrt(max(float(squares), 0.0)) * ROUNDED, float(shift)
+    return lengths[size]
+
+
+ROUNDED = 1 + 1e-9
+"""What rounding does to a singular value in fp64 at most."""

@@ -1,7 +1,8 @@
 """Which cases of the long tests `make test` runs; all their other cases are marked slow, for `make test-all`.
 
 A case stays for each thing that can break by itself: a way of conversion, an opset, a precision, a family.
-What is slow are further combinations of these, large real models, and children that import everything anew.
+What is slow are further combinations of these, large real models, children that import everything anew, and
+what takes seconds where quicker tests would fail with it.
 """
 
 from __future__ import annotations

@@ -167,9 +167,12 @@ STAYS: dict[str, tuple[str, ...]] = {
 """Test of many cases, by its place in tests/ -> the cases that stay."""
 
 WAITS: dict[str, tuple[str, ...]] = {
+    # Every public call runs in test_public_calls.py.
     "test_docs.py::test_snippets_run_in_order_and_print_what_the_page_says": (
+        "api.md",
         "decoders.md",
         "large-models.md",
+        "sizes.md",
         "tutorial.md",
     ),
     "placement/test_hazards.py::test_the_repair_brings_the_numbers_back": ("small shares of many keys",),

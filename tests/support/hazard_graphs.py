@@ -375,6 +375,17 @@ def exponential(x: Var) -> Var:
     return mb.mul(x=mb.exp(x=x), y=HALF(1e-3), name="y")
 
 
+def likelihood(x: Var) -> Var:
+    """A squared distance times a precision, of which the logarithm is the negative of the numbers."""
+    return mb.mul(x=mb.exp(x=mb.mul(x=x, y=HALF(-1))), y=mb.square(x=mb.add(x=x, y=HALF(13))), name="y")
+
+
+def squared_relu(x: Var) -> Var:
+    """The second half of a feed-forward part."""
+    weight = (np.random.default_rng(0).uniform(-0.05, 0.05, (8, 64))).astype(HALF)
+    return mb.linear(x=mb.square(x=mb.relu(x=x)), weight=weight, name="y")
+
+
 def width_slice(x: Var) -> Var:
     """The second half of the last axis."""
     return mb.slice_by_index(x=x, begin=[0, 0, 4], end=[1, 4, 8], name="y")
@@ -1007,6 +1018,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "halve_exponent",
         "fp16",
         "above 11.09 it overflows, though it is made small afterwards",
+    ),
+    Hazard(
+        "exponential times a square",
+        likelihood,
+        random(2, 64, scale=0.05, shift=-13),
+        of_bounded(likelihood),
+        "num-exp-range",
+        "halve_exponent",
+        "fp16",
+        "a precision overflows above 11.09, though distances are small where it is large",
+    ),
+    Hazard(
+        "square in front of small weights",
+        squared_relu,
+        random(2, 64, scale=150),
+        of_bounded(squared_relu),
+        "num-square",
+        "scale_powers",
+        "fp16",
+        "squares above 255 overflow, though weights make them small",
     ),
     Hazard(
         "product of three",

@@ -164,7 +164,10 @@ def lengths_of(loaded: Loaded, wanted: Sequence[InputShapes]) -> list[Length]:
             if not same:
                 groups.append((column, {name: axis}, {symbol}))
             elif name in same[0][1]:
-                raise SurgeryError(f"{name} has one length along several axes")
+                raise SurgeryError(
+                    f"{name} has one length along several axes, and can be filled up along none of them; give "
+                    "sizes at which these axes differ"
+                )
             else:
                 same[0][1][name] = axis
                 same[0][2].add(symbol)

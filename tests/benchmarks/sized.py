@@ -180,6 +180,30 @@ null round trip of the same package (loaded, and saved again): the median of {ru
 """
 
 
+ONLY: list[str] = []
+"""The models whose rows are made anew; all where it is empty."""
+
+
+def _with_rows(written: str, earlier: str, cells: int) -> str:
+    """A section, and the rows of an earlier one that it does not have, in their place.
+
+    Args:
+        written: the section of some rows.
+        earlier: the same of all.
+        cells: how many cells of a row name it.
+    """
+
+    def named(text: str) -> dict[str, str]:
+        lines = [line for line in text.split("\n") if line.startswith("| ")][1:]
+        return {" | ".join(line.split(" | ")[:cells]): line for line in lines}
+
+    fresh = named(written)
+    rows = [*(named(earlier) | fresh).values()]
+    lines = [line for line in written.split("\n") if line not in fresh.values()]
+    rule = next(i for i, line in enumerate(lines) if line.startswith("|---"))
+    return "\n".join([*lines[: rule + 1], *rows, *lines[rule + 1 :]])
+
+
 def _each(rows: Iterator[str]) -> str:
     """Rows below each other, which are shown as they come."""
     listed = list[str]()
@@ -194,6 +218,8 @@ def _in_scratch(of: Callable[[str, Any, Path], str], models: Mapping[str, Any]) 
 
     def rows() -> Iterator[str]:
         for name, model in models.items():
+            if ONLY and name not in ONLY:
+                continue
             with tempfile.TemporaryDirectory() as scratch:
                 yield of(name, model, Path(scratch))
 
@@ -225,13 +251,15 @@ def modules_section() -> str:
 
 def forms_section() -> str:
     """Forms of common models, each in four ways."""
-    return FROM_FORMS.format(rows=_each(sized_forms.table()))
+    return FROM_FORMS.format(rows=_each(sized_forms.table([n for n in ONLY if n in sized_forms.FORMS])))
 
 
 def corpus_section() -> str:
     """Published models."""
     with tempfile.TemporaryDirectory() as folder:
-        return FROM_CORPUS.format(rows=_each(sized_corpus.rows(Path(folder))))
+        return FROM_CORPUS.format(
+            rows=_each(sized_corpus.rows(Path(folder), [n for n in ONLY if n in sized_corpus.MODELS]))
+        )
 
 
 def time_section() -> str:
@@ -266,12 +294,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--page", type=Path, required=True)
     parser.add_argument("--sections", nargs="*", choices=list(SECTIONS), default=list(SECTIONS))
+    parser.add_argument("--only", nargs="*", help="the first words of rows; the others stay as they are")
     chosen = parser.parse_args()
     page: Path = chosen.page
     by_title = {part.split("\n")[0]: part for part in page.read_text(encoding="utf-8").split("\n## ")[1:]}
     kept = {name: by_title.get(title, "") for name, title in TITLES.items()}
     for name in chosen.sections:
-        kept[name] = SECTIONS[name]().removeprefix("## ")
+        ONLY[:] = chosen.only or []
+        written = SECTIONS[name]().removeprefix("## ")
+        kept[name] = _with_rows(written, kept[name], 2 if name == "forms" else 1) if chosen.only else written
     parts = ["## " + part.rstrip() for part in kept.values() if part]
     page.write_text("\n\n".join([HEAD.rstrip(), *parts]) + "\n", encoding="utf-8")
 

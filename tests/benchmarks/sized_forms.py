@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from sized_figures import nearness, nearness_in_words, stored, worst
-from sized_models import Input, Sized, family, seeded
+from sized_models import TEXT, Input, Sized, family, seeded
 from torch import Tensor, nn
 
 import anesurgery as ane
@@ -128,8 +128,9 @@ class MaskedTagger(nn.Module):
 class Segmenter(nn.Module):
     """Convolutions down and up again, by bilinear upsampling: by a factor, or to the size of the picture."""
 
-    def __init__(self) -> None:
+    def __init__(self, factor: bool) -> None:
         super().__init__()
+        self.factor = factor
         self.down = nn.ModuleList(
             nn.Sequential(nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b in ((3, 8), (8, 16))
         )
@@ -138,7 +139,10 @@ class Segmenter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         near = self.down[0](x)
         far = nn.functional.interpolate(self.up(self.down[1](near)), scale_factor=2, mode="bilinear")
-        return nn.functional.interpolate(self.head(near + far), size=x.shape[-2:], mode="bilinear")
+        y = self.head(near + far)
+        if self.factor:
+            return nn.functional.interpolate(y, scale_factor=2, mode="bilinear")
+        return nn.functional.interpolate(y, size=x.shape[-2:], mode="bilinear")
 
 
 class Vit(nn.Module):
@@ -197,6 +201,66 @@ class Neck(nn.Module):
         return tuple(self.head(one).flatten(2).transpose(1, 2) for one in scales)
 
 
+class Gated(nn.Module):
+    """A GRU of words, which coremltools converts as a loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.steps, self.head = (
+            nn.Embedding(120, 16),
+            nn.GRU(16, 16, batch_first=True),
+            nn.Linear(16, 5),
+        )
+
+    def forward(self, ids: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.steps(self.words(ids))[0])
+        return scores
+
+
+class Crnn(nn.Module):
+    """Convolutions of a line of text, and a GRU over its columns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.Sequential(
+            nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d((4, 1)), nn.Conv2d(8, 8, 3, padding=1)
+        )
+        self.steps, self.head = nn.GRU(32, 12, batch_first=True), nn.Linear(12, 9)
+
+    def forward(self, x: Tensor) -> Tensor:
+        columns = self.convs(x).flatten(1, 2).transpose(1, 2)
+        scores: Tensor = self.head(self.steps(columns)[0]).log_softmax(-1)
+        return scores
+
+
+class RelativeConformer(nn.Module):
+    """The encoder of transformers with relative positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        form = {"position_embeddings_type": "relative", "conv_depthwise_kernel_size": 7}
+        form |= {"max_source_positions": 80, "conv_dim": (16, 16), "conv_stride": (5, 2)}
+        form |= {"conv_kernel": (10, 3), "num_feat_extract_layers": 2}
+        self.inner: Any = family("Wav2Vec2Conformer", TEXT | form).encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        states: Tensor = self.inner(x)[0]
+        return states
+
+
+class Deberta(nn.Module):
+    """DeBERTa v2 of transformers, with positions in buckets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        form = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p", "p2c"]}
+        self.inner: Any = family("DebertaV2", TEXT | form)
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        states: Tensor = self.inner(ids, attention_mask=mask)[0]
+        return states
+
+
 STEPS: dict[str, Input] = {"x": ((1, None, 32), "float32"), "mask": ((1, None), "int32")}
 WORDS: dict[str, Input] = {"ids": ((1, None), "int32"), "mask": ((1, None), "int32")}
 MELS: dict[str, Input] = {"mel": ((1, 20, None), "float32")}
@@ -210,10 +274,15 @@ FORMS: dict[str, Sized] = {
     "conformer, absolute positions": Sized(seeded(AbsoluteConformer), STEPS),
     "masked tagger, LSTM": Sized(seeded(lambda: MaskedTagger(False)), WORDS),
     "masked tagger, BiLSTM": Sized(seeded(lambda: MaskedTagger(True)), WORDS),
-    "segmentation, bilinear": Sized(seeded(Segmenter), PICTURE, **SIDES),
+    "segmentation, bilinear": Sized(seeded(lambda: Segmenter(False)), PICTURE, **SIDES),
+    "segmentation, bilinear by a factor": Sized(seeded(lambda: Segmenter(True)), PICTURE, **SIDES),
     "ViT, positions interpolated": Sized(seeded(Vit), PICTURE, **SIDES),
     "TCN": Sized(seeded(Tcn), SIGNAL),
     "detection neck": Sized(seeded(Neck), PICTURE, **SIDES),
+    "GRU tagger": Sized(seeded(Gated), {"ids": WORDS["ids"]}),
+    "CRNN": Sized(seeded(Crnn), {"x": ((1, 1, 16, None), "float32")}),
+    "conformer, relative positions": Sized(seeded(RelativeConformer), {"x": STEPS["x"]}),
+    "DeBERTa v2": Sized(seeded(Deberta), WORDS),
 }
 
 

@@ -12,6 +12,7 @@ from closeness import assert_close
 from torch import Tensor, nn
 
 import anesurgery as ane
+from anesurgery.files.package import read_spec
 from anesurgery.mil import ct, quiet_host
 
 RNG = np.random.default_rng(0)
@@ -103,3 +104,16 @@ def test_a_chain_of_one_size_is_made_another(tmp_path: Path) -> None:
     given = values(3)
     expected = ane.run(at_three, given, precision="fp16")["y"]
     np.testing.assert_array_equal(ane.run(folder, given, precision="fp16")["y"], expected)
+
+
+def test_a_picture_that_passes_between_is_refused(tmp_path: Path) -> None:
+    """It is rounded there to whole numbers, which one program would not do."""
+    whole = pipeline(tmp_path, Mean())
+    file = whole / "Data" / "com.apple.CoreML" / "model.mlmodel"
+    spec = read_spec(file)
+    feature = spec.pipeline.models[0].description.output[0]
+    feature.type.imageType.width, feature.type.imageType.height = 4, 3
+    feature.type.imageType.colorSpace = 10  # grey
+    file.write_bytes(spec.SerializeToString())
+    with pytest.raises(ane.SurgeryError, match=r"the picture states passes between .*; make each model"):
+        ane.sizes(whole, SIZES)

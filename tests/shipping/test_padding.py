@@ -249,7 +249,7 @@ def test_one_length_along_several_axes_is_not_padded() -> None:
         return mb.relu(x=x, name="y")
 
     sized = ane.sizes(program, {"x": [(1, 5, 5), (1, 9, 9)]})
-    assert sized.padding.why_not == "x has one length along several axes"
+    assert sized.padding.why_not.startswith("x has one length along several axes")
 
 
 def moving(x: Var, window: int, pads: tuple[int, int], step: int = 2) -> Var:

@@ -80,7 +80,8 @@ class Whisper(nn.Module):
         self.inner.embed_positions = FirstRows(self.inner.embed_positions.weight[:64].clone())
 
     def forward(self, mel: Tensor) -> Tensor:
-        self.inner.embed_positions.length = self.inner.config.max_source_positions = mel.shape[-1] // 2
+        self.inner.config.max_source_positions = int(mel.shape[-1]) // 2
+        self.inner.embed_positions.length = mel.shape[-1] // 2
         states: Tensor = self.inner(mel).last_hidden_state
         return states
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from anesurgery.checking.exactness import Yardstick, in_decibels, less_exact
 from anesurgery.errors import SurgeryError
 from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange
 from anesurgery.mil import Program
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
@@ -82,16 +81,19 @@ def _nearer(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
 
 
 def _after(steps: Sequence[Pass], program: Program, session: Session, measured: Yardstick) -> Reached | None:
-    """Those of the steps that change a copy of the program, and how near its outputs are then."""
-    latest, ran, contract = program, list[Pass](), list[InterfaceChange]()
+    """Those of the steps that change a copy of the program, and how near its outputs are then.
+
+    One whose check of a site fails is left out, and so is one that changes the interface.
+    """
+    latest, ran = program, list[Pass]()
     for step in steps:
-        edited, own = copied(latest), session.again(prove_sites=False)
+        edited, own = copied(latest), session.again(prove_sites=session.prove_sites)
         try:
             run_pass(step, edited, own)
         except SurgeryError:
             continue
-        if own.changes:
-            latest, contract = edited, [*contract, *own.contract]
+        if own.changes and not own.contract:
+            latest = edited
             ran.append(step)
-    after = measured.measure(latest, contract)
+    after = measured.measure(latest)
     return None if after is None else Reached(tuple(ran), {}, after, latest)

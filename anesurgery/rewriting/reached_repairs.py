@@ -76,7 +76,7 @@ def reached_repairs(
 
 def _nearer(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
     """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further away?"""
-    gains = [after[name] >= old + HALVES for name, old in before.items() if old < WRONG]
+    gains = [old < after[name] >= old + HALVES for name, old in before.items() if old < WRONG]
     return any(gains) and not less_exact(before, after)
 
 

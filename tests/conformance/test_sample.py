@@ -11,10 +11,11 @@ import pytest
 import report
 import run
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.slow]
+"""A child that imports and collects all takes half a minute; tests/interpret compares each op in every run."""
 
 
-@pytest.fixture(scope="module", params=[144, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[144, 12])
 def every(request: pytest.FixtureRequest) -> int:
     """Of the tests, every so-many-th."""
     return int(request.param)

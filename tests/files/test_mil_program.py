@@ -168,7 +168,7 @@ def programs(draw: st.DrawFn) -> Program:
     return program
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(programs())
 def test_any_small_program_survives_the_text(
     tmp_path_factory: pytest.TempPathFactory, program: Program

@@ -212,7 +212,7 @@ def test_the_proof_catches_a_wrong_triangle(shift: int, spelling: str, monkeypat
         apply_pass(CausalMaskTensor(), attention(SPELLINGS[spelling]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     queries=st.integers(1, 5),
     keys=st.integers(1, 7),

@@ -107,7 +107,7 @@ def test_shapes_and_opsets(rows: int, shape: tuple[int, ...], ios: int) -> None:
     np.testing.assert_array_equal(looked_up(after, ids), table[ids])
 
 
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=4)
 @given(
     rows=st.integers(1, 9000),
     width=st.integers(1, 9),

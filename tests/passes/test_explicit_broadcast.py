@@ -244,7 +244,7 @@ def test_survives_the_default_pipeline(step: ExplicitBroadcast, settled: Callabl
     assert not apply_pass(step, after)[1].changes
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_two_shapes(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 5))

@@ -215,7 +215,7 @@ def test_survives_the_default_pipeline(settled: Callable[[Program], Program]) ->
     assert not [op for op in walk_ops(after) if op.op_type == "sub"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_any_shapes_and_dtypes(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 5))

@@ -80,7 +80,7 @@ CARRIERS: dict[str, Callable[[Var], Var]] = {
 }
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.data())
 def test_any_graph_of_products_and_elementwise_ops(data: st.DataObject) -> None:
     multiple = data.draw(st.sampled_from([4, 8, 32]))

@@ -245,7 +245,7 @@ def test_survives_the_default_pipeline(settled: Callable[[Program], Program]) ->
         assert not apply_pass(step, after)[1].changes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.data())
 def test_any_shape_any_broadcast(data: st.DataObject) -> None:
     rank = data.draw(st.integers(1, 8))
@@ -260,7 +260,7 @@ def test_any_shape_any_broadcast(data: st.DataObject) -> None:
         assert all(step.at_least <= r <= step.at_most for r in ranks(after)), to_text(after)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.permutations(range(6)), st.lists(st.integers(1, 3), min_size=6, max_size=6))
 def test_any_transposition(perm: list[int], shape: list[int]) -> None:
     program = program_of(lambda a: mb.transpose(x=a, perm=list(perm)), tuple(shape))

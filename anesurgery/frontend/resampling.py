@@ -32,6 +32,9 @@ class Resampled:
     result: Array
 
 
+FIXED = "convert at fixed sizes (`anesurgery.sizes` does so with a PyTorch module)"
+"""What to do where a size is a range."""
+
 _SEEN: ContextVar[list[Resampled] | None] = ContextVar("resampled constants", default=None)
 
 
@@ -55,7 +58,9 @@ def resampled(host: str) -> Convert:
     def convert(context: Any, node: Any) -> None:
         x, size, align = inputs_of(context, node)[:3]
         if any(is_symbolic(d) for d in x.shape[-2:]):
-            raise NotImplementedError(f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}")
+            raise NotImplementedError(
+                f"{node.name}: {node.kind} of a picture of dynamic size {x.shape}; {FIXED}"
+            )
         stated = [known_value(argument(context, node, i, "")) for i in (3, 4)]
         scales = list(stated[0]) if np.ndim(stated[0]) else stated
         scales = [None if s is None else float(known_value(s)) for s in scales]
@@ -78,9 +83,10 @@ def _sides(size: Any, i: int, x: Var, scales: list[float | None]) -> int:
     """A side of the result: as given, or as the scale makes it."""
     if known_value(size) is None:
         return math.floor(int(x.shape[i - 2]) * (scales[i] or 1.0))
-    side = known_value(size[i] if isinstance(size, (list, tuple)) else known_value(size)[i])
-    if isinstance(side, Var):
-        raise NotImplementedError(f"%{side.name}: the size to resample to is dynamic")
+    stated = size[i] if isinstance(size, (list, tuple)) else known_value(size)[i]
+    side = known_value(stated)
+    if side is None:
+        raise NotImplementedError(f"%{stated.name}: the size to resample to is dynamic; {FIXED}")
     return int(side)
 
 

@@ -257,8 +257,8 @@ class Deberta(nn.Module):
         form = {"relative_attention": True, "position_buckets": 8, "pos_att_type": ["c2p", "p2c"]}
         self.inner: Any = family("DebertaV2", TEXT | form)
 
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        states: Tensor = self.inner(ids, attention_mask=mask)[0]
+    def forward(self, ids: Tensor) -> Tensor:
+        states: Tensor = self.inner(ids)[0]
         return states
 
 
@@ -283,7 +283,7 @@ FORMS: dict[str, Sized] = {
     "GRU tagger": Sized(seeded(Gated), {"ids": WORDS["ids"]}),
     "CRNN": Sized(seeded(Crnn), {"x": ((1, 1, 16, None), "float32")}),
     "conformer, relative positions": Sized(seeded(RelativeConformer), {"x": STEPS["x"]}),
-    "DeBERTa v2": Sized(seeded(Deberta), WORDS),
+    "DeBERTa v2": Sized(seeded(Deberta), {"ids": WORDS["ids"]}),
 }
 
 

@@ -389,3 +389,24 @@ def test_a_buffer_that_is_overwritten(rows: int) -> None:
         )
     (found,) = run(program, {"x": x.numpy()}).values()
     assert_close(found, expected)
+
+
+def test_resampling_to_a_dynamic_size_says_what_to_do() -> None:
+    """As positions that are interpolated, in a model that is converted with a range."""
+    places = torch.randn(1, 3, 4, 4)
+
+    def positions(x: torch.Tensor) -> torch.Tensor:
+        return x + resize(places, size=x.shape[-2:], mode="bicubic")
+
+    sides = [ct.RangeDim(2, 8, default=5) for _ in range(2)]
+    with (
+        pytest.raises(
+            NotImplementedError, match=r"resample to is dynamic; convert at fixed sizes \(`anesurgery"
+        ),
+        quiet_host(),
+    ):
+        ct.convert(
+            torch.jit.trace(Function(positions), torch.zeros(1, 3, 5, 5)),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", (1, 3, *sides))],
+            skip_model_load=True,
+        )

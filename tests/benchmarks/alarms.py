@@ -3,8 +3,8 @@
     python tests/benchmarks/alarms.py [MODEL ...] [--page docs/alarms.md]
 
 Of every model of the corpus, of small models of families and of those written by hand, each finding is
-tried: the model runs in exact arithmetic on drawn inputs, on larger and smaller ones, and on those that the
-gradients of the op's values lead to; floats may be any number of fp16, ids are rows of their table.
+tried: the model runs in exact arithmetic on drawn inputs, on larger and smaller ones, on a click in silence, and
+on those that the gradients of the op's values lead to; floats may be any number of fp16, ids are rows of their table.
 A finding is triggered where the op then reads or makes what the rule speaks of (`TRIGGERS`). A rule that speaks
 of constants, types and lengths alone needs no input, and is counted by itself.
 """
@@ -40,6 +40,8 @@ TARGET = "M1/macOS 14"
 LARGEST, CEILING, SLICE, WHOLE = 65504.0, 32768.0, 4094.0, 2048.0
 SCALES = (1.0, 0.0, 1e-3, 8.0, 64.0, 512.0, 4096.0, 30000.0)
 """What drawn floats are multiplied with; no number goes beyond fp16."""
+CLICKS = (1.0, 30000.0)
+"""One number in silence, which is the most that a norm over many can be given."""
 CLIMBS = 4
 """Steps along the gradients of an op that nothing else has triggered."""
 UPSTREAM = 12
@@ -202,7 +204,7 @@ def upstream(op: Operation) -> list[Operation]:
 
 
 def inputs_of(predictor: Predictor) -> Iterator[tuple[str, dict[str, Array]]]:
-    """In words, and inputs: drawn, and with all floats larger or smaller."""
+    """In words, and inputs: drawn, with all floats larger or smaller, and a click in silence."""
     for seed, scales in ((0, SCALES), (1, (1.0, 100.0))):
         for scale in scales:
             values = {}
@@ -211,6 +213,18 @@ def inputs_of(predictor: Predictor) -> Iterator[tuple[str, dict[str, Array]]]:
                 larger = np.clip(drawn * scale, -LARGEST, LARGEST).astype(drawn.dtype)
                 values[name] = larger if drawn.dtype.kind == "f" else drawn
             yield f"drawn inputs times {scale:g}", values
+    for size in CLICKS:
+        drawn_values = {name: np.asarray(value) for name, value in predictor.sample(0).items()}
+        yield f"a click of {size:g} in silence", {n: clicked(v, size) for n, v in drawn_values.items()}
+
+
+def clicked(drawn: Array, size: float) -> Array:
+    """Zeros, and one number in their middle; integers stay as they were drawn."""
+    if drawn.dtype.kind != "f" or not drawn.size:
+        return drawn
+    silence = np.zeros(drawn.size, drawn.dtype)
+    silence[drawn.size // 2] = size
+    return silence.reshape(drawn.shape)
 
 
 def findings_of(name: str, loaded: Loaded, function: str) -> list[tuple[Tried, Operation]]:
@@ -279,8 +293,8 @@ HEAD = """# False alarms among numeric findings
 
 `make alarms` writes this page: every numeric finding of `inspect` ({target}) on the public models that
 are not in this repository, on small models of families and on models written by hand is tried by a search for
-an input that triggers it: two drawn sets of inputs, multiplied by {scales}, then the gradients
-of the op's own values up to the ends of fp16. Weights are as they are stored; most models have random ones, so
+an input that triggers it: two drawn sets of inputs, multiplied by {scales}, a click in silence,
+then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models have random ones, so
 that what only ids go into reaches less than trained models do. A finding that speaks of constants, types and
 lengths alone holds for every input, and is counted by itself. A model that gives NaN whatever comes in shows
 nothing: its findings are counted as NaN.

@@ -3,10 +3,10 @@
     python tests/benchmarks/alarms.py [MODEL ...] [--page docs/alarms.md]
 
 Of every model of the corpus, of small models of families and of those written by hand, each finding is
-tried: the model runs in exact arithmetic on drawn inputs, on larger and smaller ones, on a click in silence, and
-on those that the gradients of the op's values lead to; floats may be any number of fp16, ids are rows of their table.
-A finding is triggered where the op then reads or makes what the rule speaks of (`TRIGGERS`). A rule that speaks
-of constants, types and lengths alone needs no input, and is counted by itself.
+tried: the model runs in exact arithmetic on drawn inputs, on larger and smaller ones, on a click in silence,
+and on those that the gradients of the op's values lead to; floats may be any number of fp16, ids are rows of
+their table. A finding is triggered where the op then reads or makes what the rule speaks of (`TRIGGERS`). A
+rule that speaks of constants, types and lengths alone needs no input, and is counted by itself.
 """
 
 from __future__ import annotations
@@ -294,8 +294,8 @@ HEAD = """# False alarms among numeric findings
 `make alarms` writes this page: every numeric finding of `inspect` ({target}) on the public models that
 are not in this repository, on small models of families and on models written by hand is tried by a search for
 an input that triggers it: two drawn sets of inputs, multiplied by {scales}, a click in silence,
-then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models have random ones, so
-that what only ids go into reaches less than trained models do. A finding that speaks of constants, types and
+then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models
+have random ones, so that what only ids go into reaches less than trained models do. A finding that speaks of constants, types and
 lengths alone holds for every input, and is counted by itself. A model that gives NaN whatever comes in shows
 nothing: its findings are counted as NaN.
 

@@ -78,9 +78,6 @@ STAYS: dict[str, tuple[str, ...]] = {
     "recipes/test_configurations.py::test_lookups_of_words_and_casts_of_inputs_alone_stay_off": (
         "counted_positions-1",
     ),
-    "passes/test_sequence_layout.py::test_text_encoders_take_it_where_it_was_measured_to_help": (
-        "M1/macOS 14-auto",
-    ),
     "passes/test_sequence_layout.py::test_nobody_takes_it_elsewhere": (
         "M4/macOS 15-encoder_ane",
         "M1 Pro/macOS 14-auto",
@@ -563,7 +560,7 @@ STANDS_IN: dict[str, str] = {
     ),
     "passes/test_unroll_loop.py::test_real_models_have_no_loop_left": "its neighbours",
     "passes/test_sequence_layout.py::test_what_was_measured_counts_more_than_the_estimate_and_is_named": (
-        "test_text_encoders_take_it_where_it_was_measured_to_help"
+        "test_wrong_versions_are_caught"
     ),
     "passes/test_rotary_tables.py::test_many_positions_have_two_digits": "its neighbours",
     "recipes/test_recipe_gpt2.py::test_nanogpt": "test_hugging_face_gpt2",
@@ -761,6 +758,9 @@ STANDS_IN: dict[str, str] = {
     ),
     "passes/test_position_function.py::test_a_ring_is_blended_around_its_end": (
         "test_places_that_are_off_by_one_would_be_found"
+    ),
+    "passes/test_sequence_layout.py::test_text_encoders_take_it_where_it_was_measured_to_help": (
+        "test_wrong_versions_are_caught"
     ),
 }
 """Test that is slow as a whole -> what stands for it in `make test`."""

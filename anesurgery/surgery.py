@@ -622,15 +622,15 @@ def steps_of(passes: Any) -> Iterable[Pass]:
         yield from passes.steps
     elif isinstance(passes, Pass):
         yield passes
-    elif isinstance(passes, str):
-        if passes in registry.recipe_names():
-            yield from find_recipe(passes).steps
-        else:
-            yield registry.make_pass(passes)
+    elif isinstance(passes, str) and passes in registry.recipe_names():
+        yield from find_recipe(passes).steps
+    elif isinstance(passes, str) and passes in registry.pass_names():
+        yield registry.make_pass(passes)
     elif isinstance(passes, type) and issubclass(passes, Pass):
         yield passes()
-    elif isinstance(passes, Iterable):
+    elif isinstance(passes, Iterable) and not isinstance(passes, str):
         for step in passes:
             yield from steps_of(step)
     else:
-        raise UnknownName("pass or recipe", repr(passes), [*registry.pass_names(), *registry.recipe_names()])
+        name = passes if isinstance(passes, str) else repr(passes)
+        raise UnknownName("pass or recipe", name, [*registry.pass_names(), *registry.recipe_names()])

@@ -64,6 +64,10 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
     "run a letter": (lambda p, _: ANY.run(p, X, outputs="y"), "run: outputs='y' is of type str"),
     "apply target": (lambda p, _: ANY.apply(p, "negate_subtract", target="zz"), "unknown chip 'zz'"),
     "apply no target": (lambda p, _: ANY.apply(p, "negate_subtract", target=7), "target=7 is no name"),
+    "apply a name": (
+        lambda p, _: ANY.apply(p, "gpt2_anee"),
+        "unknown pass or recipe 'gpt2_anee'; did you mean 'gpt2_ane'",
+    ),
     "apply passes": (lambda p, _: ANY.apply(p, 7), "unknown pass or recipe '7'"),
     "apply a pass": (lambda p, _: ANY.apply(p, [7]), "unknown pass or recipe '7'"),
     "apply assume": (lambda p, _: ANY.apply(p, "negate_subtract", assume=7), "assume=7 is of type int"),

@@ -13,7 +13,7 @@ from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import flag, ints
 from anesurgery.semantics.row_lengths import row_length
 
-_LONGEST: WeakKeyDictionary[Operation, dict[int, tuple[float, float]]] = WeakKeyDictionary()
+_LONGEST: WeakKeyDictionary[Operation, dict[int, float]] = WeakKeyDictionary()
 
 
 def largest_score(op: Operation, enough: float) -> float:
@@ -71,13 +71,14 @@ def _longest(layer: Operation, size: int) -> tuple[float, float] | None:
     offset = None if bias is None else constant(bias)
     if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
         return None
-    lengths = _LONGEST.setdefault(layer, {})
+    maker = layer.weight.op  # not the layer, which may be given other weights
+    lengths = _LONGEST.setdefault(maker, {})
     if size not in lengths:
         parts = np.asarray(weight, np.float64).reshape(-1, size, np.shape(weight)[-1])
         squares = np.linalg.eigvalsh(parts @ parts.transpose(0, 2, 1)).max()
-        shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
-        lengths[size] = math.sqrt(max(float(squares), 0.0)) * ROUNDED, float(shift)
-    return lengths[size]
+        lengths[size] = math.sqrt(max(float(squares), 0.0)) * ROUNDED
+    shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
+    return lengths[size], float(shift)
 
 
 ROUNDED = 1 + 1e-9

@@ -42,7 +42,9 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.compressing.compression import Compression, compress
 from anesurgery.errors import NotFinite, Unsuited
+from anesurgery.files.interface import VERSION
 from anesurgery.files.package import Loaded
+from anesurgery.files.protobuf import version_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.rewriting.ml_program import MLProgram
 
@@ -90,6 +92,8 @@ class CompressWeights(Pass):
                 session.refuse(self.name, f"{DRAWN}: {reason}")
                 return
             self.record(compression, session)
+            if list(map(version_of, whole.graphs)) != list(map(version_of, compression.subject.graphs)):
+                session.contract.append(an.InterfaceChange("it needs iOS 18 or macOS 15", (VERSION,)))
             for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):
                 old.functions.clear()
                 old.functions.update(new.functions)

@@ -35,7 +35,7 @@ from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.peers import Point, points
 from anesurgery.compressing.smaller import Smaller
 from anesurgery.compressing.storing import key_of, shift, store
-from anesurgery.compressing.weight_forms import BITS, read_form
+from anesurgery.compressing.weight_forms import BITS, IOS18, read_form
 from anesurgery.compressing.weight_rows import Rows
 from anesurgery.display import Drawn, drawn
 from anesurgery.doors import door
@@ -44,7 +44,7 @@ from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.files.plot_files import save_picture
-from anesurgery.files.protobuf import opset_version
+from anesurgery.files.protobuf import opset_version, version_of
 from anesurgery.files.sharing import workers
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.arithmetic.precision import KEPT
@@ -54,10 +54,12 @@ from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np
 from anesurgery.placement.demand import rows_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.loadable import newest_for, of_version, refusal
 from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence
+from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
 FIRST = 7
 """The specification version (iOS 16) in which weights can be compressed."""
@@ -268,7 +270,6 @@ def compress(
     asked = _asked(forms, activations)
     aim, samples = Target.parse(target), read_samples(inputs)
     given = read_subject(model)
-    edited = given.clone()
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
     estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
@@ -279,14 +280,15 @@ def compress(
     with workers(jobs, scheduler) as those:
         finished = Finished(_folder(work), those)
         plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, finished, asked, room)
+        newer, raised_ = _newer(given, plan)
         while True:
+            edited = newer.clone()
             weights, scaled = _corrected(edited, samples.calibration, plan, left_out, told)
             after = [one for part in edited.parts for one in placed(part, aim)]
             if not (lost := _lost(before, after, weights)):
                 break
             left_out |= lost
-            edited = given.clone()
-    doubts = [*samples.doubts, *unknown_chips((one.form for one in weights if one.form), aim)]
+    doubts = [*samples.doubts, *raised_, *unknown_chips((one.form for one in weights if one.form), aim)]
     for words in samples.doubts:
         warn(f"compress: {words}")
     found = _result(given, edited, weights, samples, plan, (before, after), doubts)
@@ -418,6 +420,40 @@ class _Plan:
         return {one.form: one for one in kept}
 
 
+def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
+    """The model in the opset of iOS 18 where forms that are asked for begin there, if the target has that.
+
+    Returns:
+        A copy, and a note for each program that was raised, or that has other forms since it cannot be.
+    """
+    newer, notes = given.clone(), list[str]()
+    for loaded in newer.parts:
+        functions, old = loaded.program.functions, version_of(loaded.program)
+        name = plan.function if plan.function in functions else next(iter(functions))
+        if old >= IOS18 or not (wanted := _Part(loaded, name, plan, {}).wanted(IOS18)):
+            continue
+        words = f"{', '.join(wanted)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
+        if reason := _must_stay(loaded.program, plan.target):
+            instead = " and ".join(dict.fromkeys(wanted.values()))
+            notes.append(f"{words}: {instead} in its place; {reason}")
+            warn(f"compress: {notes[-1]}")
+        else:
+            functions.update(raised(loaded.program, IOS18).functions)
+            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.label} loads")
+    return newer, list(dict.fromkeys(notes))
+
+
+def _must_stay(program: Program, target: Target) -> str:
+    """Why a program is not made one of iOS 18, and what to do; "" where it can be."""
+    if (refused := why_not(program, IOS18)) is not None:
+        return f"it cannot become one of {in_words(IOS18)}: {refused}"
+    if newest_for(target) >= IOS18:
+        return ""
+    if findings := of_version(IOS18, target):
+        return refusal(findings)
+    return 'say that the target has it, as target="M2/macOS 15" or "iOS 18", or convert the model for it'
+
+
 def _corrected(
     edited: MLProgram, samples: Sequence[Mapping[str, Any]], plan: _Plan, left_out: LeftOut, told: Told | None
 ) -> tuple[list[CompressedWeight], list[Balanced]]:
@@ -483,6 +519,16 @@ class _Part:
             if (reason := left_out.get((one.var.name, WEIGHT))) is not None:
                 self.possible[one.var] = {None: Choice(None, reason)}
         self.choices = {var: next(iter(each.values())) for var, each in self.possible.items()}
+
+    def wanted(self, version: int) -> dict[str, str]:
+        """The forms of fewer bits that weights would have in another opset, and what they have now."""
+        wanted: dict[str, str] = {}
+        for one in self.found:
+            then = next(iter(self.plan.choices(self.readers[one.var], version, one.readers[0]).values()))
+            now = self.choices[one.var]
+            if then.form and (now.form is None or read_form(then.form).bits < read_form(now.form).bits):
+                wanted[then.form] = now.form or "plain numbers"
+        return wanted
 
     def run(
         self,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from anesurgery.mil import ct
 from anesurgery.placement.evidence import Finding, Grade, general
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import CHIPS, Target
 
 KIND = "load"
 """Of findings that say that the model does not load; each is an error, and comes before all others."""
@@ -37,12 +37,10 @@ def of_version(version: int, target: Target) -> tuple[Finding, ...]:
     """
     if target.platform is None or target.os is None:
         return ()
+    newest = _newest(target.platform, target.os)
+    if newest is None or version <= newest:
+        return ()
     version_of = releases(target.platform)
-    if target.os > max(version_of):  # the newest that coremltools knows loads there
-        return ()
-    newest = max(value for release, value in version_of.items() if release <= target.os)
-    if version <= newest:
-        return ()
     first = min((release for release, value in version_of.items() if value >= version), default=None)
     needs = "a newer release" if first is None else f"{target.platform} {first}"
     return (
@@ -51,6 +49,23 @@ def of_version(version: int, target: Target) -> tuple[Finding, ...]:
             f"{target.platform} {target.os} takes up to {newest}"
         ),
     )
+
+
+def newest_for(target: Target) -> int:
+    """The newest specification version that loads on the OS of a target, or the oldest of each of its chips."""
+    systems = {(CHIPS[chip].platform, CHIPS[chip].first_os) for chip in target.chips}
+    if target.platform is not None and target.os is not None:
+        systems = {(target.platform, target.os)}
+    newest = [_newest(*each) for each in systems]
+    return min((n for n in newest if n is not None), default=max(releases("iOS").values()))
+
+
+def _newest(platform: str, os: int) -> int | None:
+    """The newest specification version of a release; None beyond those that coremltools knows."""
+    version_of = releases(platform)
+    if os > max(version_of):
+        return None
+    return max(value for release, value in version_of.items() if release <= os)
 
 
 def refusal(findings: Sequence[Finding]) -> str:

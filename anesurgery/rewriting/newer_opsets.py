@@ -30,7 +30,15 @@ import numpy as np
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.facts.token_ids import never_negative
 from anesurgery.files.copying import copied
-from anesurgery.files.protobuf import HeldWeights, from_proto, opset_name, stored_value, to_proto, version_of
+from anesurgery.files.protobuf import (
+    HeldWeights,
+    from_proto,
+    opset_name,
+    opset_version,
+    stored_value,
+    to_proto,
+    version_of,
+)
 from anesurgery.mil import (
     Array,
     Block,
@@ -90,7 +98,7 @@ def raised(program: Program, version: int, what: str = "the program") -> Program
     refusal = why_not(program, version)
     if refusal is not None:
         raise SurgeryError(f"{what} {_cannot(program, version)}: {refusal}")
-    if version_of(program) == version:
+    if all(opset_version(function) == version for function in program.functions.values()):
         return program
     kept = copied(program)
     for function in kept.functions.values():
@@ -115,11 +123,11 @@ def why_not(program: Program, version: int) -> Refusal | None:
     for op in walk_ops(program):
         for since in _changes(op, version):
             if not any(row.since == since for row in DIFFERENCES.get(op.op_type, ())):
-                words = f"what {op.op_type} means from {_in_words(since)} on is not known here"
+                words = f"what {op.op_type} means from {in_words(since)} on is not known here"
                 return Refusal(f"{words}; convert the model for it", op)
         for row in differences(op, version):
             if row.keep is _refused:
-                return Refusal(f"{row.what}; convert the model again for {_in_words(version)}", op)
+                return Refusal(f"{row.what}; convert the model again for {in_words(version)}", op)
     return None
 
 
@@ -154,10 +162,11 @@ def changes(op_type: str) -> tuple[int, ...]:
 
 
 def _cannot(program: Program, version: int) -> str:
-    return f"is of {_in_words(version_of(program))} and cannot become one of {_in_words(version)}"
+    return f"is of {in_words(version_of(program))} and cannot become one of {in_words(version)}"
 
 
-def _in_words(version: int) -> str:
+def in_words(version: int) -> str:
+    """The release that an opset came with: "iOS 18"."""
     return str(ct.target(version).name).replace("iOS", "iOS ")
 
 

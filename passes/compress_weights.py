@@ -44,7 +44,6 @@ from anesurgery.compressing.compression import Compression, compress
 from anesurgery.errors import NotFinite, Unsuited
 from anesurgery.files.interface import VERSION
 from anesurgery.files.package import Loaded
-from anesurgery.files.protobuf import version_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.rewriting.ml_program import MLProgram
 
@@ -67,7 +66,7 @@ class CompressWeights(Pass):
     """Of a number; for speed a weight may get more, where a form of so few is slow."""
     for_: str = "speed"
     """"speed" takes no form that is slower than fp16 by published times; "size" takes palettes."""
-    inputs: Any = field(default=None, compare=False)
+    inputs: Any = field(default=None, compare=False, repr=False)
     """Samples, a list of dictionaries of arrays by input name; those of the surgery by default."""
     target: str | None = None
     """Chips and OS, as "M5"; that of the surgery by default."""
@@ -92,7 +91,8 @@ class CompressWeights(Pass):
                 session.refuse(self.name, f"{DRAWN}: {reason}")
                 return
             self.record(compression, session)
-            if list(map(version_of, whole.graphs)) != list(map(version_of, compression.subject.graphs)):
+            versions = {each.interface.specification_version for each in (whole, compression.subject)}
+            if len(versions) > 1:
                 session.contract.append(an.InterfaceChange("it needs iOS 18 or macOS 15", (VERSION,)))
             for old, new in zip(whole.graphs, compression.subject.graphs, strict=True):
                 old.functions.clear()

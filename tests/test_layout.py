@@ -506,6 +506,7 @@ ENGINE_PARTS = {
     "compress_weights": {
         "compressing.compression",
         "errors",
+        "files.interface",
         "files.package",
         "interpret.predictor",
         "rewriting.ml_program",

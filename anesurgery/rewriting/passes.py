@@ -189,7 +189,7 @@ class Pass:
         changed = ", ".join(
             f"{f.name}={getattr(self, f.name)!r}"
             for f in dataclasses.fields(self)
-            if getattr(self, f.name) != f.default
+            if f.repr and getattr(self, f.name) != f.default
         )
         return f"{self.name}({changed})" if changed else self.name
 

@@ -36,6 +36,7 @@ from anesurgery.rewriting.gate import Watch, passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
+from anesurgery.rewriting.reached_repairs import Reached, repairs_of
 from anesurgery.rewriting.recoding import KEEP, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
@@ -43,6 +44,8 @@ from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
+NEEDED = "repairs what goes wrong on the inputs at hand"
+"""Why a step of a recipe stays that nobody asked for."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -161,7 +164,6 @@ def apply(
         SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
     _check_options(target, prove, require, compressed)
-    inputs = _listed(inputs)
     recipe = _recipe(passes)
     steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
     started = time.perf_counter()
@@ -170,11 +172,12 @@ def apply(
     original, edited = (subject, subject.clone()) if stays else (None, subject)
     start = _Start.of(subject, original, recipe, target)
     check_assumed(assume or {}, edited.chosen)
-    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, inputs=inputs)
-    session.assume = assume or {}
+    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
+    session.inputs = _listed(inputs)
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
     session.timings["load"] = time.perf_counter() - started
     misfits = _misfits(recipe, edited, session)
+    reached, steps = _led(None if misfits else recipe, edited, session, steps)
     try:
         _run(steps, edited, session, quiet, start.watch)
     except SurgeryError as error:
@@ -182,7 +185,7 @@ def apply(
         raise
     end, worse = None, ""
     if recipe is not None and (session.changes or not misfits):
-        edited, session, end = _gated(model, start, edited, steps, session, recipe)
+        edited, session, end = _gated(model, start, edited, steps, session, recipe, reached)
         worse = edited.worse_than_layers(target or "any")
     if recipe is not None and worse:
         original = edited = NeuralNetwork.read(model)
@@ -249,6 +252,15 @@ class _Start:
         return cls(original, subject.interface, subject.op_counts, subject.inspect(target), watch, stands, time)
 
 
+def _led(
+    recipe: Recipe | None, edited: Subject, session: Session, steps: list[Pass]
+) -> tuple[list[Reached], list[Pass]]:
+    """The repairs of a recipe that inputs reach, and its steps after them, but for those of the same name."""
+    reached = [] if recipe is None else list(repairs_of(recipe.repairs, edited, session))
+    first = {step.name: step for one in reached for step in one.steps}
+    return reached, in_order((*first.values(), *(step for step in steps if step.name not in first)))
+
+
 def _run(
     steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool, watch: Watch | None = None
 ) -> None:
@@ -280,7 +292,13 @@ def _rescue(
 
 
 def _gated(
-    model: Any, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, recipe: Recipe
+    model: Any,
+    start: _Start,
+    edited: Subject,
+    steps: Sequence[Pass],
+    session: Session,
+    recipe: Recipe,
+    reached: Sequence[Reached],
 ) -> tuple[Subject, Session, Standing | None]:
     """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
 
@@ -291,7 +309,9 @@ def _gated(
         return read_subject(model, subject_of(steps)).only(edited.member)
 
     assert start.watch is not None
-    passed = passing(steps, start.watch, again, edited, session, recipe.chosen)
+    wanted = {step.name: NEEDED for one in reached for step in one.steps}
+    wanted |= dict.fromkeys(recipe.chosen, "was asked for")
+    passed = passing(steps, start.watch, again, edited, session, wanted)
     if passed.steps != list(steps):
         session = session.again()
         session.refusals += passed.refusals
@@ -309,6 +329,8 @@ def _gated(
         _run(judged.steps, edited, session, quiet=True)
         passed.end = edited.standing(session.target or "any")
     passed.warn(session)
+    session.notes += map(str, reached)
+    session.repairs += [step for one in reached for step in one.steps]
     session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end
 
@@ -402,6 +424,7 @@ def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:
         strict=any(recipe.strict for recipe in recipes),
         chosen=frozenset(names).union(*(recipe.chosen for recipe in recipes)),
         exact=any(recipe.exact for recipe in recipes),
+        repairs=tuple(dict.fromkeys(step for recipe in recipes for step in recipe.repairs)),
     )
 
 
@@ -531,6 +554,8 @@ class Recipe:
     """Names of the steps that the caller asked for, or whose options he chose; the gate does not undo these."""
     exact: bool = False
     """Is a step undone after which sampled inputs give outputs further from what the model means?"""
+    repairs: tuple[Pass, ...] = ()
+    """Of these, the fewest run first without which outputs are wrong on the inputs given or sampled."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -540,18 +565,20 @@ class Recipe:
         """The recipe with other options.
 
         Args:
-            options: `<pass>=False` leaves a step out, True keeps it; `<pass>={"option": value}` sets options;
-                a bare option name goes to the one step that has it (`multiple=32`).
+            options: `<pass>=False` leaves a step or repair out, True keeps it; `<pass>={"option": value}` sets
+                options; a bare option name goes to the one step that has it (`multiple=32`).
 
         Raises:
             UnknownName: no step has that name or option.
         """
-        steps = list(self.steps)
+        steps, repairs = list(self.steps), list(self.repairs)
         for key, value in options.items():
-            steps = self._with_option(steps, key, value)
+            here, there = (key in (step.name for step in own) for own in (self.steps, self.repairs))
+            repairs = _changed(repairs, key, value) if there else repairs
+            steps = self._with_option(steps, key, value) if here or not there else steps
         asked = {step.name for key in options for step in self.steps if key in (step.name, *step.options())}
         chosen = self.chosen | {step.name for step in steps if step not in self.steps} | asked
-        return dataclasses.replace(self, steps=tuple(steps), chosen=chosen)
+        return dataclasses.replace(self, steps=tuple(steps), chosen=chosen, repairs=tuple(repairs))
 
     def aimed_at(self, target: str | None) -> Recipe:
         """The recipe for a target: steps with their default options take those that suit it, or go.
@@ -567,10 +594,8 @@ class Recipe:
 
     def _with_option(self, steps: list[Pass], key: str, value: Any) -> list[Pass]:
         names = [step.name for step in self.steps]
-        if key in names and isinstance(value, bool):
-            return [step for step in steps if value or step.name != key]
-        if key in names and isinstance(value, dict):
-            return [_set(step, value) if step.name == key else step for step in steps]
+        if key in names and isinstance(value, (bool, dict)):
+            return _changed(steps, key, value)
         owners = [step for step in steps if key in step.options()]
         if len(owners) != 1:
             names_and_options = [*names, *(option for step in steps for option in step.options())]
@@ -599,7 +624,10 @@ class Recipe:
         return pass_pipeline(self.with_options(**options).aimed_at(target).steps, base)
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.name}:", *(f"  {i}. {s}" for i, s in enumerate(self.steps, 1))])
+        lines = [f"{self.name}:", *(f"  {i}. {s}" for i, s in enumerate(self.steps, 1))]
+        if self.repairs:
+            lines.append(f"  first, where outputs are wrong without: {', '.join(s.name for s in self.repairs)}")
+        return "\n".join(lines)
 
 
 def find_recipe(name: str) -> Recipe:
@@ -609,6 +637,13 @@ def find_recipe(name: str) -> Recipe:
         UnknownName: no such recipe; near matches are listed.
     """
     return getattr(registry.recipe_module(name), name)
+
+
+def _changed(steps: Iterable[Pass], name: str, value: bool | dict[str, Any]) -> list[Pass]:
+    """Steps of which one is left out, stays, or has other options."""
+    if isinstance(value, bool):
+        return [step for step in steps if value or step.name != name]
+    return [_set(step, value) if step.name == name else step for step in steps]
 
 
 def _set(step: Pass, options: dict[str, Any]) -> Pass:

@@ -38,10 +38,8 @@ the target pays for the casts. `keep_interface` rules out both. A pass that roun
 kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes the outputs of
 sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model of up to 2^29
 stored numbers that has norms over a root runs once in fp16 on sampled inputs: `rms_norm` and `group_norm`
-change those whose squares are beyond a quarter of 65504, whatever that costs. So are hazards of numbers
-repaired that the inputs at hand reach: where outputs are below 40 dB of what the model means, in fp16 or in the
-arithmetic of the chip, the fewest repairs run that halve the error or more. The notes of the surgery say what
-was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
+change those whose squares are beyond a quarter of 65504, whatever that costs. The notes of the surgery say
+what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
 
 Refuses when no candidate makes the model stand better.
 
@@ -54,7 +52,7 @@ Grade: none: the shape changes on purpose.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -71,8 +69,6 @@ FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_
 what passes declare about their order goes first."""
 ALWAYS = ("group_by_unit",)
 """What is tried whatever is found: the order of the ops is nobody's finding."""
-LAST = "widen_to_fp32"
-"""Of the repairs of numbers, the one that leaves the engine: the others come first."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,6 @@ class ApplyRemedies(Pass):
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
         self.repair_squares(program, session)
-        self.repair_numbers(program, session, target)
 
     def exact(self, search: Search, start: State, end: State) -> State:
         """The end without the steps after which outputs are further from what the model means."""
@@ -142,23 +137,6 @@ class ApplyRemedies(Pass):
                 f"{max(squares.values()):.3g} on sampled inputs, and more than "
                 f"{an.constant_ends.LARGEST:g} is infinite"
             )
-
-    def repair_numbers(self, program: Program, session: Session, target: an.Target) -> None:
-        """Run the repairs without which outputs are wrong on the inputs at hand, whatever that costs."""
-        start = State(an.copied(program), target, spec=session.spec)
-        steps = _remedies([f for f in start.findings if f.kind == "numeric"], target, always=())
-        reached = an.reached_repairs.reached_repairs(
-            sorted(steps, key=lambda step: step.name == LAST),
-            start.program,
-            session,
-            replace(an.exact_steps.yardstick(start.program, session), seeds=1),
-        )
-        if reached is None:
-            return
-        for step in reached.steps:
-            an.run_pass(step, program, session)
-        loss = State(program, target, spec=session.spec).standing.loss(start.standing)
-        session.notes.append(f"{reached}" + (f"; kept although {loss}" if loss else ""))
 
     def objection(self, attempt: Session, program: Program) -> Refusal | None:
         """Why a trial that changes the interface is not kept; None where it may be."""

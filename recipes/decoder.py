@@ -22,7 +22,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -58,4 +58,5 @@ decoder_ane = Recipe(
     applies_to=is_causal,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

@@ -21,7 +21,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 SHORT = 1024
@@ -58,4 +58,5 @@ encoder_ane = Recipe(
     applies_to=is_encoder,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

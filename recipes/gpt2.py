@@ -12,7 +12,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.interpret.attentions import attentions
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -39,4 +39,5 @@ gpt2_ane = Recipe(
     ),
     applies_to=has_attention,
     psnr=60.0,
+    repairs=STEPS,
 )

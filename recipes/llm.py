@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from anesurgery import passes
 from anesurgery.recipes.decoder import is_causal
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 llm_ane = Recipe(
@@ -38,4 +38,5 @@ llm_ane = Recipe(
     applies_to=is_causal,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

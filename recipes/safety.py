@@ -16,8 +16,8 @@ from anesurgery import passes
 from anesurgery.surgery import Recipe
 
 FREE = (passes.FuseExponential(), passes.SumToMean(most=4.0), passes.MeanQuotient(), passes.ScaleScores())
-"""Repairs that mostly add no op, and lose nothing of small numbers. The recipes of families run them, and drop
-what makes the model slower."""
+"""Repairs that mostly add no op, and lose nothing of small numbers. The recipes of families run them always,
+and drop what makes the model slower; of `STEPS` they and `auto` run what the inputs at hand need."""
 
 STEPS = (
     passes.FuseExponential(),

@@ -20,7 +20,7 @@ from anesurgery.facts.attention import runtime_inputs
 from anesurgery.facts.makeup import described, is_picture, makeup
 from anesurgery.interpret.attentions import attentions
 from anesurgery.mil import Function, Program, np_dtype
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -76,4 +76,5 @@ seq2seq_ane = Recipe(
     applies_to=is_seq2seq,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

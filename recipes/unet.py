@@ -14,7 +14,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -48,4 +48,5 @@ unet_ane = Recipe(
     applies_to=gives_pictures,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

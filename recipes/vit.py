@@ -16,7 +16,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -52,4 +52,5 @@ vit_ane = Recipe(
     applies_to=sees_pictures,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

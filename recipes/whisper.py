@@ -15,7 +15,7 @@ from anesurgery import passes
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import described, makeup
 from anesurgery.mil import Program
-from anesurgery.recipes.safety import FREE
+from anesurgery.recipes.safety import FREE, STEPS
 from anesurgery.surgery import Recipe
 
 
@@ -50,4 +50,5 @@ whisper_ane = Recipe(
     applies_to=is_speech,
     strict=True,
     psnr=60.0,
+    repairs=STEPS,
 )

@@ -1,11 +1,11 @@
 """The gate of a recipe: of its steps, the set that makes a model fastest on its target; others are reported.
 
-What the caller asked for by name is done all the same, with a warning.
+What the caller asked for by name, or the inputs at hand need, is done all the same, with a warning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -30,7 +30,7 @@ class Passed:
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
     """The name of each other one, and why it does not."""
     warnings: list[str] = field(default_factory=list)
-    """What is lost by steps that stay since they were asked for by name."""
+    """What is lost by steps that stay whatever they cost."""
     notes: list[str] = field(default_factory=list)
     """What stays although the estimate speaks against it, with the measurement; what grows, and for what."""
 
@@ -107,7 +107,7 @@ def passing(
     again: Callable[[], Subject],
     after: Subject,
     session: Session,
-    asked: Collection[str] = (),
+    wanted: Mapping[str, str] | None = None,
 ) -> Passed:
     """The steps of a recipe that pass its gate, and why the others do not.
 
@@ -123,7 +123,7 @@ def passing(
         again: makes the model anew, as it was before the first step.
         after: the model after the last one.
         session: in which they were run.
-        asked: names of the steps that the caller asked for.
+        wanted: names of the steps that stay whatever they cost, and why, after their name.
 
     Raises:
         LoadError: `again` gives another model: the file was changed since.
@@ -141,7 +141,7 @@ def passing(
         return model
 
     touched = frozenset(watch.touched)
-    return Gate(steps, Way((), watch.start), whole, Bench(before, session), asked, touched).passed()
+    return Gate(steps, Way((), watch.start), whole, Bench(before, session), wanted or {}, touched).passed()
 
 
 def standing(model: Subject, target: str | None) -> Standing | None:
@@ -208,7 +208,8 @@ class Gate:
     whole: Way
     """All steps that edited the model."""
     bench: Bench
-    asked: Collection[str]
+    wanted: Mapping[str, str]
+    """Name of a step that stays whatever it costs -> why, in words that follow its name."""
     touched: frozenset[str] = frozenset()
     """Names of the steps of which later ones replaced something."""
     losses: dict[str, str] = field(default_factory=dict)
@@ -225,8 +226,8 @@ class Gate:
     def passed(self) -> Passed:
         """The steps that stay, and what is said of all."""
         end = self.best()
-        wanted = self.said.notes or self.said.warnings  # measured, or asked for: it may take longer
-        if self.session.target and not wanted and end.end.dearer(self.start.end):
+        slower = self.said.notes or self.said.warnings  # measured, or wanted: it may take longer
+        if self.session.target and not slower and end.end.dearer(self.start.end):
             self.strict, self.losses, self.said = True, {}, Passed([])
             end = self.best()
         self.said.end = end.end
@@ -287,8 +288,8 @@ class Gate:
         if loss and not new.end.leaves(old.end) and (gain := self.measured(step, old)):
             self.said.notes.append(f"{step.name}: {overruled(gain, loss)}")
             return ""
-        if loss and step.name in self.asked:
-            self.said.warnings.append(f"{step.name} was asked for, and is kept although {loss}")
+        if loss and step.name in self.wanted:
+            self.said.warnings.append(f"{step.name} {self.wanted[step.name]}, and is kept although {loss}")
             return ""
         return loss
 
@@ -308,7 +309,7 @@ class Gate:
     def pruned(self, end: Way) -> Way:
         """Without the steps that later ones made useless: the model stands better, or is smaller, without."""
         for step in [b.steps[-1] for a, b in pairwise(self._ways(end)[:-1]) if self.doubtful(a, b)]:
-            bound = step.essential or step.name in self.asked or self.trials <= 0
+            bound = step.essential or step.name in self.wanted or self.trials <= 0
             if bound or self.measured(step, self.start):
                 continue
             self.trials -= 1

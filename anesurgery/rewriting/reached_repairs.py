@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from anesurgery.checking.exactness import Yardstick, in_decibels, less_exact
+from anesurgery.checking.exactness import MOST_FLOP, Yardstick, in_decibels, less_exact
 from anesurgery.errors import SurgeryError
 from anesurgery.files.copying import copied
 from anesurgery.mil import Program
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.exact_steps import yardstick
 from anesurgery.rewriting.passes import Pass, run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.subject import Subject
 
 WRONG = 40.0
 """PSNR in dB below which outputs count as wrong: the gate of a certificate."""
 HALVES = 6.0
 """dB by which a repair must bring outputs nearer: half the error is left. A choice: less is rounding."""
+RIGHT = 60.0
+"""PSNR in dB from which one repair needs no other beside it: what recipes promise of outputs."""
+FLOP = 32 * MOST_FLOP
+"""A program of more is not run for this: three runs tell that outputs are right, each of some seconds."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +46,36 @@ class Reached:
         return f"{names}: without it outputs are wrong on the inputs at hand, {gains} of what the model means"
 
 
+def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Iterator[Reached]:
+    """What each program of a model needs of some repairs, on the inputs of a session or on sampled ones.
+
+    Nothing is run of a program without a finding about its numbers.
+
+    Args:
+        steps: in the order in which they run.
+        model: as it was given; it is not changed.
+        session: in which they will run.
+    """
+    target = Target.parse(session.target or "any")
+    for program in model.chosen if steps else ():
+        if not isinstance(program, Program):
+            continue
+        inspections = placed(program, target, advice=True)
+        if any(finding.kind == "numeric" for one in inspections for finding in one.all_findings):
+            session.spec = model.spec_of(program)
+            measured = replace(yardstick(program, session), seeds=1, most_flop=FLOP)
+            reached = reached_repairs(steps, program, session, measured)
+            yield from () if reached is None else (reached,)
+
+
 def reached_repairs(
     steps: Sequence[Pass], program: Program, session: Session, measured: Yardstick
 ) -> Reached | None:
     """The fewest of some repairs that bring wrong outputs nearer to what the model means.
 
     All run at first, as two hazards of one model hide each other; then each is left out once, the last one
-    first, and stays away where the outputs are as near without it and the model stands no worse: what one
-    repair keeps on the engine another may take off it.
+    first, and stays away where the outputs are as near without it, or right, and the model stands no worse:
+    what one repair keeps on the engine another may take off it.
 
     Args:
         steps: in the order in which they run.
@@ -67,7 +95,8 @@ def reached_repairs(
         return None
     for step in reversed(repaired.steps):
         others = _after([s for s in repaired.steps if s is not step], program, session, measured)
-        if others is None or less_exact(repaired.after, others.after):
+        enough = {name: min(value, RIGHT) for name, value in repaired.after.items()}
+        if others is None or less_exact(enough, others.after):
             continue
         stands, stood = (Standing.of(placed(one.program, target)) for one in (others, repaired))
         repaired = repaired if stands.loss(stood) else others

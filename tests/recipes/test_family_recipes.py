@@ -11,6 +11,7 @@ from standings import stand
 
 import anesurgery as ane
 from anesurgery import recipes
+from anesurgery.checking.metrics import compare_arrays
 from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
@@ -306,3 +307,30 @@ def test_where_nothing_is_to_be_repaired_nothing_is_said_of_it() -> None:
         surgery = ane.apply(encoder, recipe, quiet=True)
         found = [name for name, _ in surgery.refusals if name in ("scale_scores", "mean_quotient")]
         assert bool(found) is said, recipe
+
+
+@mb.program(input_specs=[mb.TensorSpec((1, 8, 16), dtype=types.fp16)], opset_version=ct.target.iOS17)
+def loud_attention(x: Var) -> Var:
+    """Attention over tokens that are divided by their length, whose squares may be beyond fp16."""
+    squares = mb.reduce_sum(x=mb.square(x=x), axes=[-1], keep_dims=True)
+    tokens = mb.real_div(x=x, y=mb.sqrt(x=squares))
+    shares = mb.softmax(x=mb.matmul(x=tokens, y=tokens, transpose_y=True), axis=-1)
+    return mb.matmul(x=shares, y=tokens, name="y")
+
+
+@pytest.mark.filterwarnings("ignore:scale_roots repairs what goes wrong")
+@pytest.mark.parametrize("prove", ["both", None])
+def test_a_family_repairs_what_the_inputs_reach(prove: str | None) -> None:
+    """The wrong version: the recipe without its repairs, after which the outputs are as wrong as before."""
+    quiet = {"x": np.linspace(-1, 1, 128, dtype=np.float16).reshape(1, 8, 16)}
+    loud = {"x": quiet["x"] * np.float16(900)}
+    given: dict[str, Any] = {"target": "M1/macOS 14", "prove": prove, "quiet": True}
+    assert not ane.apply(loud_attention, "gpt2_ane", inputs=quiet, **given).changes
+    surgery = ane.apply(loud_attention, "gpt2_ane", inputs=loud, **given)
+    assert "scale_roots" in {change.pass_name for change in surgery.changes}
+    assert any("scale_roots: without it outputs are wrong on the inputs at hand" in n for n in surgery.notes)
+    without = recipes.gpt2_ane.with_options(scale_roots=False, widen_to_fp32=False)
+    left = ane.apply(loud_attention, without, inputs=loud, **given)
+    exact = ane.run(loud_attention, loud)["y"]
+    near, far = (ane.run(one.program, loud, precision="fp16")["y"] for one in (surgery, left))
+    assert compare_arrays("y", exact, far).psnr < 10 < 60 < compare_arrays("y", exact, near).psnr

@@ -25,8 +25,10 @@ HEAD = """# What goes wrong in numbers
 
 Each row is a small graph that gives other numbers in fp16, or on the engine, than it means. `inspect` names
 it by the rule where intervals, constants and weights do not exclude it, and `ane.apply(model,
-"safe_numbers")` runs the repairs; each can be asked for by name. "Shown" is what the interpreter's
-arithmetic makes of the graph and of its repair, as PSNR against fp64; where no arithmetic here shows it,
+"safe_numbers")` runs the repairs; each can be asked for by name. `auto` and the recipes of families run those
+without which outputs are below 40 dB on `inputs=`, or on sampled ones, and say what they cost. "Shown" is
+what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; where no
+arithmetic here shows it,
 only the rule and the reports do. Times on a Mac were not measured. `make hazards` writes this page, and a
 test holds each row: it is named, a harmless twin is not, and the repair brings 60 dB or more.
 

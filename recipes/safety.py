@@ -43,6 +43,7 @@ STEPS = (
     passes.StableAngle(),
     passes.FlatGather(),
     passes.WidenToFp32(),
+    passes.HoldGuards(),
 )
 
 safe_numbers = Recipe(

@@ -30,7 +30,8 @@ class Hazard:
         harmless: the same where it cannot fail: no rule of numbers may speak of it.
         rule: which names it.
         repair: the pass that repairs it; "" where none does.
-        arithmetic: under which the interpreter shows it: "fp16", "ane", "ane:M1"; "" where none does.
+        arithmetic: under which the interpreter shows it: "fp16", "ane", "ane:M1", or "flushed", in which
+            subnormal numbers are 0; "" where none does.
         because: what goes wrong, and, without a repair, what to do.
         measured: what was seen on a device, with chip, system and source; "" where nothing was published.
         twin_shape: of the input of the twin; that of the inputs by default.
@@ -245,6 +246,17 @@ def least_of_log(least: float) -> Build:
     """A logarithm of what is clipped from below, as log-mel front ends are written."""
     clip = partial(mb.clip, alpha=HALF(least), beta=HALF(np.inf))
     return lambda x: mb.log(x=clip(x=mb.relu(x=bounded(x))), epsilon=NONE, name="y")
+
+
+def unit_rows(least: float) -> Build:
+    """Rows divided by their largest magnitude, or by no less than a number."""
+
+    def build(x: Var) -> Var:
+        x = bounded(x)
+        length = mb.maximum(x=rows(mb.reduce_max, mb.abs(x=x)), y=HALF(least))
+        return mb.real_div(x=x, y=mb.tile(x=length, reps=[1, 64]), name="y")
+
+    return build
 
 
 def root_guard(epsilon: float) -> Build:
@@ -909,9 +921,9 @@ HAZARDS: tuple[Hazard, ...] = (
         np.zeros((2, 64), HALF),
         log_guard(1e-4),
         "num-eps-subnormal",
-        "",
-        "",
-        "the multiplier of H13 takes subnormal numbers for 0; use 6.1e-5 or more",
+        "hold_guards",
+        "flushed",
+        "the multiplier of H13 takes subnormal numbers for 0",
         "log-mel with a guard of 1e-6: cosine 0.046 (M1 Max: findit-studio/coremlit)",
     ),
     Hazard(
@@ -920,9 +932,19 @@ HAZARDS: tuple[Hazard, ...] = (
         np.zeros((2, 64), HALF),
         least_of_log(1e-4),
         "num-eps-subnormal",
-        "",
-        "",
-        "the multiplier of H13 takes subnormal numbers for 0; use 6.1e-5 or more",
+        "hold_guards",
+        "flushed",
+        "the multiplier of H13 takes subnormal numbers for 0",
+    ),
+    Hazard(
+        "least length of rows, subnormal",
+        unit_rows(1e-6),
+        np.zeros((2, 64), HALF),
+        unit_rows(1e-4),
+        "num-eps-subnormal",
+        "hold_guards",
+        "flushed",
+        "the multiplier of H13 takes subnormal numbers for 0, and 0 / 0 is NaN",
     ),
     Hazard(
         "least number of a logarithm, rounded by a converter",
@@ -930,9 +952,10 @@ HAZARDS: tuple[Hazard, ...] = (
         np.zeros((2, 64), HALF),
         least_of_log(1e-4),
         "num-eps",
-        "",
-        "",
-        "1e-10 became 6e-8, and none can tell what it was; convert in fp32, of which `compute_fp16` keeps it",
+        "hold_guards",
+        "flushed",
+        "1e-10 became 6e-8, which is held; what it was none can tell: convert in fp32, of which `compute_fp16` "
+        "keeps it",
     ),
     Hazard(
         "guard that is 0",
@@ -940,9 +963,9 @@ HAZARDS: tuple[Hazard, ...] = (
         np.zeros((2, 64), HALF),
         root_guard(1e-4),
         "num-eps",
+        "hold_guards",
         "",
-        "",
-        "1e-12 is 0 in fp16, and nobody can tell what it was; use 1e-7 or more",
+        "1e-12 is 0 in fp16, and 0 times infinity NaN; 6e-8 takes its place",
     ),
     Hazard(
         "third power",

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from flushed import Flushed
 from hazard_graphs import HAZARDS, Hazard
 from published_values import tables
 
@@ -27,9 +29,9 @@ Each row is a small graph that gives other numbers in fp16, or on the engine, th
 it by the rule where intervals, constants and weights do not exclude it, and `ane.apply(model,
 "safe_numbers")` runs the repairs; each can be asked for by name. `auto` and the recipes of families run those
 without which outputs are below 40 dB on `inputs=`, or on sampled ones, and say what they cost. "Shown" is
-what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; where no
-arithmetic here shows it,
-only the rule and the reports do. Times on a Mac were not measured. `make hazards` writes this page, and a
+what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; `flushed` is
+fp16 whose subnormal numbers count as 0, whatever op reads them (more than was measured). Where no arithmetic
+here shows a hazard, only the rule and the reports do. Times on a Mac were not measured. `make hazards` writes this page, and a
 test holds each row: it is named, a harmless twin is not, and the repair brings 60 dB or more.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
@@ -45,7 +47,8 @@ def exact(hazard: Hazard) -> Array:
 
 def decibels(program: Program, hazard: Hazard, arithmetic: str) -> float:
     """How near a program comes to what the model means; NaN and infinities are minus infinity."""
-    (value,) = run(program, {"x": hazard.inputs}, precision=arithmetic).values()
+    precision: Any = Flushed() if arithmetic == "flushed" else arithmetic
+    (value,) = run(program, {"x": hazard.inputs}, precision=precision).values()
     wanted, found = exact(hazard), np.asarray(value, np.float64)
     if not np.isfinite(found).all():
         return -math.inf

@@ -35,7 +35,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.ops import COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
+from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.behind_norms import far_end
 from anesurgery.placement.rules.mask_fills import (
@@ -426,19 +426,43 @@ def _kept_away(var: Var) -> bool:
     return maker is not None and any(is_stored(v) for _, v in operands(maker))
 
 
-def _least_of_logarithm(op: Operation) -> float | None:
-    """The least number that a clip or a maximum leaves of what a logarithm reads, if it may be reached."""
+def _least_guard(op: Operation) -> tuple[float, bool] | None:
+    """The least number that a clip or a maximum leaves of what needs it, if below `NORMAL` and within reach.
+
+    Returns:
+        It, and whether a logarithm reads it; None for others.
+    """
     stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
     value = op.x if op.op_type == "clip" or stored is not op.x else op.y
     least = number(stored)
-    reads = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
-    return least if reads and least is not None and bounds.interval(value)[0] <= least else None
+    if least is None or not LEAST / 2 < least < NORMAL or bounds.interval(value)[0] > least:
+        return None
+    logarithm = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
+    return (least, logarithm) if logarithm or _divides(op.outputs[0]) else None
+
+
+def _divides(var: Var) -> bool:
+    """Is something divided by a value, or by the root of it as an op of its own?"""
+    pending, reached = [var], {var}
+    while pending:
+        for reader in consumers(pending.pop()):
+            if reader.op_type in ("inverse", "rsqrt") or (reader.op_type == "real_div" and reader.y in reached):
+                return True
+            if reader.op_type in HANDS_ON:
+                fresh = [v for v in reader.outputs if v not in reached]
+                reached.update(fresh)
+                pending += fresh
+    return False
+
+
+HANDS_ON = CARRIERS | {"tile"}
+"""Ops that hand a divisor on."""
 
 
 def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
     if op.op_type in ("maximum", "clip"):
-        if not _half(op) or _least_of_logarithm(op) != LEAST:
+        if not _half(op) or _least_guard(op) != (LEAST, True):
             return ""
         return f"{LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
     epsilon = _epsilon(op) if _half(op) else None
@@ -453,11 +477,12 @@ def lost_epsilon(op: Operation, target: Target) -> str:
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
-    """An epsilon written out, or a least number of a logarithm, that is subnormal in fp16."""
+    """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
     if op.op_type in ("maximum", "clip"):
-        least = _least_of_logarithm(op) if _half(op) else None
-        subnormal = least is not None and LEAST < least < NORMAL
-        return f"the least number {least:.2g} is subnormal in fp16 (below {NORMAL:.1g})" if subnormal else ""
+        guard = _least_guard(op) if _half(op) else None
+        if guard is None or guard == (LEAST, True):
+            return ""
+        return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
     epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
     if epsilon is None or not LEAST / 2 < epsilon < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
         return ""
@@ -679,8 +704,8 @@ RULES: tuple[Rule, ...] = (
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
         grade=Grade.DOCUMENTED,
-        advice="1e-7 or more; 1e-5 where the model allows it; of a model converted in fp32, compute_fp16 keeps "
-        "what rests on such a number in fp32",
+        advice="1e-7 or more; 1e-5 where the model allows it; hold_guards puts the smallest number of fp16 in "
+        "the place of a 0; of a model converted in fp32, compute_fp16 keeps what rests on such a number so",
     ),
     _numeric(
         "num-eps-subnormal",
@@ -691,6 +716,7 @@ RULES: tuple[Rule, ...] = (
         test=subnormal_epsilon,
         grade=Grade.GUESS,
         scope=Scope(frozenset({13}), via="compiler"),
+        remedy="hold_guards",
         advice="6.1e-5 or more is safe on both units",
     ),
     _numeric(

@@ -32,7 +32,8 @@ each number stays what it was there, to the last digit. Roots, reciprocals and q
 lost. An epsilon of a norm, or of a bare reciprocal root, that is 0 in fp16 becomes 6e-8, the smallest number
 that is not: a variance v beside it is changed by 6e-8 / v, which fp16 does not see from 1.2e-4 on.
 
-Refuses when what is guarded is never so small, and when a divisor may be negative.
+Refuses when what is guarded is never so small, when a divisor may be negative, and when its least number is
+6e-8, as converters write every smaller one: elementwise ops were seen to hold it.
 
 Why it helps: the multiplier of H13 takes subnormal numbers for 0 (measured through the private compiler:
 sbryngelson/ANEForge), and a log-mel front end with a guard of 1e-6 had a cosine of 0.046 (M1 Max:
@@ -90,11 +91,13 @@ class HoldGuards(Rewrite):
             return Refusal(words, m.root, idle=True)
         if low < 0 and not guarded.clips and guarded.ends in ("real_div", "inverse"):
             return Refusal(f"%{guarded.var.name} may be negative, and is not kept from 0", m.root)
+        if guarded.clips and guarded.least == LEAST and not guarded.lost and guarded.ends != "log":
+            return Refusal("6e-8 keeps it from 0 where subnormal numbers are held", m.root, idle=True)
         inside = {guarded.var: (NORMAL, 4.0)} if guarded.lost else {}
         return m.bind(ops=(m.root, *guarded.ops), guarded=guarded, positive=low >= 0, within=inside)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        """The same of numbers that are divided by the unit."""
+        """Do the same with numbers that are divided by the unit."""
         if m.root.op_type in an.ops.NORMS:
             return an.again(mb, m.root, epsilon=LEAST)
         guarded, value = m.guarded, m.guarded.var
@@ -170,7 +173,7 @@ def _is_broadcast(tile: Operation) -> bool:
 
 
 def _of_norm(m: Match) -> Match | Refusal:
-    """A norm whose epsilon is 0 in fp16; of a batch norm the variance is known."""
+    """Accept a norm whose epsilon is 0 in fp16; of a batch norm the variance is known."""
     epsilon = an.number(m.root.inputs.get("epsilon"))
     if m.root.op_type == "batch_norm" or epsilon is None or epsilon > LEAST / 2:
         return an.NO_MATCH

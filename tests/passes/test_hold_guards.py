@@ -61,8 +61,10 @@ def only(program: Program, x: Array, precision: object) -> Array:
     return np.asarray(value, np.float64)
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("epsilon", [1e-5, LEAST])
+CASES = [(form, 1e-5) for form in FORMS] + [("log of a clip", LEAST), ("quotient", LEAST)]
+
+
+@pytest.mark.parametrize(("form", "epsilon"), CASES)
 def test_numbers_of_every_size(form: str, epsilon: float) -> None:
     """fp16, which holds subnormal numbers, loses nothing that 60 dB show; where they count as 0, 0 is right."""
     program = built(FORMS[form], epsilon)
@@ -117,6 +119,7 @@ def test_refusals() -> None:
     )
     signed: Body = lambda x, e: mb.inverse(x=mb.add(x=x, y=HALF(e)), epsilon=NONE)  # noqa: E731
     assert_refuses(HoldGuards(), built(signed), "may be negative, and is not kept from 0")
+    assert_refuses(HoldGuards(), built(FORMS["quotient by rows"], LEAST), "6e-8 keeps it from 0")
 
 
 def test_a_normal_guard_stays() -> None:

@@ -480,7 +480,7 @@ def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
     if op.op_type in ("maximum", "clip"):
         guard = _least_guard(op) if _half(op) else None
-        if guard is None or guard == (LEAST, True):
+        if guard is None or guard[0] == LEAST:  # what converters write for less
             return ""
         return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
     epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None

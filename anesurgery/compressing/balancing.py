@@ -36,24 +36,13 @@ import torch
 from anesurgery.compressing.correcting import op_by_op
 from anesurgery.compressing.fitted import grid_of
 from anesurgery.compressing.second_order import moments
-from anesurgery.compressing.storing import Key, key_of
+from anesurgery.compressing.storing import Key, hold, key_of
 from anesurgery.compressing.weight_forms import read_form
 from anesurgery.compressing.weight_rows import READERS, Rows, rows_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.ops.quantization import dequantize, quantize
-from anesurgery.mil import (
-    Array,
-    Function,
-    Operation,
-    Program,
-    Var,
-    constant,
-    is_output,
-    mb,
-    stamp,
-    static_shape,
-)
+from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, static_shape
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 """Exponents of the size of a channel; 0 is the model as it is."""
@@ -596,17 +585,4 @@ def apply(group: Group, exponents: Array) -> None:
     if not exponents.any():
         return
     for held, sign in _signed(group):
-        _replace(held, _scaled(held, sign * exponents))
-
-
-def _replace(held: Held, value: Array) -> None:
-    """Let an op read another constant, under the name of the old one and a word."""
-    old, block = held.var, held.op.enclosing_block
-    assert block is not None
-    assert old.op is not None
-    with block:
-        new = mb.const(val=value, name=f"{old.name}_balanced", before_op=held.op)
-    stamp(new.op, old.op)
-    held.op.set_inputs(**{held.name: new}, no_check_var_types=True)
-    if not old.child_ops and not old.consuming_blocks:
-        block.remove_ops([old.op])
+        hold(held.op, held.name, _scaled(held, sign * exponents), f"{held.var.name}_balanced")

@@ -12,7 +12,7 @@ to what the plain model makes.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -21,14 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.fitted import Fitting
 from anesurgery.compressing.rounding import best, lost, nearest
 from anesurgery.compressing.second_order import Shares, moments, unit_of
 from anesurgery.compressing.weight_rows import Rows, rows_of
 from anesurgery.errors import NotFinite
+from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.set_aside import set_aside
-from anesurgery.interpret import inputs
+from anesurgery.interpret import inputs, state
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
 from anesurgery.interpret.listener import Listener
@@ -48,6 +50,11 @@ Values = Mapping[str, Any]
 NOTHING: Array = np.empty(0)
 Choose = Callable[["Candidate"], "str | None"]
 """The form that a weight gets, such as "int4"; None where it stays as it is."""
+Losses = Callable[[Sequence[int], Step], tuple[float, float]]
+"""(numbers of samples, another form of the step that is about to be taken) -> the loss at the outputs as it is,
+and with that."""
+Norm = Callable[[Step, Sequence[Values], Sequence[Values], Losses], Step]
+"""A norm, what it reads and what it reads in the plain model, for each sample -> the step to take."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +165,8 @@ class Correction:
     """Are the numbers wanted that each weight decodes to? All of them take as much memory as the model."""
     folder: Path | None = None
     """Where what memory need not hold is set aside; that of the system for temporary files by default."""
+    norms: Mapping[Operation, Norm] = field(default_factory=dict)
+    """Ops that are corrected in front of weights which are not compressed yet."""
     made: list[Corrected] = field(default_factory=list)
     plain_outputs: list[dict[str, Array]] = field(default_factory=list)
     """What the plain function makes of `plain`."""
@@ -183,7 +192,13 @@ class Correction:
                 if one.var not in begun:
                     begun[one.var] = self._begun(one, read, wanted, later)
 
-        def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values]) -> Step:
+        def ready(step: Step) -> Step:
+            step = _with_weights(step, held)
+            return _shifted(step, shifts[step.op]) if step.op in shifts else step
+
+        def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values], onward: Onward) -> Step:
+            if step.op in self.norms:
+                return self.norms[step.op](step, read, wanted, partial(onward.losses, ready))
             begin(step, read, wanted)
             for one in first.get(step.op, ()):
                 if (done := begun[one.var]) is not None:
@@ -191,14 +206,14 @@ class Correction:
                     shifts.update(corrected.shifts)
                     held[one.var] = executable.plan._tensor(np.ascontiguousarray(corrected.array))
                 begun[one.var] = None
-            step = _with_weights(step, held)
-            for var in [var for var in held if last[var] is step.op]:
-                del held[var]
-            return _shifted(step, shifts.pop(step.op)) if step.op in shifts else step
+            step = ready(step)
+            shifts.pop(step.op, None)
+            _drop(held, last, step.op)
+            return step
 
         both = executable, Executable(self.loaded.program, function=self.name, fuse=False)
         samples = self.samples, self.samples if self.plain is None else self.plain
-        ops = {r.op for one in self.chosen for r in one.readers}
+        ops = {r.op for one in self.chosen for r in one.readers} | self.norms.keys()
         ahead = Ahead(begin, self.ahead - 1)
         outputs, self.plain_outputs = side_by_side(
             both, samples, compress, ops, ahead, self.outputs, self.folder
@@ -244,6 +259,12 @@ class Correction:
         self.made.append(corrected if self.arrays else _aside(corrected, self.folder))
         self.told(len(self.made))
         return corrected
+
+
+def _drop(held: dict[Var, torch.Tensor], last: Mapping[Var, Operation], op: Operation) -> None:
+    """Let go of the weights that no op after this one reads."""
+    for var in [var for var in held if last[var] is op]:
+        del held[var]
 
 
 def _aside(corrected: Corrected, folder: Path | None) -> Corrected:
@@ -383,7 +404,7 @@ def _last_of(plan: Plan, ops: Collection[Operation]) -> int:
     return max((n for n, step in enumerate(plan.steps) if step.op in ops), default=0)
 
 
-def _rest(executable: Executable, env: Env, steps: Sequence[Step]) -> dict[str, Array]:
+def _rest(executable: Executable, env: Env, steps: Iterable[Step]) -> dict[str, Array]:
     """The outputs of a sample, whose last steps are taken by itself: logits of all samples would be large."""
     bound = list(env.values())
     with torch.inference_mode():
@@ -449,8 +470,58 @@ def _values_of(step: Step) -> Iterator[Var]:
         yield from read if isinstance(read, tuple) else (read,)
 
 
-Beside = Callable[[Step, Sequence[Values], Sequence[Values]], Step]
-"""A step, what it reads and what it reads in the plain model, for each sample -> the step to take."""
+@dataclass(frozen=True)
+class Onward:
+    """The compressed model and the plain one before a step, from which a sample may go on by itself."""
+
+    executables: tuple[Executable, Executable]
+    envs: tuple[Sequence[Env], Sequence[Env]]
+    """What is there, for each sample."""
+    step: Step
+
+    def losses(self, ready: Callable[[Step], Step], numbers: Sequence[int], other: Step) -> tuple[float, float]:
+        """The loss at the outputs if all weights behind the step stay as they are: KL where they choose.
+
+        Args:
+            ready: gives the steps behind with the weights that are compressed already.
+            numbers: of the samples.
+            other: in place of the step.
+
+        Returns:
+            With the step as it is, and with the other one.
+        """
+        function = self.executables[0].function
+        names = logits_of(function) or {v.name for v in function.outputs}
+        costs = Cost(), Cost()
+        for number in numbers:
+            wanted = self._outputs(number, 1, lambda step: step)
+            for cost, one in zip(costs, (self.step, other), strict=True):
+                found = self._outputs(number, 0, partial(_or, ready, one))
+                cost.add({name: wanted[name] for name in names}, found)
+        return costs[0].lost(bool(logits_of(function))), costs[1].lost(bool(logits_of(function)))
+
+    def _outputs(self, number: int, which: int, ready: Callable[[Step], Step]) -> dict[str, Array]:
+        executable, env = self.executables[which], self.envs[which][number]
+        plan = executable.plan
+        first = next(n for n, each in enumerate(plan.steps) if each.op is self.step.op)
+        copied = {
+            var: state.Box(value.value) if isinstance(value, state.Box) else value for var, value in env.items()
+        }
+        in_place, plan.in_place = plan.in_place, set()  # what is there stays
+        try:
+            return _rest(executable, copied, map(ready, plan.steps[first:]))
+        finally:
+            plan.in_place = in_place
+
+
+def _or(ready: Callable[[Step], Step], one: Step, step: Step) -> Step:
+    """A step made ready, or the one of its op that is so already."""
+    return one if step.op is one.op else ready(step)
+
+
+Beside = Callable[[Step, Sequence[Values], Sequence[Values], Onward], Step]
+"""A step, what it reads and what it reads in the plain model, for each sample, and how it would go on
+-> the step to take."""
 
 
 def side_by_side(
@@ -479,11 +550,14 @@ def side_by_side(
     plain = executables[1]
     envs: list[Env] = [dict(inputs.bind(plain.function, values, None)) for values in samples[1]]
     steps = {step.op: step for step in plain.plan.steps}
+    there: list[Sequence[Env]] = [[]]
 
     def both(step: Step, read: Sequence[Values]) -> Step:
-        return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs])
+        onward = Onward(executables, (there[0], envs), step)
+        return before(step, read, [plain.plan.arguments(steps[step.op], env) for env in envs], onward)
 
     def look(step: Step, others: Sequence[Env]) -> None:
+        there[0] = others
         ahead.look(step, (executables[0].plan, plain.plan), (others, envs), ops)
 
     def beside(step: Step) -> None:

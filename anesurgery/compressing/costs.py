@@ -72,6 +72,10 @@ class Cost:
         """Share of rows whose largest entry is the same; 1 where no output has rows."""
         return sum(s.agree for s in self.sums.values()) / self.rows if self.rows else 1.0
 
+    def lost(self, chooses: bool) -> float:
+        """KL where the outputs choose; else the squared error of the worst one, as a share of its peak's."""
+        return self.kl if chooses and self.rows else 10 ** (-self.psnr / 10)
+
     def words(self, chooses: bool) -> str:
         """What the outputs lose; KL and top-1 where they choose among classes or tokens."""
         if self.psnr == math.inf:

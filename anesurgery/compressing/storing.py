@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
-from anesurgery.mil import Function, Operation, Program, Var, mb, stamp
+from anesurgery.mil import Array, Function, Operation, Program, Var, mb, stamp
 from anesurgery.regions.compressed_weights import Result, build
 
 Key = tuple[tuple[int, ...], str, str]
@@ -56,15 +56,26 @@ def shift(made: Corrected, readers: Iterable[Operation]) -> None:
     for op in readers:
         if not takes_bias(op):
             continue
-        old, block = op.inputs.get("bias"), op.enclosing_block
-        bias = new_bias(op, made.shifts.get(op, first))
-        assert block is not None
-        with block:
-            var = mb.const(val=bias, name=f"{op.name}_bias_corrected", before_op=op)
-        stamp(var.op, op)
-        op.set_inputs(bias=var, no_check_var_types=True)
-        if old is not None and not old.child_ops and not old.consuming_blocks:
-            block.remove_ops([old.op])
+        hold(op, "bias", new_bias(op, made.shifts.get(op, first)), f"{op.name}_bias_corrected")
+
+
+def hold(op: Operation, name: str, value: Array, called: str) -> None:
+    """Let an op read another constant, or one where it had none; the old one goes where nothing else reads it.
+
+    Args:
+        op: the op.
+        name: of its input.
+        value: what it reads from now on.
+        called: the name of the constant.
+    """
+    old, block = op.inputs.get(name), op.enclosing_block
+    assert block is not None
+    with block:
+        new = mb.const(val=value, name=called, before_op=op)
+    stamp(new.op, op if old is None else old.op)
+    op.set_inputs(**{name: new}, no_check_var_types=True)
+    if old is not None and not old.child_ops and not old.consuming_blocks:
+        block.remove_ops([old.op])
 
 
 @dataclass(frozen=True)

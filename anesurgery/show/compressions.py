@@ -50,7 +50,7 @@ def whole_lines(compression: Compression) -> list[str]:
         _reason(row, sum(1 for r in compression.weights if (r.form, r.why) == key))
         for key, row in reasons.items()
     ]
-    lines += [*_inputs(compression), *_balanced(compression)]
+    lines += [*_inputs(compression), *_balanced(compression), *_norms(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
 
@@ -82,6 +82,19 @@ def _balanced(compression: Compression) -> list[str]:
         if not compression.balanced
         else [f"{len(taken)} of {len(compression.balanced)} values balanced", *lines]
     )
+
+
+def _norms(compression: Compression) -> list[str]:
+    """How many norms were corrected, and what that did where it is judged."""
+    if not (tried := compression.norms):
+        return []
+    kept = [one for one in tried if one.kept]
+    lines = [f"{len(kept)} of {len(tried)} norms corrected, by what samples lose that they were not fitted to"]
+    for one in kept[:ROWS]:
+        before, after = one.loss or (0.0, 0.0)
+        lines.append(f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}")
+    worse = sum(one.loss is not None and not one.kept for one in tried)
+    return [*lines, f"norms unchanged, since the outputs would not lose less: {worse}"] if worse else lines
 
 
 def _reason(row: CompressedWeight, count: int) -> str:

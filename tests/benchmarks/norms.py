@@ -2,6 +2,7 @@
 
 The GPT-2 of the demo, one form for all weights: what each norm makes is brought as near as it can be to what it
 makes in the plain model, on the texts of the calibration, and judged on texts that share no letter with them.
+The second table has the norms that `compress` itself fitted, and whether it kept them.
 """
 
 from __future__ import annotations
@@ -70,12 +71,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bits", type=int, nargs="+", default=[4], choices=(1, 2, 4, 6, 8))  # 3: iOS 18
     rows: list[list[str]] = []
+    fitted_norms: list[list[str]] = []
     for bits in parser.parse_args().bits:
         with tempfile.TemporaryDirectory() as folder:
             model = language_model(Path(folder), 32)
             plain = ane.load(model.package).program
             options: dict[str, Any] = {"for_": "size", "mixed": False, "smallest": SMALLEST}
             small = ane.compress(plain, bits, inputs=model.measured, **options)
+            for one in small.norms:
+                falls = [
+                    "" if pair is None else f"{pair[0]:.3g} -> {pair[1]:.3g}" for pair in (one.error, one.loss)
+                ]
+                fitted_norms.append([f"{bits}", one.norm, *falls, "yes" if one.kept else "no"])
             programs = small.subject.loaded.program, plain
             fitted, judged = (
                 tuple(made(program, texts) for program in programs)
@@ -84,6 +91,8 @@ def main() -> None:
             for name, shares in gained((fitted[0], fitted[1]), (judged[0], judged[1])).items():
                 rows.append([f"{bits}", name, *(f"{100 * share:.1f} %" for share in shares)])
     print(table(rows, ("bits", "norm", "taken away, calibration", "taken away, other text")))
+    print()
+    print(table(fitted_norms, ("bits", "norm", "squared error", "loss at the outputs", "kept")))
 
 
 if __name__ == "__main__":

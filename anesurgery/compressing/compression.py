@@ -575,7 +575,7 @@ class _Part:
             shift(made_one, self.readers[made_one.candidate.var])
         store([self.loaded.program], work.made)
         norms.store()
-        self.normed = norms.found
+        self.normed = norms.fitted
         return (outputs, work.plain_outputs), [
             *rows,
             *(CompressedWeight(n, (), "", why, (0, 0)) for n, why in self.stay.items()),

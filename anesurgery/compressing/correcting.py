@@ -192,9 +192,7 @@ class Correction:
                 if one.var not in begun:
                     begun[one.var] = self._begun(one, read, wanted, later)
 
-        def ready(step: Step) -> Step:
-            step = _with_weights(step, held)
-            return _shifted(step, shifts[step.op]) if step.op in shifts else step
+        ready = partial(_ready, held, shifts)
 
         def compress(step: Step, read: Sequence[Values], wanted: Sequence[Values], onward: Onward) -> Step:
             if step.op in self.norms:
@@ -335,6 +333,12 @@ def _shifts(
         shifts[op] = np.zeros(int(outputs.max()) + 1)
         np.add.at(shifts[op], outputs, gained)
     return shifts
+
+
+def _ready(held: Mapping[Var, torch.Tensor], shifts: Mapping[Operation, Array], step: Step) -> Step:
+    """An op with the weights, and the bias, that are corrected already."""
+    step = _with_weights(step, held)
+    return _shifted(step, shifts[step.op]) if step.op in shifts else step
 
 
 def _with_weights(step: Step, held: Mapping[Var, torch.Tensor]) -> Step:
@@ -496,8 +500,8 @@ class Onward:
         for number in numbers:
             wanted = self._outputs(number, 1, lambda step: step)
             for cost, one in zip(costs, (self.step, other), strict=True):
-                found = self._outputs(number, 0, partial(_or, ready, one))
-                cost.add({name: wanted[name] for name in names}, found)
+                outputs = self._outputs(number, 0, partial(_or, ready, one))
+                cost.add({name: wanted[name] for name in names}, outputs)
         return costs[0].lost(bool(logits_of(function))), costs[1].lost(bool(logits_of(function)))
 
     def _outputs(self, number: int, which: int, ready: Callable[[Step], Step]) -> dict[str, Array]:

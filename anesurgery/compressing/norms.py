@@ -114,8 +114,8 @@ class Norm:
         """[number, channels]: what the norm makes."""
         wide = {name: value.float() if name in step.stored else value for name, value in values.items()}
         assert step.function is not None
-        made = step.function(**wide).movedim(self.axis, -1)
-        return made.reshape(-1, made.shape[-1]).double()
+        result = step.function(**wide).movedim(self.axis, -1)
+        return result.reshape(-1, result.shape[-1]).double()
 
 
 def judging(count: int) -> list[int]:
@@ -129,7 +129,7 @@ class _Sums:
     """Of the numbers of each channel, of those of the plain model, and of their products."""
 
     count: int
-    made: Any
+    own: Any
     plain: Any
     squares: Any
     products: Any
@@ -140,24 +140,24 @@ class _Sums:
         """Of what a norm made and should have made, [number, channels] each."""
         if not both:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        made, plain = (np.asarray(each) for each in both)
-        pairs = (made * made, made * plain, plain * plain)
-        return cls(len(made), *(each.sum(0) for each in (made, plain, *pairs)))
+        own, plain = (np.asarray(each) for each in both)
+        pairs = (own * own, own * plain, plain * plain)
+        return cls(len(own), *(each.sum(0) for each in (own, plain, *pairs)))
 
     def __add__(self, other: _Sums) -> _Sums:
         return _Sums(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
     def best(self, shifts: bool) -> tuple[Array, Array]:
         """The factor of each channel and what is added, with the least error; 1 where all numbers are one."""
-        middle = self.made / self.count if shifts else 0.0
-        varies = self.squares - middle * self.made
-        known = varies > np.finfo(np.float32).eps * self.squares
-        factor = np.where(known, (self.products - middle * self.plain) / np.where(known, varies, 1), 1.0)
-        return factor, (self.plain - factor * self.made) / self.count if shifts else np.zeros_like(factor)
+        middle = self.own / self.count if shifts else 0.0
+        varies = self.squares - middle * self.own
+        vary = varies > np.finfo(np.float32).eps * self.squares
+        factor = np.where(vary, (self.products - middle * self.plain) / np.where(vary, varies, 1), 1.0)
+        return factor, (self.plain - factor * self.own) / self.count if shifts else np.zeros_like(factor)
 
     def error(self, factor: Any, more: Any) -> float:
         """The squared error of all channels."""
-        cross = factor * self.products + more * self.plain - factor * more * self.made
+        cross = factor * self.products + more * self.plain - factor * more * self.own
         each = self.plain_squares - 2 * cross + factor * factor * self.squares + more * more * self.count
         return float(np.sum(each))
 
@@ -171,7 +171,7 @@ class Norms:
     """
 
     norms: dict[Operation, Norm]
-    found: list[CorrectedNorm] = field(default_factory=list)
+    fitted: list[CorrectedNorm] = field(default_factory=list)
     """Of each that was fitted."""
     constants: dict[Operation, dict[str, Array]] = field(default_factory=dict)
     """What those that are kept hold, by input."""
@@ -200,8 +200,8 @@ class Norms:
         stored = [name for name in step.stored if name not in fitted]
         other = replace(step, fixed={**step.fixed, **fixed}, stored=stored)
         lower = finite and error[1] < (1 - LEAST_GAIN) * error[0]
-        self.found.append(CorrectedNorm(norm.op.name, error, losses(judges, other) if lower else None))
-        if not self.found[-1].kept:
+        self.fitted.append(CorrectedNorm(norm.op.name, error, losses(judges, other) if lower else None))
+        if not self.fitted[-1].kept:
             return step
         self.constants[norm.op] = fitted
         return other
@@ -223,28 +223,28 @@ def norms_of(program: Program, name: str, alone: Collection[Operation]) -> Norms
         alone: ops that alone read a weight, which is corrected.
     """
     others = [_by_key(function) for each, function in program.functions.items() if each != name]
-    found = {}
+    lone: dict[Operation, Norm] = {}
     for key, norms in _by_key(program.functions[name]).items():
         alike = [each.get(key, []) for each in others]
         taken_up = len(norms) > 1 or _taken_up(norms[0].op.outputs[0], alone)
         if not taken_up and all(len(each) == 1 for each in alike):
-            found[norms[0].op] = replace(norms[0], twins=tuple(each[0].op for each in alike))
-    return Norms(found)
+            lone[norms[0].op] = replace(norms[0], twins=tuple(each[0].op for each in alike))
+    return Norms(lone)
 
 
 def _by_key(function: Function) -> dict[tuple[Any, ...], list[Norm]]:
     """The norms of a function by what they have in common with their twins."""
-    found: dict[tuple[Any, ...], list[Norm]] = {}
+    by_key: dict[tuple[Any, ...], list[Norm]] = {}
     for op in function.operations:
         if (norm := _norm(op)) is not None:
-            found.setdefault(norm.key, []).append(norm)
-    return found
+            by_key.setdefault(norm.key, []).append(norm)
+    return by_key
 
 
-def _taken_up(made: Var, alone: Collection[Operation]) -> bool:
+def _taken_up(value: Var, alone: Collection[Operation]) -> bool:
     """Is a value read by such products alone, in another shape or quantized?"""
-    return not is_output(made) and all(
-        op in alone or (op.op_type in THROUGH and _taken_up(op.outputs[0], alone)) for op in made.child_ops
+    return not is_output(value) and all(
+        op in alone or (op.op_type in THROUGH and _taken_up(op.outputs[0], alone)) for op in value.child_ops
     )
 
 

@@ -226,8 +226,8 @@ def test_what_is_known_comes_back(kind: str) -> None:
 
 def test_what_does_not_differ_or_cannot_be_judged_is_not_tried() -> None:
     program, noise = channels("batch_norm"), torch.Generator().manual_seed(3)
-    assert not taken(program, lambda one: one).found
-    assert not taken(program, lambda one: {**one, "beta": one["beta"] - 1}, count=1).found
+    assert not taken(program, lambda one: one).fitted
+    assert not taken(program, lambda one: {**one, "beta": one["beta"] - 1}, count=1).fitted
     both = taken(
         program, lambda one: {**one, "x": one["x"] + torch.randn(one["x"].shape, generator=noise) / 50}
     )

@@ -208,6 +208,7 @@ from anesurgery.semantics import constant_ends as constant_ends
 from anesurgery.semantics import elementwise_rows as elementwise_rows
 from anesurgery.semantics import exponents as exponents
 from anesurgery.semantics import intervals as intervals
+from anesurgery.semantics import lost_digits as lost_digits
 from anesurgery.semantics import meaning as meaning
 from anesurgery.semantics import moving_rows as moving_rows
 from anesurgery.semantics import product_rows as product_rows

@@ -69,8 +69,7 @@ class ScaleScores(Rewrite):
             return Refusal(
                 f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True
             )
-        terms = product.x.shape[-2 if an.flag(product, "transpose_x") else -1]
-        most = an.magnitude(product.x, products=2) * an.magnitude(product.y, products=2) * terms
+        most = an.score_bounds.largest_score(product, CEILING)
         if most < CEILING:
             return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root, idle=True)
         both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL

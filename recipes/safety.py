@@ -20,6 +20,7 @@ FREE = (passes.FuseExponential(), passes.SumToMean(most=4.0), passes.MeanQuotien
 and drop what makes the model slower; of `STEPS` they and `auto` run what the inputs at hand need."""
 
 STEPS = (
+    passes.ShiftScores(),
     passes.FuseExponential(),
     passes.SumToMean(),
     passes.MeanQuotient(most=65504),

@@ -12,7 +12,7 @@ product the sum of the sizes of its factors, a root half of that of what it is t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import cast
@@ -34,10 +34,11 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
+from anesurgery.semantics.lost_digits import MAKERS, RULES, computes_in, lost_digits, makers_of, rounds
 from anesurgery.semantics.moments import difference_of_means
-from anesurgery.semantics.reading import beside_number, flag, number, scaled
+from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
-from anesurgery.semantics.row_lengths import squared
+from anesurgery.semantics.row_lengths import norms, squared
 
 HALF = 16
 """Bits of a number of fp16."""
@@ -70,13 +71,9 @@ THROUGH = (
     | names("reduce_sum_square reduce_l2_norm reduce_log_sum log avg_pool")
 )
 """Ops that a region may hold."""
-ANGLES = MOVING | names(
-    "add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow cumsum"
-)
-"""Ops that make an angle of numbers and frequencies, or of a count."""
 ENDS = names(
     "real_div mul sqrt rsqrt inverse pow log sub add sin cos reduce_argmin reduce_argmax cast reduce_l2_norm"
-)
+) | frozenset(RULES)
 """Ops whose result may fit again."""
 
 
@@ -116,9 +113,9 @@ def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
         op: the op.
         bits: of the floats that it computes with; of fp32 is told what fp16 could not hold.
     """
-    if op.op_type not in ENDS or not _is_float(op, bits):
+    if op.op_type not in ENDS or not computes_in(op, bits):
         return None
-    difference = _difference(op)
+    difference = _difference(op, bits)
     found = _angle(op, bits) or difference or _Search(bits).ending(op)
     if found is None or found.widest is None or len(found.ops) > MOST:
         return None
@@ -147,12 +144,6 @@ NEXT = 12
 its own."""
 
 
-def _is_float(op: Operation, bits: int) -> bool:
-    """Does an op compute with floats of so many bits?"""
-    values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]
-    return bool(values) and all(8 * np_dtype(v).itemsize == bits for v in values)
-
-
 NEVER_SMALLER = frozenset({"add", "sub", "sin", "cos"})
 """Ends that bring no large value back: they cancel, or read an angle."""
 
@@ -165,6 +156,8 @@ class _Search:
     seen: dict[Var, _Size] = field(default_factory=dict)
     ranges: Intervals = field(default_factory=partial(Intervals, assume={}))
     """Intervals of values, each found once in a search."""
+    reciprocals: Sequence[Operation] = ()
+    """Reciprocals that the end adds up and takes the reciprocal of, which may be as large as they like."""
     depth: int = 0
     """Ops between the end and the value that is looked at: what lies further away is in no region."""
 
@@ -173,6 +166,7 @@ class _Search:
         if op.op_type in NEVER_SMALLER:
             return None
         values = [v for v in _read(op) if not is_stored(v)]
+        self.reciprocals = _reciprocals(op)
         reached = [self.at(v) for v in values]
         wide = [r for r in reached if r.widest is not None]
         if not wide or not self._fits(op, values, reached):
@@ -208,13 +202,13 @@ class _Search:
         if self.bits == HALF and (narrowed := _narrowed(var)) is not None:
             return narrowed
         far = len(self.seen) > 4 * MOST or self.depth > MOST
-        if op is None or far or is_stored(var) or op.op_type not in THROUGH or not _is_float(op, self.bits):
+        if op is None or far or is_stored(var) or op.op_type not in THROUGH or not computes_in(op, self.bits):
             return _Size(_leaf(var))
         weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
         if is_stored(op.inputs.get(weight)):
             one = self.at(op.x)
             if one.widest is None:
-                return _Size(_leaf(var))
+                return _weighted(op, one.size) or _Size(_leaf(var))
             return _Size(one.size, _joined(op, [one]), one.widest, one.why)
         most = max(map(abs, self.ranges.of(var)))
         size = min(self.size(op), math.log2(max(most, 1.0)) / BITS)
@@ -222,6 +216,8 @@ class _Search:
         reached += [cancels] if (cancels := _covariance(op)) is not None else []
         why = _leaves(op, size, reached)
         ops = _joined(op, reached)
+        if op in self.reciprocals and not why:
+            why = f"%{var.name}, a reciprocal of what may be below {1 / LARGEST:.2g}, overflows"
         if why:
             maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
             return _Size(size, ops if maker is None else (*ops, maker), op, why)
@@ -340,8 +336,8 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     """How a value leaves fp16 at an op, in words; "" where it does not."""
     out = op.outputs[0]
     wide = any(r.widest is not None for r in reached)
-    if op.op_type == "exp":
-        most = interval(op.x)[1]
+    if (grows := exponential(op)) is not None:
+        most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
         return f"%{out.name}, an exponential without a bound, overflows" if most > math.log(LARGEST) else ""
     if op.op_type == "reduce_prod":
         return (
@@ -358,6 +354,43 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if size < UNDER and not any(r.size < UNDER for r in reached):
         return f"%{out.name} is too small for fp16"
     return ""
+
+
+def _divisor(op: Operation) -> Var | None:
+    """What a number is divided by."""
+    if op.op_type == "inverse":
+        return cast(Var, op.x)
+    return op.y if op.op_type == "real_div" and number(op.x) is not None else None
+
+
+def _reciprocals(op: Operation) -> list[Operation]:
+    """The reciprocals of small numbers in `n / sum(1 / x)`, as a harmonic mean is written."""
+    start = _divisor(op)
+    pending, reciprocals = [] if start is None else [start], list[Operation]()
+    while pending and len(reciprocals) < MOST:
+        maker = producer(pending.pop(), *MEANS)
+        divisor = None if maker is None else _divisor(maker)
+        if maker is None or (maker.op_type == "mul" and scaled(maker) is None):
+            continue
+        if divisor is None:
+            pending += [v for v in _read(maker) if not is_stored(v)]
+        elif max(interval(divisor)[0], 0.0) < 1 / LARGEST:
+            reciprocals.append(maker)
+    return reciprocals
+
+
+MEANS = names("reduce_sum reduce_mean add mul real_div inverse")
+"""Ops of a harmonic mean."""
+
+
+def _weighted(op: Operation, size: float) -> _Size | None:
+    """A product whose weights make numbers so much larger that it overflows, as those of a camera do."""
+    rows = norms(op)
+    if rows is None or rows.length < BLOW_UP or magnitude(op.outputs[0], products=1) <= LARGEST:
+        return None
+    grown = size + math.log2(rows.length) / BITS
+    why = f"%{op.outputs[0].name} overflows: its weights make numbers {rows.length:.3g} times larger"
+    return _Size(grown, (op,), op, why) if grown > OVER else None
 
 
 def _small_divisor(op: Operation) -> str:
@@ -424,48 +457,20 @@ def _angle(op: Operation, bits: int) -> _Size | None:
         or producer(op.x, "mod", "atan")
     ):
         return None
-    ops, pending = [op], [op.x]
-    while pending and len(ops) <= MOST:
-        maker = producer(pending.pop(), *ANGLES)
-        if maker is not None and maker not in ops and _is_float(maker, bits):
-            ops.append(maker)
-            pending += [v for v in _read(maker) if not is_stored(v)]
-    if bits == HALF and not _rounds(ops):
+    makers = makers_of(op.x, MAKERS, bits)
+    if bits == HALF and not rounds(op, makers):
         return None
     return _Size(
-        0.0, tuple(ops), op, f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * 2.0**-11:.2g}"
+        0.0, (op, *makers), op, f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * 2.0**-11:.2g}"
     )
 
 
-def _rounds(ops: list[Operation]) -> bool:
-    """Is an angle rounded by the ops that make it, or where they read what is no number of fp16?"""
-    casts = [producer(v, "cast") for op in ops for v in _read(op)]
-    return not all(map(_is_exact, ops[1:])) or any(
-        cast is not None and np_dtype(cast.x) not in (np.float16, np.bool_) for cast in casts
-    )
-
-
-def _is_exact(op: Operation) -> bool:
-    """Does an op move numbers, or multiply them with a small power of two, which rounds none?"""
-    _, times = scaled(op) or (None, 0.0)
-    power = math.frexp(abs(times))[0] == 0.5 and abs(times) <= 2 ** (BITS * (OVER - UNKNOWN))
-    return op.op_type in MOVING or power
-
-
-def is_given(var: Var) -> bool:
-    """Is a value an input of the function, as it is or through ops that round nothing?"""
-    while var.op is not None and _is_exact(var.op):
-        values = [v for v in _read(var.op) if not is_stored(v)]
-        if len(values) != 1:
-            return False
-        var = values[0]
-    return var.op is None
-
-
-def _difference(op: Operation) -> _Size | None:
+def _difference(op: Operation, bits: int) -> _Size | None:
     """What cancels: squares less twice a product, exp(x) - 1, roots of neighbours, what is near 1 in a log."""
     rules = (_distances, _covariance, _near_zero, _neighbours, _near_number, _complement)
-    return next((size for rule in rules if (size := rule(op)) is not None), None)
+    found = next((size for rule in rules if (size := rule(op)) is not None), None)
+    loss = lost_digits(op, bits) if found is None else None
+    return found if loss is None else _Size(0.0, loss.ops, loss.widest, loss.why)
 
 
 def _covariance(op: Operation) -> _Size | None:
@@ -535,14 +540,14 @@ def _near_zero(op: Operation) -> _Size | None:
     terms, ops = _terms_of(op)
     ones = [sign * one for sign, v in terms if abs(one := number(v) or 0.0) == 1]
     for sign, value in terms:
-        exponential = producer(value, "exp")
-        if exponential is None or -sign not in ones:
+        grows = exponential(value.op)
+        if value.op is None or grows is None or -sign not in ones:
             continue
-        low, high = interval(exponential.x)
-        joined = any(number(v) is not None or v in (value, exponential.x) for v in (op.x, op.y))
+        low, high = interval(grows[0])
+        joined = any(number(v) is not None or v in (value, grows[0]) for v in (op.x, op.y))
         if joined and low < NEAR and high > -NEAR and high - low > 2 * ALIKE and not _is_tanh(op):
-            why = f"%{op.outputs[0].name} is exp(%{exponential.x.name}) - 1, which loses its digits near 0"
-            return _Size(0.0, (*ops, exponential), op, why)
+            why = f"%{op.outputs[0].name} is %{value.name}, an exponential, less 1: it loses its digits near 0"
+            return _Size(0.0, (*ops, value.op), op, why)
     return None
 
 

@@ -13,7 +13,7 @@ from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval
 from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE, Meaning, Operand, Ranges, aligned, times
-from anesurgery.semantics.reading import clipped_divisor, number, scaled
+from anesurgery.semantics.reading import clipped_divisor, exponential, number, scaled
 from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
 
 DIP = -0.2785
@@ -64,12 +64,22 @@ def _pow(op: Operation, ranges: Ranges) -> Interval:
     """A square, or one power of numbers above 0; what fp16 rounds of it is left out."""
     if squared(op) is not None:
         return _square(op, ranges)
+    if exponential(op) is not None:
+        return _power_of_number(op, ranges)
     (low, high), exponent = ranges.at(op.x), number(op.y)
     if exponent is None or low <= 0:
         return ANY
     with np.errstate(over="ignore"):
         ends = [float(np.float64(v) ** exponent) for v in (low, high)]
     return min(ends) * (1 - STEP), max(ends) * (1 + STEP)
+
+
+def _power_of_number(op: Operation, ranges: Ranges) -> Interval:
+    """Between the powers with the least and the largest exponent, as it rises or falls; a step is added."""
+    base = np.float64(number(op.x))
+    with np.errstate(over="ignore"):
+        ends = [float(base**exponent) for exponent in ranges.at(op.y)]
+    return (min(ends) * (1 - STEP) if min(ends) >= NORMAL else 0.0), max(ends) * (1 + STEP)
 
 
 def _log(op: Operation, ranges: Ranges) -> Interval:

@@ -150,6 +150,16 @@ def scaled(op: Operation) -> tuple[Any, float] | None:
     return beside_number(op) if op.op_type == "mul" else None
 
 
+def exponential(op: Operation | None) -> tuple[Any, float] | None:
+    """The exponent of `exp(x)`, or of a power of a positive number, and the logarithm of that number."""
+    if op is None or op.op_type not in ("exp", "pow"):
+        return None
+    if op.op_type == "exp":
+        return op.x, 1.0
+    base = number(op.x)
+    return (op.y, math.log(base)) if base is not None and 0 < base < math.inf else None
+
+
 def beside_number(op: Operation) -> tuple[Any, float] | None:
     """The value and the one number that an op takes as x and y, in either order; None without a number."""
     for value, other in ((op.x, op.y), (op.y, op.x)):

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, is_symbolic, producer, static_shape
-from anesurgery.semantics.constant_ends import MOST
-from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.reading import flag, ints
+from anesurgery.semantics.constant_ends import LARGEST, MOST
+from anesurgery.semantics.intervals import interval, magnitude
+from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
 from anesurgery.semantics.row_lengths import row_length
 
 _LONGEST: WeakKeyDictionary[Operation, dict[int, float]] = WeakKeyDictionary()
@@ -83,3 +83,24 @@ def _longest(layer: Operation, size: int) -> tuple[float, float] | None:
 
 ROUNDED = 1 + 1e-9
 """What rounding does to a singular value in fp64 at most."""
+
+
+UNKNOWN = 2048.0
+"""What a value of which nothing is known is taken for, as `facts.wide_values` does."""
+
+
+def overflows_scaled(softmax: Operation) -> bool:
+    """May the scores of a softmax overflow in fp16 because a constant makes them larger?
+
+    Not where the largest of each row was taken away before.
+    """
+    maker = softmax.x.op
+    factor = None if maker is None else scaled(maker)
+    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= LARGEST:
+        return False
+    less = producer(factor[0], "sub")
+    end = None if less is None else producer(less.y, "reduce_max" if factor[1] > 0 else "reduce_min")
+    if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(softmax)]:
+        return False
+    most = magnitude(factor[0], products=1)
+    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > LARGEST

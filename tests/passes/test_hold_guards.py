@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from flushed import Flushed
+from narrow_arithmetics import Flushed
 
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run

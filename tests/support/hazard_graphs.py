@@ -30,8 +30,9 @@ class Hazard:
         harmless: the same where it cannot fail: no rule of numbers may speak of it.
         rule: which names it.
         repair: the pass that repairs it; "" where none does.
-        arithmetic: under which the interpreter shows it: "fp16", "ane", "ane:M1", or "flushed", in which
-            subnormal numbers are 0; "" where none does.
+        arithmetic: under which the interpreter shows it: "fp16", "ane", "ane:M1", "flushed", in which
+            subnormal numbers are 0, or "one by one", in which a running sum is rounded at each step; "" where
+            none does.
         because: what goes wrong, and, without a repair, what to do.
         measured: what was seen on a device, with chip, system and source; "" where nothing was published.
         twin_shape: of the input of the twin; that of the inputs by default.
@@ -527,6 +528,100 @@ def log_of_product(x: Var) -> Var:
     return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=x)), epsilon=NONE, name="y")
 
 
+def hot_softmax(x: Var) -> Var:
+    """The softmax of scores at a temperature of a thousandth."""
+    return mb.softmax(x=mb.mul(x=x, y=HALF(1000)), axis=-1, name="y")
+
+
+def fraction(x: Var) -> Var:
+    """The rest of a division by 7, as of a hash or a phase."""
+    turns = mb.real_div(x=x, y=HALF(7))
+    return mb.sub(x=turns, y=mb.floor(x=turns), name="y")
+
+
+def angle_between(x: Var) -> Var:
+    """Of two rows, by their cosine."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    a, b = (mb.real_div(x=v, y=mb.sqrt(x=rows(mb.reduce_sum, mb.square(x=v)))) for v in (a, b))
+    cosine = rows(mb.reduce_sum, mb.mul(x=a, y=b))
+    return mb.acos(x=mb.clip(x=cosine, alpha=HALF(-1), beta=HALF(1)), name="y")
+
+
+def angle_of_half(x: Var) -> Var:
+    """An angle of what is no cosine of more than a half."""
+    return mb.acos(x=mb.mul(x=bounded(x), y=HALF(0.5)), name="y")
+
+
+def sum_of_levels(x: Var) -> Var:
+    """The logarithm of the sum of powers of ten, as levels in decibels are added."""
+    power = mb.pow(x=HALF(10), y=mb.mul(x=x, y=HALF(0.1)))
+    return mb.log(x=rows(mb.reduce_sum, power), epsilon=NONE, name="y")
+
+
+def companded(x: Var) -> Var:
+    """A mu-law decoder: 256^x - 1, made small."""
+    return mb.mul(x=mb.sub(x=mb.pow(x=HALF(256), y=x), y=HALF(1)), y=HALF(1 / 255), name="y")
+
+
+def away_from_zero(build: Build) -> Build:
+    """The same of numbers from 1 to 3."""
+    return lambda x: build(mb.add(x=bounded(x), y=HALF(2)))
+
+
+def harmonic_mean(x: Var) -> Var:
+    """The reciprocal of the mean of reciprocals, a thousandfold."""
+    total = rows(mb.reduce_sum, mb.inverse(x=x, epsilon=NONE))
+    return mb.real_div(x=HALF(64000), y=total, name="y")
+
+
+def gap(start: int) -> Build:
+    """How far places are from the first: of integers that are cast before they are subtracted."""
+
+    def build(x: Var) -> Var:
+        bits = mb.cast(x=mb.clip(x=x, alpha=HALF(0), beta=HALF(1)), dtype="int32")
+        steps = mb.cumsum(x=bits, axis=1)
+        places = mb.cast(x=mb.add(x=steps, y=start), dtype="fp16")
+        first = mb.cast(x=mb.add(x=bits, y=start), dtype="fp16")
+        return mb.sub(x=places, y=first, name="y")
+
+    return build
+
+
+def window_sum(x: Var) -> Var:
+    """The sums of 16 neighbours, as differences of a running sum."""
+    total = mb.cumsum(x=x, axis=1)
+    size = x.shape[1]
+    ahead = mb.slice_by_index(x=total, begin=[0, 16], end=[1, size])
+    return mb.sub(x=ahead, y=mb.slice_by_index(x=total, begin=[0, 0], end=[1, size - 16]), name="y")
+
+
+def camera(focal: float) -> Build:
+    """Points on the picture of a camera: a product with its matrix, divided by the depth."""
+
+    def build(x: Var) -> Var:
+        matrix = np.array([[focal, 0, focal / 2], [0, focal, focal / 2], [0, 0, 1]], HALF)
+        a, b, depth = mb.split(x=mb.linear(x=x, weight=matrix), num_splits=3, axis=1)
+        return mb.real_div(x=mb.concat(values=[a, b], axis=1), y=depth, name="y")
+
+    return build
+
+
+def rest_of_share(noise: float) -> Build:
+    """The uncertainty that is left after a measurement: (1 - p / (p + r)) p."""
+
+    def build(x: Var) -> Var:
+        share = mb.real_div(x=x, y=mb.add(x=x, y=HALF(noise)))
+        return mb.mul(x=mb.sub(x=HALF(1), y=share), y=x, name="y")
+
+    return build
+
+
+def near_rows() -> Array:
+    """Two rows in each, of which the second is the first and a hundredth of noise."""
+    first, other = np.random.default_rng(0).standard_normal((2, 2, 1, 32))
+    return np.concatenate([first, first + 0.01 * other], axis=1).astype(HALF)
+
+
 def surely(build: Build) -> Build:
     """The same of numbers from 1 to 2."""
     return lambda x: build(mb.add(x=mb.sigmoid(x=x), y=HALF(1)))
@@ -983,9 +1078,9 @@ HAZARDS: tuple[Hazard, ...] = (
         np.ones((1, 4096), HALF),
         counter,
         "num-count",
-        "",
-        "",
-        "fp16 skips integers above 2048; count in int32",
+        "widen_to_fp32",
+        "one by one",
+        "fp16 skips integers above 2048, and 2048 + 1 is 2048",
         "M1, M5 (sbryngelson/ane-guide)",
         twin_shape=(1, 1024),
     ),
@@ -1202,6 +1297,107 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "a product of shares below 6e-8 is 0, and its logarithm infinite",
+    ),
+    Hazard(
+        "softmax at a low temperature",
+        hot_softmax,
+        random(2, 64, scale=200),
+        of_bounded(hot_softmax),
+        "num-scores",
+        "shift_scores",
+        "fp16",
+        "1000 times a score above 65 is infinite, and infinity less infinity NaN",
+    ),
+    Hazard(
+        "fraction of a large number",
+        fraction,
+        (np.arange(128).reshape(2, 64) * 30).astype(HALF),
+        of_bounded(fraction),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "above 64 fp16 holds a number to a thirtieth, and above 2048 no fraction of it",
+    ),
+    Hazard(
+        "angle of nearly parallel rows",
+        angle_between,
+        near_rows(),
+        angle_of_half,
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "next to 1 fp16 has steps of 0.0005, whose arc cosine is 0.03",
+    ),
+    Hazard(
+        "sum of levels",
+        sum_of_levels,
+        random(2, 64, scale=5, shift=60),
+        of_bounded(sum_of_levels),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "10 to the power of 4.82 and more overflows, though the logarithm is small",
+    ),
+    Hazard(
+        "power of a number less 1",
+        companded,
+        random(2, 64, scale=0.003),
+        away_from_zero(companded),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "the power is rounded to steps of 0.001 next to 1",
+    ),
+    Hazard(
+        "harmonic mean",
+        harmonic_mean,
+        np.abs(random(2, 64, scale=2e-5)) + HALF(1e-6),
+        away_from_zero(harmonic_mean),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "the reciprocal of less than 1.5e-5 overflows, though that of the sum is small",
+    ),
+    Hazard(
+        "difference of integers",
+        gap(6001),
+        np.ones((1, 64), HALF),
+        gap(1),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "above 2048 fp16 skips integers before they are subtracted",
+    ),
+    Hazard(
+        "sums of windows by a running sum",
+        window_sum,
+        random(1, 4096, shift=2),
+        of_bounded(window_sum),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "two places of a large sum have most digits in common",
+        twin_shape=(1, 64),
+    ),
+    Hazard(
+        "points of a camera",
+        camera(1000),
+        random(16, 3, scale=10, shift=100),
+        of_bounded(camera(1)),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a focal length in pixels times a place overflows before it is divided by the depth",
+    ),
+    Hazard(
+        "rest of a share",
+        rest_of_share(0.01),
+        np.abs(random(2, 64, scale=50, shift=100)),
+        surely(rest_of_share(0.5)),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "a share next to 1 is rounded to 1",
     ),
     Hazard(
         "gather_nd at indices of the run",

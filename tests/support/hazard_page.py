@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flushed import Flushed
 from hazard_graphs import HAZARDS, Hazard
+from narrow_arithmetics import Flushed, OneByOne
 from published_values import tables
 
 from anesurgery import registry
@@ -19,6 +19,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Program
 from anesurgery.testing import apply_pass
 
+OWN = {"flushed": Flushed(), "one by one": OneByOne()}
+"""Arithmetics of the catalogue that the interpreter does not offer."""
 _REPAIRED: dict[str, Program] = {}
 
 GOOD = 60.0
@@ -30,8 +32,9 @@ it by the rule where intervals, constants and weights do not exclude it, and `an
 "safe_numbers")` runs the repairs; each can be asked for by name. `auto` and the recipes of families run those
 without which outputs are below 40 dB on `inputs=`, or on sampled ones, and say what they cost. "Shown" is
 what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; `flushed` is
-fp16 whose subnormal numbers count as 0, whatever op reads them (more than was measured). Where no arithmetic
-here shows a hazard, only the rule and the reports do. Times on a Mac were not measured. `make hazards` writes
+fp16 whose subnormal numbers count as 0, whatever op reads them (more than was measured), and `one by one` one
+in which a running sum is rounded at each step. Where no arithmetic here shows a hazard, only the rule and the
+reports do. Times on a Mac were not measured. `make hazards` writes
 this page, and a test holds each row: it is named, a harmless twin is not, and the repair brings 60 dB or more.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
@@ -47,7 +50,7 @@ def exact(hazard: Hazard) -> Array:
 
 def decibels(program: Program, hazard: Hazard, arithmetic: str) -> float:
     """How near a program comes to what the model means; NaN and infinities are minus infinity."""
-    precision: Any = Flushed() if arithmetic == "flushed" else arithmetic
+    precision: Any = OWN.get(arithmetic, arithmetic)
     (value,) = run(program, {"x": hazard.inputs}, precision=precision).values()
     wanted, found = exact(hazard), np.asarray(value, np.float64)
     if not np.isfinite(found).all():

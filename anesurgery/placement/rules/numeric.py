@@ -49,10 +49,11 @@ from anesurgery.placement.rules.mask_fills import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
-from anesurgery.semantics.reading import ints, number, readers_after, scaled, sliced, weight
+from anesurgery.semantics.lost_digits import is_given
+from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
-from anesurgery.semantics.score_bounds import largest_score
+from anesurgery.semantics.score_bounds import largest_score, overflows_scaled
 
 _numeric = partial(Rule, kind="numeric")
 
@@ -274,7 +275,7 @@ def long_count(op: Operation, target: Target) -> str:
 def large_angle(op: Operation, target: Target) -> str:
     """An angle that is made in fp16, which holds it to no more than a tenth."""
     most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
-    if most <= ANGLE or _is_phase(op.x) or wide_values.is_given(op.x):
+    if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
         return ""
     return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
 
@@ -311,12 +312,14 @@ def cancelled(op: Operation, target: Target) -> str:
 
 def unbounded_exponential(op: Operation, target: Target) -> str:
     """An exponential of what is not known to be small."""
-    if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
+    grows = exponential(op) if _half(op) else None
+    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= EXP_LIMIT:
         return ""
     readers = readers_after(op.outputs[0])
     if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _next_two(readers)):
         return ""
-    return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
+    what = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
+    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {EXP_LIMIT / grows[1]:.2f}"
 
 
 def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
@@ -386,6 +389,14 @@ def scale_after(op: Operation, target: Target) -> str:
         return ""
     what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
     return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
+
+
+def large_scores(op: Operation, target: Target) -> str:
+    """Scores that a constant makes so large that they overflow, in front of a softmax."""
+    if not _half(op) or not overflows_scaled(op):
+        return ""
+    value, factor = scaled(op.x.op) or (op.x, 1.0)
+    return f"%{op.x.name} is {factor:.4g} times %{value.name}, and overflows above {LARGEST / abs(factor):.3g}"
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -650,6 +661,16 @@ RULES: tuple[Rule, ...] = (
         advice="multiply the query, or the weights that make it, instead of the scores",
     ),
     _numeric(
+        "num-scores",
+        frozenset({"softmax"}),
+        "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
+        "count as large numbers",
+        STUDY,
+        test=large_scores,
+        remedy="shift_scores",
+        advice="take the largest score away before the scores are multiplied",
+    ),
+    _numeric(
         "num-mask-causal",
         FILLING,
         MASKS,
@@ -851,7 +872,8 @@ RULES: tuple[Rule, ...] = (
         GUIDE,
         test=long_count,
         scope=Scope(os="seen on M1, M5"),
-        advice="count in int32, or in two digits of at most 2048",
+        remedy="widen_to_fp32",
+        advice="count in int32 or fp32, on the CPU, or in two digits of at most 2048",
     ),
     _numeric(
         "num-angle",
@@ -874,7 +896,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-cancel",
-        frozenset({"add", "sub", "log"}),
+        frozenset({"add", "sub", "log", "mod", "acos", "asin", "atanh"}),
         "fp16 has eleven binary digits, and what two numbers have in common is lost when one is taken from the "
         "other",
         f"{STUDY}: the elementwise unit is fp16",
@@ -884,7 +906,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-exp-range",
-        frozenset({"exp"}),
+        frozenset({"exp", "pow"}),
         "exp of more than 11.09 is infinite in fp16, and a large number on the engine",
         STUDY,
         test=unbounded_exponential,

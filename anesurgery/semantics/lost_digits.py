@@ -1,0 +1,216 @@
+"""Forms of which fp16 keeps few digits, or none: what is left of large numbers, or next to an end.
+
+The fraction of a large number, a difference of two integers or of two places of a running sum, the rest of a
+share, angles of numbers next to 1, and running counts, which stand still where the next number is no neighbour.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery.mil import Operation, Var, is_stored, np_dtype, operands, producer
+from anesurgery.ops import CARRIERS, MOVING, names
+from anesurgery.semantics.intervals import interval, magnitude
+from anesurgery.semantics.reading import number, scaled
+
+LARGE = 64.0
+"""Above it fp16 holds a number to a thirtieth."""
+COUNTS = 2048.0
+"""All integers up to here are numbers of fp16."""
+EXACT_SCALE = 2.0**4
+"""A power of two up to here brings no number out of fp16 whose size is not known."""
+MOST = 48
+"""Ops of a form."""
+MAKERS = MOVING | names(
+    "add sub mul real_div linear matmul concat stack sigmoid exp square sqrt inverse pow cumsum"
+)
+"""Ops that make an angle, or a number with a fraction, of other numbers."""
+TURNED = MAKERS | names(
+    "rsqrt reduce_sum reduce_sum_square reduce_l2_norm reduce_mean maximum minimum clip abs"
+)
+"""Ops that make a cosine of two directions."""
+HANDS_ON = MOVING | names("add sub mul maximum minimum clip")
+"""Ops between a count and its integer."""
+POLES = {"acos": 1.0, "asin": 1.0, "atanh": 1.0}
+"""Ops that are steep where a magnitude is 1."""
+BESIDE = 2.0**-6
+"""A number as near to 1 has an arc cosine of which fp16 keeps three digits."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Ops whose numbers lose their digits in fp16."""
+
+    ops: tuple[Operation, ...]
+    """The last one first."""
+    widest: Operation
+    why: str
+    """What goes wrong, in words."""
+
+
+def lost_digits(op: Operation, bits: int) -> Loss | None:
+    """What an op ends, if it is one of these forms of floats of so many bits."""
+    rule = RULES.get(op.op_type)
+    return None if rule is None else rule(op, bits)
+
+
+def computes_in(op: Operation, bits: int) -> bool:
+    """Does an op compute with floats of so many bits?"""
+    values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]
+    return bool(values) and all(8 * np_dtype(v).itemsize == bits for v in values)
+
+
+def makers_of(var: Var, through: frozenset[str], bits: int) -> list[Operation]:
+    """The ops of some types that make a value, as far as they compute with so many bits."""
+    ops, pending = list[Operation](), [var]
+    while pending and len(ops) <= MOST:
+        maker = producer(pending.pop(), *through)
+        if maker is not None and maker not in ops and computes_in(maker, bits):
+            ops.append(maker)
+            pending += floats_of(maker)
+    return ops
+
+
+def floats_of(op: Operation) -> list[Var]:
+    """The floats that an op reads and that are computed."""
+    return [v for _, v in operands(op) if np_dtype(v).kind == "f" and not is_stored(v)]
+
+
+def rounds(op: Operation, makers: list[Operation]) -> bool:
+    """Is what an op reads rounded by the ops that make it, or by a cast from what is no number of fp16?"""
+    casts = [producer(v, "cast") for o in (op, *makers) for v in floats_of(o)]
+    return not all(map(_is_exact, makers)) or any(
+        cast is not None and np_dtype(cast.x) not in (np.float16, np.bool_) for cast in casts
+    )
+
+
+def is_given(var: Var) -> bool:
+    """Is a value an input of the function, as it is or through ops that round nothing?"""
+    while var.op is not None and _is_exact(var.op):
+        values = floats_of(var.op)
+        if len(values) != 1:
+            return False
+        var = values[0]
+    return var.op is None
+
+
+def _is_exact(op: Operation) -> bool:
+    """Does an op move numbers, or multiply them with a small power of two, which rounds none?"""
+    _, times = scaled(op) or (None, 0.0)
+    return op.op_type in MOVING or (math.frexp(abs(times))[0] == 0.5 and abs(times) <= EXACT_SCALE)
+
+
+def _fraction(op: Operation, bits: int) -> Loss | None:
+    """`x - floor(x)` of a number that was rounded, or the rest of its division."""
+    floor = producer(op.y, "floor") if op.op_type == "sub" else None
+    value = op.x
+    if op.op_type == "sub" and (floor is None or floor.x is not value):
+        return None
+    makers = makers_of(value, MAKERS, bits)
+    most = magnitude(value, products=1)
+    if most <= LARGE or (bits == HALF and not rounds(op, makers)):
+        return None
+    ops = (op, *makers) if floor is None else (op, floor, *makers)
+    return Loss(
+        ops, op, f"above {LARGE:g} fp16 holds %{value.name} to {LARGE * 2.0**-11:.2g}, and a fraction is left"
+    )
+
+
+HALF = 16
+"""Bits of fp16."""
+
+
+def _difference(op: Operation, bits: int) -> Loss | None:
+    """Two integers, or two places of one running sum, that may lie next to each other."""
+    return _fraction(op, bits) or _of_integers(op, bits) or _of_places(op, bits) or _rest(op, bits)
+
+
+def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
+    """What a value was before ops that move numbers, and these."""
+    ops = list[Operation]()
+    while (maker := producer(var, *(MOVING | CARRIERS) - {"cast"})) is not None and computes_in(maker, bits):
+        ops.append(maker)
+        var = maker.x
+    return var, ops
+
+
+def _of_integers(op: Operation, bits: int) -> Loss | None:
+    """Of two integers that fp16 may not hold."""
+    (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
+    casts = [producer(v, "cast") for v in (one, other)]
+    if any(cast is None or np_dtype(cast.x).kind not in "iu" for cast in casts):
+        return None
+    if max(magnitude(cast.x) for cast in casts if cast is not None) <= COUNTS:
+        return None
+    why = f"%{one.name} and %{other.name} are integers, of which fp16 skips some above {COUNTS:.0f}"
+    return Loss((op, *dict.fromkeys((*first, *second))), op, why)
+
+
+def _of_places(op: Operation, bits: int) -> Loss | None:
+    """Of two places of a running sum, which are nearly equal where it is large."""
+    (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
+    total = producer(one, "cumsum")
+    if one is not other or total is None or not (first or second) or magnitude(one, products=1) <= COUNTS:
+        return None
+    why = f"%{op.outputs[0].name} is the difference of two places of the running sum %{one.name}"
+    return Loss((op, *dict.fromkeys((*first, *second, total))), op, why)
+
+
+def _rest(op: Operation, bits: int) -> Loss | None:
+    """`1 - p / (p + r)`, which is small where r is."""
+    share = producer(op.y, "real_div", "mul") if number(op.x) == 1 else None
+    if share is None:
+        return None
+    inverse = producer(share.y, "inverse") if share.op_type == "mul" else None
+    total = producer(inverse.x if inverse is not None else share.y, "add")
+    if total is None or share.x not in (total.x, total.y) or is_stored(share.x):
+        return None
+    (low, high), least = interval(share.x), interval(total.y if total.x is share.x else total.x)[0]
+    if low >= 0 and least > 0 and high < math.inf and high / (high + least) < 1 - BESIDE:
+        return None
+    why = f"%{op.outputs[0].name} is what %{share.outputs[0].name} leaves of 1, and it may be next to 1"
+    return Loss((op, share, *([inverse] if inverse is not None else []), total), op, why)
+
+
+def _near_pole(op: Operation, bits: int) -> Loss | None:
+    """An angle by its cosine or sine, next to where that says little of it."""
+    low, high = interval(op.x)
+    end = POLES[op.op_type] * (1 - BESIDE)
+    makers = makers_of(op.x, TURNED, bits)
+    if (high < end and low > -end) or (bits == HALF and not rounds(op, makers)):
+        return None
+    near, steep = 2.0**-11, math.sqrt(2.0**-10)
+    why = f"next to 1 fp16 holds %{op.x.name} to {near:.1g}, and its {op.op_type} to {steep:.1g}"
+    return Loss((op, *makers), op, why)
+
+
+def _count(op: Operation, bits: int) -> Loss | None:
+    """A running sum that passes the integers that fp16 counts."""
+    if magnitude(op.outputs[0]) <= COUNTS:
+        return None
+    return Loss((op,), op, f"above {COUNTS:.0f} the running sum %{op.outputs[0].name} skips integers")
+
+
+def _counted(op: Operation, bits: int) -> Loss | None:
+    """An integer that is made of a running sum."""
+    if np_dtype(op.outputs[0]).kind not in "iu":
+        return None
+    makers = makers_of(op.x, HANDS_ON | {"cumsum"}, bits)
+    total = next((m for m in makers if m.op_type == "cumsum" and magnitude(m.outputs[0]) > COUNTS), None)
+    if total is None:
+        return None
+    return Loss((op, *makers), total, f"%{total.outputs[0].name} counts beyond {COUNTS:.0f}")
+
+
+RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
+    "sub": _difference,
+    "mod": _fraction,
+    "cumsum": _count,
+    "cast": _counted,
+    **dict.fromkeys(POLES, _near_pole),
+}
+"""Op type -> the form that it may end."""

@@ -26,8 +26,9 @@ exponentials, roots of means of powers, the sums of linear attention and of shar
 products of shares and of `1 + 10,000 x`, also where coremltools has left the product in fp32. So are small
 differences (`|x|^2 + |y|^2 - 2 x y`, `exp(x) - 1`, `log(1 - p)`, `1 - p / (p + r)`, of integers, and of places
 of a running sum), fractions of large numbers, angles by their cosine, large angles of sines, with the running
-counts that they are made of, other counts beyond 2048, and `mean(a b) - mean(a) mean(b)` of windows. The region begins at casts of what
-it reads, or at the fp32 that was rounded to that, and ends where the result is of the size of one number.
+counts that they are made of, other counts beyond 2048, and `mean(a b) - mean(a) mean(b)` of windows. The region
+begins at casts of what it reads, or at the fp32 that was rounded to that, and ends where the result is of the
+size of one number.
 
 Refuses when a part of the region is in another block; does not apply where intervals show that all values
 fit.

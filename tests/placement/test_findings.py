@@ -267,6 +267,11 @@ TABLE: dict[str, tuple[Callable[[], Program], str, Callable[[], Program]]] = {
         "multiplied by 0.125 only after the product",
         lambda: program(lambda q, k: attention(mb.mul(x=q, y=np.float16(0.125)), k), *HEADS),
     ),
+    "num-scores": (
+        lambda: program(lambda x: mb.softmax(x=mb.mul(x=x, y=np.float16(100)), axis=-1), (4, 16)),
+        "is 100 times %x, and overflows above 655",
+        lambda: program(lambda x: mb.softmax(x=mb.mul(x=x, y=np.float16(16)), axis=-1), (4, 16)),
+    ),
     "num-mask-causal": (
         lambda: program(lambda q, k: attention(q, k, mask=triangle(16, -np.inf)), *HEADS),
         "masks scores with -inf",

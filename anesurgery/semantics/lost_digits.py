@@ -30,7 +30,7 @@ MAKERS = MOVING | names(
 )
 """Ops that make an angle, or a number with a fraction, of other numbers."""
 TURNED = MAKERS | names(
-    "rsqrt reduce_sum reduce_sum_square reduce_l2_norm reduce_mean maximum minimum clip abs"
+    "rsqrt reduce_sum reduce_sum_square reduce_l2_norm reduce_mean maximum minimum clip abs tanh erf sin cos"
 )
 """Ops that make a cosine of two directions."""
 HANDS_ON = MOVING | names("add sub mul maximum minimum clip")

@@ -376,8 +376,8 @@ FROM_THE_CATALOGUE = {
     "num-mean": "a mean of 1048576 values",
     "num-qdq": "is quantized by another scale",
     "num-shares": "of 4096 keys",
-    "num-between": "is a product of 32 numbers",
-    "num-cancel": "which loses its digits near 0",
+    "num-between": "its weights make numbers",
+    "num-cancel": "leaves of 1, and it may be next to 1",
 }
 """Rule -> words of it about its hazard."""
 for _hazard in HAZARDS:

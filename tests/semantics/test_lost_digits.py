@@ -69,4 +69,5 @@ def built(body: Body) -> Program:
 def test_each_form(name: str) -> None:
     program = built({**LOSSES, **SILENT}[name])
     (output,) = program.functions["main"].outputs
+    assert output.op is not None
     assert (lost_digits(output.op, 16) is not None) is (name in LOSSES)

@@ -34,8 +34,8 @@ without which outputs are below 40 dB on `inputs=`, or on sampled ones, and say 
 what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; `flushed` is
 fp16 whose subnormal numbers count as 0, whatever op reads them (more than was measured), and `one by one` one
 in which a running sum is rounded at each step. Where no arithmetic here shows a hazard, only the rule and the
-reports do. Times on a Mac were not measured. `make hazards` writes
-this page, and a test holds each row: it is named, a harmless twin is not, and the repair brings 60 dB or more.
+reports do. Times on a Mac were not measured. `make hazards` writes this page, and a test holds each row: it is
+named, a harmless twin is not, and the repair brings 60 dB or more.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|

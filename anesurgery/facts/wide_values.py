@@ -34,7 +34,15 @@ from anesurgery.mil import (
 from anesurgery.ops import MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
-from anesurgery.semantics.lost_digits import MAKERS, RULES, computes_in, lost_digits, makers_of, rounds
+from anesurgery.semantics.lost_digits import (
+    MAKERS,
+    RULES,
+    computes_in,
+    lost_digits,
+    makers_of,
+    reciprocals,
+    rounds,
+)
 from anesurgery.semantics.moments import difference_of_means
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
@@ -166,7 +174,7 @@ class _Search:
         if op.op_type in NEVER_SMALLER:
             return None
         values = [v for v in _read(op) if not is_stored(v)]
-        self.reciprocals = _reciprocals(op)
+        self.reciprocals = reciprocals(op)
         reached = [self.at(v) for v in values]
         wide = [r for r in reached if r.widest is not None]
         if not wide or not self._fits(op, values, reached):
@@ -354,33 +362,6 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if size < UNDER and not any(r.size < UNDER for r in reached):
         return f"%{out.name} is too small for fp16"
     return ""
-
-
-def _divisor(op: Operation) -> Var | None:
-    """What a number is divided by."""
-    if op.op_type == "inverse":
-        return cast(Var, op.x)
-    return op.y if op.op_type == "real_div" and number(op.x) is not None else None
-
-
-def _reciprocals(op: Operation) -> list[Operation]:
-    """The reciprocals of small numbers in `n / sum(1 / x)`, as a harmonic mean is written."""
-    start = _divisor(op)
-    pending, reciprocals = [] if start is None else [start], list[Operation]()
-    while pending and len(reciprocals) < MOST:
-        maker = producer(pending.pop(), *MEANS)
-        divisor = None if maker is None else _divisor(maker)
-        if maker is None or (maker.op_type == "mul" and scaled(maker) is None):
-            continue
-        if divisor is None:
-            pending += [v for v in _read(maker) if not is_stored(v)]
-        elif max(interval(divisor)[0], 0.0) < 1 / LARGEST:
-            reciprocals.append(maker)
-    return reciprocals
-
-
-MEANS = names("reduce_sum reduce_mean add mul real_div inverse")
-"""Ops of a harmonic mean."""
 
 
 def _weighted(op: Operation, size: float) -> _Size | None:

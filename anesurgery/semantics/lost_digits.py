@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
 from anesurgery.mil import Operation, Var, is_stored, np_dtype, operands, producer
 from anesurgery.ops import CARRIERS, MOVING, names
+from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import number, scaled
 
@@ -205,6 +207,31 @@ def _counted(op: Operation, bits: int) -> Loss | None:
         return None
     return Loss((op, *makers), total, f"%{total.outputs[0].name} counts beyond {COUNTS:.0f}")
 
+
+def _divisor(op: Operation) -> Var | None:
+    """What a number is divided by."""
+    if op.op_type == "inverse":
+        return cast(Var, op.x)
+    return op.y if op.op_type == "real_div" and number(op.x) is not None else None
+
+
+def reciprocals(op: Operation) -> list[Operation]:
+    """The reciprocals of small numbers in `n / sum(1 / x)`, as a harmonic mean is written."""
+    start = _divisor(op)
+    pending, small = [] if start is None else [start], list[Operation]()
+    while pending and len(small) < MOST:
+        maker = producer(pending.pop(), *MEANS)
+        divisor = None if maker is None else _divisor(maker)
+        if maker is not None and divisor is not None:
+            small += [maker] if max(interval(divisor)[0], 0.0) < 1 / LARGEST else []
+        elif maker is not None and (maker.op_type in ADDING or scaled(maker) is not None):
+            pending += floats_of(maker)
+    return small
+
+
+ADDING = names("reduce_sum reduce_mean add")
+MEANS = ADDING | names("mul real_div inverse")
+"""Ops of a harmonic mean."""
 
 RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
     "sub": _difference,

@@ -449,9 +449,9 @@ def _angle(op: Operation, bits: int) -> _Size | None:
 def _difference(op: Operation, bits: int) -> _Size | None:
     """What cancels: squares less twice a product, exp(x) - 1, roots of neighbours, what is near 1 in a log."""
     rules = (_distances, _covariance, _near_zero, _neighbours, _near_number, _complement)
-    found = next((size for rule in rules if (size := rule(op)) is not None), None)
-    loss = lost_digits(op, bits) if found is None else None
-    return found if loss is None else _Size(0.0, loss.ops, loss.widest, loss.why)
+    size = next((size for rule in rules if (size := rule(op)) is not None), None)
+    loss = lost_digits(op, bits) if size is None else None
+    return size if loss is None else _Size(0.0, loss.ops, loss.widest, loss.why)
 
 
 def _covariance(op: Operation) -> _Size | None:

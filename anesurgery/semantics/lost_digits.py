@@ -141,7 +141,7 @@ def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
 
 
 def _of_integers(op: Operation, bits: int) -> Loss | None:
-    """Of two integers that fp16 may not hold."""
+    """The difference of two integers that fp16 may not hold."""
     (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
     casts = [producer(v, "cast") for v in (one, other)]
     if any(cast is None or np_dtype(cast.x).kind not in "iu" for cast in casts):
@@ -153,7 +153,7 @@ def _of_integers(op: Operation, bits: int) -> Loss | None:
 
 
 def _of_places(op: Operation, bits: int) -> Loss | None:
-    """Of two places of a running sum, which are nearly equal where it is large."""
+    """The difference of two places of a running sum, nearly equal where that is large."""
     (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
     total = producer(one, "cumsum")
     if one is not other or total is None or not (first or second) or magnitude(one, products=1) <= COUNTS:

@@ -135,6 +135,10 @@ def compress_cache(
         ),
     ],
     out: Out = None,
+    scales: Annotated[
+        str | None,
+        typer.Option(help="For each head or each channel; by default what rounds better.", show_default=False),
+    ] = None,
     target: Aim = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     as_json: Json = False,
@@ -148,7 +152,7 @@ def compress_cache(
     from anesurgery.compressing.chunks import check_out
 
     check_out(model, place, overwrite)
-    cache = compressed(model, tokens, target=target)
+    cache = compressed(model, tokens, scales=scales, target=target)
     cache.save(place, overwrite=overwrite)
     show(cache.to_json(), str(cache), as_json, quiet)
 

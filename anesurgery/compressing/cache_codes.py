@@ -10,9 +10,17 @@ After::
     kept = slice_update(x=cache_0_read, ...)
     cache_0_out = quantize(input=kept, scale, axis=heads)
 
-The scales are those of the largest number that each head keeps while the texts are read. Codes that are read
-and written again stay what they were, so a token is rounded once; what a call reads of its own tokens is not
-rounded.
+or, with a scale for each channel of each head::
+
+    cache_0_read = dequantize(input=cache_0, scale=1) * scales
+    kept = slice_update(x=cache_0_read, ...)
+    cache_0_out = quantize(input=kept * (1 / scales), scale=1)
+
+The scales are those of the largest number that each head, or each of its channels, keeps while the texts are
+read. The ops themselves hold scales along one axis, so those of channels are products beside them, which read
+the cache once more each way. They are there where the logits of other texts lose much less by them: keys with a
+few large channels leave the others few codes of the scale of their head. Codes that are read and written again
+stay what they were, so a token is rounded once; what a call reads of its own tokens is not rounded.
 
 States hold fp16 alone: coremltools 9 refuses another type for iOS 18 and for iOS 26 ("State only support fp16
 dtype"), and writes int8 inputs and outputs from iOS 26 on; for iOS 18 it makes int32 of them, which saves
@@ -38,6 +46,7 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import (
     Array,
     Function,
+    Operation,
     Program,
     Var,
     add_input,
@@ -58,6 +67,14 @@ IOS26 = 10
 """The specification version in which inputs and outputs may be int8."""
 HEADS = 1
 """The axis of a cache along which its heads lie."""
+EACH = ("head", "channel")
+"""What may have a scale of its own: each head, or each channel of each head."""
+LEAST_GAIN = 0.5
+"""The share of the KL that scales for each channel must take away, since their products cost time."""
+MOST_TRIED = 4
+"""Texts by which that is judged."""
+SILENT = 128
+"""A channel has at least the scale of its head by this: one that is silent in all texts may speak in others."""
 HELD_OUT = 4
 """Every so manieth text is judged by, and not calibrated with: a quarter, so that both parts have some of few
 texts."""
@@ -72,7 +89,12 @@ class CompressedCache(Smaller):
     subject: MLProgram = field(repr=False)
     """The decoder whose cache is int8."""
     scales: dict[str, tuple[float, ...]]
-    """Cache -> the scale of each head."""
+    """Cache -> the scale of each head, or of the channels of each head, one head after the other."""
+    each: str
+    """What has a scale of its own: "head", or "channel" of each head."""
+    tried: dict[str, float]
+    """The KL with scales for each head, and for each channel, of some texts that were not read for these scales
+    and are not held out; empty where that was not tried."""
     bytes: tuple[int, int]
     """Of all caches, before and after."""
     texts: tuple[int, int]
@@ -88,12 +110,13 @@ class CompressedCache(Smaller):
         """Plain data."""
         loss = {"kl": self.loss.kl, "top1": self.loss.top1, "psnr_db": self.loss.psnr}
         lists = {name: list(getattr(self, name)) for name in ("bytes", "texts", "on_engine", "notes")}
-        return {"scales": {name: list(each) for name, each in self.scales.items()}, "loss": loss, **lists}
+        scales = {name: list(each) for name, each in self.scales.items()}
+        return {"scales": scales, "each": self.each, "tried": self.tried, "loss": loss, **lists}
 
     def __str__(self) -> str:
         before, after = self.bytes
         lines = [
-            f"cache: {before:,} to {after:,} bytes, a scale for each head",
+            f"cache: {before:,} to {after:,} bytes, a scale for each {self.each}",
             f"on {self.texts[1]} texts held out: KL {self.loss.kl:.2g}, same top-1 {self.loss.top1:.1%}, "
             f"PSNR {self.loss.psnr:.1f} dB",
             f"ops expected on the engine: {self.on_engine[0]:.0%} to {self.on_engine[1]:.0%}",
@@ -103,13 +126,17 @@ class CompressedCache(Smaller):
 
 @door("target")
 @exclusive
-def compress_cache(model: Any, texts: Sequence[Sequence[int]], *, target: str | None = None) -> CompressedCache:
+def compress_cache(
+    model: Any, texts: Sequence[Sequence[int]], *, scales: str | None = None, target: str | None = None
+) -> CompressedCache:
     """Let a decoder keep its keys and values in 8 bits, by scales from texts. The model given is not changed.
 
     Args:
         model: path of a package, MLModel or MIL program, whose cache comes and goes by inputs and outputs
             (`add_cache(cache="io")`, or `cache_as_io`).
         texts: some dozens of lists of tokens, none longer than the context. Every fourth is held out.
+        scales: for each "head", or for each "channel" of each head, by products beside, which cost time; by
+            default these where they take away half of the KL of other texts.
         target: chip and OS, such as "M5/macOS 26". Every chip by default.
 
     Returns:
@@ -118,10 +145,13 @@ def compress_cache(model: Any, texts: Sequence[Sequence[int]], *, target: str | 
 
     Raises:
         SurgeryError: the cache is kept in states, there is none, the OS of the target is older than iOS 26,
-            its chip is one that failed with quantized values, or there are fewer than two texts.
+            its chip is one that failed with quantized values, there are fewer than two texts, or no axis of
+            channels, where those were asked for.
         InterpretError: it is no decoder, or a text does not fit.
         LoadError: the model cannot be read.
     """
+    if scales is not None and scales not in EACH:
+        raise SurgeryError(f"scales={scales!r}; it may be {' or '.join(map(repr, EACH))}")
     aim, plain = Target.parse(target), MLProgram.read(model)
     names = _caches(plain.loaded.program)
     notes = _against(aim)
@@ -129,20 +159,49 @@ def compress_cache(model: Any, texts: Sequence[Sequence[int]], *, target: str | 
         raise SurgeryError(f"{len(texts)} texts; give two at least, one to calibrate with and one to judge by")
     held_out = [text for n, text in enumerate(texts) if n % HELD_OUT == min(len(texts), HELD_OUT) - 1]
     seen = [text for text in texts if not any(text is other for other in held_out)]
-    scales = _scales(plain, names, seen)
-    edited = plain.clone()
-    program = raised(edited.loaded.program, IOS26)
-    for function in program.functions.values():
-        for name in names:
-            _code(function, name, scales[name])
-    edited.loaded.program.functions.update(program.functions)
+    reading, tried = _Reading(plain, names), dict[str, float]()
+    for text in seen[::2]:
+        reading.read(text)
+    if scales is None and len(seen) > 1:
+        judges = seen[1::2][:MOST_TRIED]
+        tried = {each: _loss(plain, _edited(plain, reading, each), judges).kl for each in reading.kinds}
+    for text in seen[1::2]:
+        reading.read(text)
+    better = tried.get(EACH[1], math.inf) <= (1 - LEAST_GAIN) * tried.get(EACH[0], 0.0)
+    each = scales or EACH[better]
+    edited = _edited(plain, reading, each)
     shares = _share(plain, aim), _share(edited, aim)
     if shares[1] < shares[0]:
         notes.append("fewer ops are expected on the engine than before: see `anesurgery inspect`")
-    bytes_ = _bytes(plain, names), _bytes(edited, names)
-    told = {name: tuple(map(float, each)) for name, each in scales.items()}
-    counts = len(seen), len(held_out)
-    return CompressedCache(edited, told, bytes_, counts, _loss(plain, edited, held_out), shares, tuple(notes))
+    return CompressedCache(
+        edited,
+        {name: tuple(map(float, reading.scales(name, each).ravel())) for name in names},
+        each,
+        tried,
+        (_bytes(plain, names), _bytes(edited, names)),
+        (len(seen), len(held_out)),
+        _loss(plain, edited, held_out),
+        shares,
+        tuple(notes),
+    )
+
+
+def _edited(plain: MLProgram, reading: _Reading, each: str) -> MLProgram:
+    """The decoder with a cache of codes, by the scales of what was read so far.
+
+    Raises:
+        SurgeryError: a cache has no axis of channels.
+    """
+    edited = plain.clone()
+    program = raised(edited.loaded.program, IOS26)
+    for name in reading.names:
+        if each not in reading.axes[name]:
+            raise SurgeryError(f"{name} has no axis of channels beside that of positions; leave scales= out")
+        scales = _Scales(each, reading.scales(name, each))
+        for function in program.functions.values():
+            _code(function, name, scales)
+    edited.loaded.program.functions.update(program.functions)
+    return edited
 
 
 def _caches(program: Program) -> list[str]:
@@ -189,29 +248,78 @@ def _against(aim: Target) -> list[str]:
     return [f"{words} (reported); name your chip by target="] if FAILED in aim.chips else []
 
 
-def _scales(plain: MLProgram, names: Sequence[str], texts: Sequence[Sequence[int]]) -> dict[str, Array]:
-    """The scale of each head of each cache, in the type of the cache."""
-    decoder, largest = Decoder(plain.loaded), dict[str, Array]()
-    for text in texts:
-        decoder.reset()
-        decoder.feed(text)
-        for name in names:
-            values = np.abs(np.asarray(decoder.kept[name], np.float64))
-            heads = values.max(axis=tuple(a for a in range(values.ndim) if a != HEADS))
-            largest[name] = np.maximum(largest.get(name, 0.0), heads)
-    if bad := [name for name, heads in largest.items() if not np.isfinite(heads).all()]:
-        raise SurgeryError(f"{', '.join(bad)} keeps NaN or infinity when the texts are read")
-    return {name: _stored(heads / LEVELS, plain, name) for name, heads in largest.items()}
+@dataclass(frozen=True)
+class _Scales:
+    """Of one cache."""
+
+    each: str
+    """What has a scale of its own."""
+    values: Array
+    """In the type of the cache, with an axis for each of its own."""
 
 
-def _stored(scales: Array, plain: MLProgram, name: str) -> Array:
-    """In the type of the cache; none is 0 or subnormal, which the engine would read as 0."""
-    function = next(f for f in plain.loaded.program.functions.values() if name in f.inputs)
-    dtype = np_dtype(function.inputs[name])
-    return np.asarray(np.maximum(scales, float(np.finfo(dtype).tiny)).astype(dtype))
+class _Reading:
+    """Reads texts, and finds the largest number of each head, and of each channel, that the caches keep.
+
+    Args:
+        plain: the decoder.
+        names: of its caches.
+    """
+
+    def __init__(self, plain: MLProgram, names: Sequence[str]) -> None:
+        self.plain, self.names, self.decoder = plain, names, Decoder(plain.loaded)
+        self.axes: dict[str, dict[str, tuple[int, ...]]] = {}
+        """Cache -> what may have a scale of its own -> the axes along which scales lie."""
+        self.largest: dict[tuple[str, str], Array] = {}
+
+    @property
+    def kinds(self) -> list[str]:
+        """What may have a scale of its own in all caches."""
+        return [each for each in EACH if all(each in axes for axes in self.axes.values())]
+
+    def read(self, text: Sequence[int]) -> None:
+        """Take in what the caches keep of a text.
+
+        Raises:
+            SurgeryError: NaN or infinity.
+        """
+        self.decoder.reset()
+        if not self.axes:
+            self.decoder.feed(text[:1])
+            self.axes = {name: _axes(np.asarray(self.decoder.kept[name])) for name in self.names}
+            self.decoder.reset()
+        self.decoder.feed(text)
+        kept = {name: np.asarray(self.decoder.kept[name], np.float64) for name in self.names}
+        if bad := [name for name, values in kept.items() if not np.isfinite(values).all()]:
+            raise SurgeryError(f"{', '.join(bad)} keeps NaN or infinity when the texts are read")
+        for name, values in kept.items():
+            for each, axes in self.axes[name].items():
+                others = tuple(a for a in range(values.ndim) if a not in axes)
+                largest = np.abs(values).max(axis=others, keepdims=True)
+                self.largest[name, each] = np.maximum(self.largest.get((name, each), 0.0), largest)
+
+    def scales(self, name: str, each: str) -> Array:
+        """Of what was read so far; none is 0 or subnormal, which the engine would read as 0."""
+        function = next(f for f in self.plain.loaded.program.functions.values() if name in f.inputs)
+        dtype = np_dtype(function.inputs[name])
+        least = np.maximum(self.largest[name, EACH[0]] / SILENT, LEVELS * float(np.finfo(dtype).tiny))
+        return np.asarray((np.maximum(self.largest[name, each], least) / LEVELS).astype(dtype))
 
 
-def _code(function: Function, name: str, scales: Array) -> None:
+def _axes(values: Array) -> dict[str, tuple[int, ...]]:
+    """The axes along which scales may lie; positions, of which one token fills one, may not have them.
+
+    Args:
+        values: what a cache keeps of one token.
+    """
+    behind = range(HEADS + 1, values.ndim)
+    filled = [values.any(axis=tuple(a for a in range(values.ndim) if a != axis)).sum() for axis in behind]
+    channels = [axis for axis, count in zip(behind, filled, strict=True) if count > 1]
+    all_of_them = {EACH[1]: (*range(HEADS + 1), channels[0])} if len(channels) == 1 else {}
+    return {EACH[0]: (HEADS,), **all_of_them}
+
+
+def _code(function: Function, name: str, scales: _Scales) -> None:
     """Let a function read and give a cache in 8 bits."""
     old = function.inputs.get(name)
     out = next((v for v in function.outputs if v.name == f"{name}{BACK}"), None)
@@ -220,18 +328,43 @@ def _code(function: Function, name: str, scales: Array) -> None:
     outputs, first = list(function.outputs), next(iter(function.operations))
     with function:
         new = add_input(function, name, static_shape(old) or (), types.int8)
-        read = _with_scale(mb.dequantize, new, scales, f"{name}_read", before_op=first)
+        read = _decoded(new, scales, f"{name}_read", first)
         function.replace_uses_of_var_after_op(anchor_op=read.op, old_var=old, new_var=read)
         kept = read if out is old else out
-        codes = _with_scale(mb.quantize, kept, scales, f"{name}_codes", output_dtype="int8")
+        codes = _coded(kept, scales, f"{name}_codes")
     kept.name = f"{name}_kept" if kept is out else kept.name
     codes.name = f"{name}{BACK}"
     function.set_outputs([codes if v is out else v for v in outputs])
 
 
-def _with_scale(make: Any, value: Var, scales: Array, name: str, **more: Any) -> Var:
-    coded: Var = make(input=value, scale=scales, axis=np.int32(HEADS), name=name, **more)
-    return coded
+def _decoded(codes: Var, scales: _Scales, name: str, before: Operation) -> Var:
+    """The numbers of codes."""
+    if scales.each == EACH[0]:
+        return _var(mb.dequantize(input=codes, **_along_heads(scales), name=name, before_op=before))
+    plain = mb.dequantize(
+        input=codes, scale=scales.values.dtype.type(1), name=f"{name}_codes", before_op=before
+    )
+    return _var(mb.mul(x=plain, y=scales.values, name=name, before_op=before))
+
+
+def _coded(kept: Var, scales: _Scales, name: str) -> Var:
+    """The codes of numbers."""
+    if scales.each == EACH[0]:
+        return _var(mb.quantize(input=kept, **_along_heads(scales), output_dtype="int8", name=name))
+    unit = scales.values.dtype.type(1)
+    steps = mb.mul(
+        x=kept, y=(1 / scales.values.astype(np.float64)).astype(scales.values.dtype), name=f"{name}_steps"
+    )
+    return _var(mb.quantize(input=steps, scale=unit, output_dtype="int8", name=name))
+
+
+def _along_heads(scales: _Scales) -> dict[str, Any]:
+    return {"scale": scales.values.ravel(), "axis": np.int32(HEADS)}
+
+
+def _var(value: Any) -> Var:
+    var: Var = value
+    return var
 
 
 def _share(subject: MLProgram, aim: Target) -> float:

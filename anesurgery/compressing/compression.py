@@ -771,7 +771,9 @@ def _loss(
     both = [Predictor(subject.runnable, function=function) for subject in (given, edited)]
     for executable in (one for model in both for one in model.executables):
         executable.plan.room = min(executable.plan.room, KEPT)  # else all weights are there in fp32
-    cost = Cost()
+    functions = given.parts[-1].program.functions
+    last = functions[function] if function in functions else next(iter(functions.values()))
+    cost = Cost(chosen=logits_of(last))
     for number, values in enumerate(samples):
         expected, outputs = (model(values) for model in both)
         _check_finite(number, expected, outputs)

@@ -494,15 +494,13 @@ class Onward:
         Returns:
             With the step as it is, and with the other one.
         """
-        function = self.executables[0].function
-        names = logits_of(function) or {v.name for v in function.outputs}
-        costs = Cost(), Cost()
+        chosen = logits_of(self.executables[0].function)
+        costs = Cost(chosen=chosen), Cost(chosen=chosen)
         for number in numbers:
             wanted = self._outputs(number, 1, lambda step: step)
             for cost, one in zip(costs, (self.step, other), strict=True):
-                outputs = self._outputs(number, 0, partial(_or, ready, one))
-                cost.add({name: wanted[name] for name in names}, outputs)
-        return costs[0].lost(bool(logits_of(function))), costs[1].lost(bool(logits_of(function)))
+                cost.add(wanted, self._outputs(number, 0, partial(_or, ready, one)))
+        return costs[0].lost(bool(chosen)), costs[1].lost(bool(chosen))
 
     def _outputs(self, number: int, which: int, ready: Callable[[Step], Step]) -> dict[str, Array]:
         executable, env = self.executables[which], self.envs[which][number]

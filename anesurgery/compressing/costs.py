@@ -39,6 +39,8 @@ class Cost:
     """How far outputs are from the reference; `add` takes in one more run."""
 
     sums: dict[str, _Sums] = field(default_factory=dict)
+    chosen: frozenset[str] = frozenset()
+    """The outputs that choose among classes or tokens, of which KL and top-1 are; all where none does."""
 
     def add(self, expected: Mapping[str, Array], found: Mapping[str, Array]) -> None:
         """Compare the outputs of one run."""
@@ -58,19 +60,23 @@ class Cost:
     @property
     def rows(self) -> int:
         """Rows of finite numbers that KL and top-1 are of; without any they say nothing."""
-        return sum(s.rows for s in self.sums.values())
+        return sum(s.rows for s in self._choosing)
+
+    @property
+    def _choosing(self) -> list[_Sums]:
+        return [s for name, s in self.sums.items() if not self.chosen or name in self.chosen]
 
     @property
     def kl(self) -> float:
         """Mean KL divergence of a row of the outputs, in nats."""
         if any(s.broken for s in self.sums.values()):
             return math.inf
-        return max(0.0, sum(s.kl for s in self.sums.values()) / self.rows) if self.rows else 0.0
+        return max(0.0, sum(s.kl for s in self._choosing) / self.rows) if self.rows else 0.0
 
     @property
     def top1(self) -> float:
         """Share of rows whose largest entry is the same; 1 where no output has rows."""
-        return sum(s.agree for s in self.sums.values()) / self.rows if self.rows else 1.0
+        return sum(s.agree for s in self._choosing) / self.rows if self.rows else 1.0
 
     def lost(self, chooses: bool) -> float:
         """KL where the outputs choose; else the squared error of the worst one, as a share of its peak's."""

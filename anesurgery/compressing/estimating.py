@@ -28,6 +28,7 @@ from anesurgery.compressing.grids import Grid
 from anesurgery.compressing.rounding import handed_on, nearest
 from anesurgery.compressing.second_order import Shares, unit_of
 from anesurgery.compressing.weight_forms import MOST_VECTOR
+from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.shards import Shard
 from anesurgery.files.sharing import Workers, result
@@ -127,7 +128,7 @@ def _costs(
     executable = Executable(loaded.program, function=name, fuse=False)
     executable.plan.room = min(executable.plan.room, KEPT)
     weights = [one.var for one in by_name.values()]
-    costs = {name: Cost() for name in grids}
+    costs = {name: Cost(chosen=logits_of(function)) for name in grids}
     runs = [Forks(executable, values, weights) for values in samples]
     expected, rows = [], 0
     for run in runs:

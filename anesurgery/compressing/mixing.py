@@ -15,6 +15,7 @@ from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.correcting import Candidate, plain_moments
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.finished import Finished
+from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable
 from anesurgery.interpret.forks import Forks
@@ -49,7 +50,7 @@ def assigned(
     """
     met = plain_moments(loaded, name, samples, list(kinds))
     executable = Executable(loaded.program, function=name, fuse=False)
-    by_var = {one.var: one for one in kinds}
+    by_var, chosen = {one.var: one for one in kinds}, logits_of(executable.function)
     runs = [Forks(executable, values, list(by_var)) for values in samples]
     expected = [run.whole() for run in runs]
     rows = []
@@ -58,7 +59,7 @@ def assigned(
         options = {}
         due = {kind: finished.hand_in(one, kind, met[one.var], version) for kind in kinds[one]}
         for kind, waiting in due.items():
-            made, cost = waiting(), Cost()
+            made, cost = waiting(), Cost(chosen=chosen)
             for fork, outputs in zip(forks, expected, strict=True):
                 cost.add(outputs, fork(made.array))
             options[kind] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)

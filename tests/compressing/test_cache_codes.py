@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,10 @@ def test_the_cache_is_half_and_the_loss_is_said(found: ane.CompressedCache) -> N
         assert all("int8" in kind or "int" in kind for kind in kinds.values())
 
 
-def test_a_token_is_rounded_once(found: ane.CompressedCache) -> None:
+@pytest.mark.parametrize("name", ["found", "of_channels"])
+def test_a_token_is_rounded_once(name: str, request: pytest.FixtureRequest) -> None:
     """What was kept stays bit for bit, however often it is read and written again."""
+    found = request.getfixturevalue(name)
     reader = Decoder(found.subject.loaded)
     reader.feed(TEXTS[0][:5])
     first = {n: v.copy() for n, v in reader.kept.items()}
@@ -76,13 +79,77 @@ def test_one_scale_for_all_heads_is_the_wrong_version(
     found: ane.CompressedCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A head of small numbers would have few codes left."""
-    scales = cache_codes._scales
+    scales = cache_codes._Reading.scales
 
     def alike(*given: Any) -> Any:
-        return {name: np.full_like(each, 8 * each.max()) for name, each in scales(*given).items()}
+        one = scales(*given)
+        return np.full_like(one, 8 * one.max())
 
-    monkeypatch.setattr(cache_codes, "_scales", alike)
+    monkeypatch.setattr(cache_codes._Reading, "scales", alike)
     assert ane.compress_cache(decoder(), TEXTS, target="M5/macOS 26").loss.kl > 4 * found.loss.kl
+
+
+@dataclass
+class Loud(Small):
+    """In each layer the keys of one channel are larger, and its queries smaller: the same function."""
+
+    calls: int = 0
+
+    def head(self, x: Any, heads: int) -> Any:
+        """Queries, keys and values come in turn."""
+        factor = np.ones((heads, self.width), self.dtype)
+        factor[:, 1] = (1 / 32, 32, 1)[self.calls % 3]
+        self.calls += 1
+        return mb.mul(x=super().head(x, heads), y=factor[None, :, None])
+
+
+@pytest.fixture(scope="module")
+def loud() -> Program:
+    return apply_pass(AddCache(prefill=8, cache="io"), Loud(half=True, positions="learned").program())[0]
+
+
+@pytest.fixture(scope="module")
+def of_channels(loud: Program) -> ane.CompressedCache:
+    return ane.compress_cache(loud, TEXTS, target="M5/macOS 26")
+
+
+def test_keys_with_a_large_channel_get_a_scale_for_each(
+    loud: Program, of_channels: ane.CompressedCache, tmp_path: Path
+) -> None:
+    """The wrong version gives each head one scale, of which the small channels have few codes."""
+    assert of_channels.each == "channel"
+    assert "a scale for each channel" in str(of_channels)
+    assert of_channels.tried["channel"] < 0.5 * of_channels.tried["head"]
+    wrong = ane.compress_cache(loud, TEXTS, scales="head", target="M5/macOS 26")
+    assert (wrong.each, wrong.tried) == ("head", {})
+    assert of_channels.loss.kl < 0.5 * wrong.loss.kl
+    path = of_channels.save(tmp_path / "small.mlpackage")
+    written = generate(of_channels.subject.loaded, TEXTS[2][:4], 6).written
+    assert generate(path, TEXTS[2][:4], 6).written == written
+
+
+def test_where_no_channel_is_large_heads_have_the_scales(found: ane.CompressedCache) -> None:
+    """Products beside the ops cost time, so they are left out where they take away little."""
+    assert found.each == "head"
+    assert found.tried["channel"] > 0
+    decode = found.subject.loaded.program.functions["decode"]
+    assert [op.op_type for op in decode.operations if op.name in ("cache_0_read", "cache_0_codes_steps")] == [
+        "dequantize"
+    ]
+
+
+def test_what_has_a_scale_may_be_said() -> None:
+    with pytest.raises(SurgeryError, match="scales='token'; it may be 'head' or 'channel'"):
+        ane.compress_cache(decoder(), TEXTS, scales="token")
+
+
+def test_positions_have_no_scales() -> None:
+    """One token fills one of them, whichever way the cache lies."""
+    cache = np.zeros((1, 2, 8, 4))
+    cache[:, :, 0] = 1
+    assert cache_codes._axes(cache)["channel"] == (1, 3)
+    assert cache_codes._axes(cache.swapaxes(2, 3))["channel"] == (1, 2)
+    assert set(cache_codes._axes(np.zeros((1, 2, 8, 4)))) == {"head"}
 
 
 def test_it_is_saved_and_read_by_coremltools_and_writes(found: ane.CompressedCache, tmp_path: Path) -> None:

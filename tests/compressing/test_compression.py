@@ -98,6 +98,26 @@ def test_features_have_no_kl() -> None:
     assert loss["psnr_db"] > 10
 
 
+def test_kl_is_of_the_outputs_that_choose() -> None:
+    """The wrong version counts the rows of what is kept for the next call too, as if they were logits."""
+
+    def program(both: bool) -> Program:
+        @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
+        def program(x: Var) -> Any:
+            h = mb.linear(x=x, weight=UP[:WIDTH], name="kept_out")
+            logits = mb.linear(x=h, weight=DOWN[:, :WIDTH], name="logits")
+            return (logits, h) if both else logits
+
+        return program
+
+    given = [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(12)]
+    losses = [
+        ane.compress(program(both), 4, inputs=given, target="M5", smallest=64).loss for both in (True, False)
+    ]
+    assert all(losses)
+    assert losses[0].kl == losses[1].kl  # type: ignore[union-attr]
+
+
 def test_the_loss_is_that_of_samples_held_out(package: Path) -> None:
     """The wrong version judges by what it calibrated on: there a table fitted to the samples loses nothing."""
     given = samples(16)

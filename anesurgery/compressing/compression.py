@@ -436,15 +436,22 @@ def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
         name = plan.function if plan.function in functions else next(iter(functions))
         if old >= IOS18 or not (wanted := _Part(loaded, name, plan, {}).wanted(IOS18)):
             continue
+        reason = _must_stay(loaded.program, plan.target)
+        if reason:
+            wanted = {form: now for form, now in wanted.items() if not now or _bits(form) < _bits(now)}
         words = f"{', '.join(wanted)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
-        if reason := _must_stay(loaded.program, plan.target):
-            instead = " and ".join(dict.fromkeys(wanted.values()))
+        if reason and wanted:
+            instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in wanted.values()))
             notes.append(f"{words}: {instead} in its place; {reason}")
             warn(f"compress: {notes[-1]}")
-        else:
+        elif not reason:
             functions.update(raised(loaded.program, IOS18).functions)
             notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.label} loads")
     return newer, list(dict.fromkeys(notes))
+
+
+def _bits(form: str) -> int:
+    return read_form(form).bits
 
 
 def _must_stay(program: Program, target: Target) -> str:
@@ -532,13 +539,13 @@ class _Part:
         self.normed: list[CorrectedNorm] = []
 
     def wanted(self, version: int) -> dict[str, str]:
-        """The forms of fewer bits that weights would have in another opset, and what they have now."""
+        """The other forms that weights would have in another opset, and what they have now, "" where none."""
         wanted: dict[str, str] = {}
         for one in self.found:
             then = next(iter(self.plan.choices(self.readers[one.var], version, one.readers[0]).values()))
             now = self.choices[one.var]
-            if then.form and (now.form is None or read_form(then.form).bits < read_form(now.form).bits):
-                wanted[then.form] = now.form or "plain numbers"
+            if then.form and then.form != now.form:
+                wanted[then.form] = now.form or ""
         return wanted
 
     def run(

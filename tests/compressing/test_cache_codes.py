@@ -147,8 +147,8 @@ def test_positions_have_no_scales() -> None:
     """One token fills one of them, whichever way the cache lies."""
     cache = np.zeros((1, 2, 8, 4))
     cache[:, :, 0] = 1
-    assert cache_codes._axes(cache)["channel"] == (1, 3)
-    assert cache_codes._axes(cache.swapaxes(2, 3))["channel"] == (1, 2)
+    assert cache_codes._axes(cache)["channel"] == (0, 1, 3)
+    assert cache_codes._axes(cache.swapaxes(2, 3))["channel"] == (0, 1, 2)
     assert set(cache_codes._axes(np.zeros((1, 2, 8, 4)))) == {"head"}
 
 

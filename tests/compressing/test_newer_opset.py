@@ -86,17 +86,19 @@ def test_what_cannot_be_raised_stays_and_the_op_is_named() -> None:
     assert [row.form for row in found.weights] == ["int8"]
 
 
-def test_a_palette_of_as_few_bits_raises_nothing() -> None:
-    """Of four rows, whose products are bound by reading the weights."""
+def test_a_palette_of_as_few_bits_is_no_reason_to_warn() -> None:
+    """Of four rows, whose products are bound by reading the weights. Where the target has int4, it is that."""
 
     @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         return mb.linear(x=x, weight=NUMBERS, name="y")
 
     given = [{"x": one["x"][:4]} for one in GIVEN]
-    found = ane.compress(program, 4, inputs=given, target="M5", smallest=1000)
-    assert [row.form for row in found.weights] == ["palette4"]
-    assert found.subject.loaded.version == 8
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SurgeryWarning)
+        old, new = (ane.compress(program, 4, inputs=given, target=t, smallest=1000) for t in ("M2", "M5"))
+    assert [row.form for one in (old, new) for row in one.weights] == ["palette4", "int4"]
+    assert (old.subject.loaded.version, new.subject.loaded.version) == (8, 9)
 
 
 @pytest.mark.parametrize(("bits", "options"), [(8, {}), (4, {"for_": "size", "mixed": False})])

@@ -250,7 +250,7 @@ def _against(aim: Target) -> list[str]:
 
 @dataclass(frozen=True)
 class _Scales:
-    """Of one cache."""
+    """The scales of one cache."""
 
     each: str
     """What has a scale of its own."""

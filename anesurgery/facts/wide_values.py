@@ -47,6 +47,7 @@ from anesurgery.semantics.moments import difference_of_means
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import norms, squared
+from anesurgery.semantics.unedited import kept
 
 HALF = 16
 """Bits of a number of fp16."""
@@ -114,6 +115,7 @@ class _Size:
     why: str = ""
 
 
+@kept
 def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
     """The region that an op ends, if it ends one.
 
@@ -162,8 +164,8 @@ class _Search:
 
     bits: int
     seen: dict[Var, _Size] = field(default_factory=dict)
-    ranges: Intervals = field(default_factory=partial(Intervals, assume={}))
-    """Intervals of values, each found once in a search."""
+    ranges: Intervals = field(default_factory=kept(partial(Intervals, assume={})))
+    """Intervals of values, each found once."""
     reciprocals: Sequence[Operation] = ()
     """Reciprocals that the end adds up and takes the reciprocal of, which may be as large as they like."""
     depth: int = 0
@@ -260,6 +262,7 @@ def _beside(op: Operation, one: _Size, size: float) -> _Size:
     return _Size(one.size) if vanishes else one
 
 
+@kept
 def _read(op: Operation) -> list[Var]:
     """The numbers that an op computes with."""
     return [
@@ -285,14 +288,9 @@ def _added(count: Callable[[Operation], float], op: Operation, sizes: list[float
 
 
 def _terms(op: Operation) -> float:
-    """The products that a matmul adds up."""
-    length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
-    return math.inf if is_symbolic(length) else float(length)
-
-
-def _length(op: Operation) -> float:
-    """The numbers that a running sum adds up."""
-    length = op.x.shape[int(number(op.inputs.get("axis")) or 0)]
+    """The products that a matmul adds up, or the numbers that a running sum does."""
+    along = -2 if flag(op, "transpose_x") else -1
+    length = op.x.shape[int(number(op.axis) or 0) if op.op_type == "cumsum" else along]
     return math.inf if is_symbolic(length) else float(length)
 
 
@@ -306,6 +304,7 @@ def _smaller(op: Operation, sizes: list[float]) -> float:
     return sum(sizes) + shift
 
 
+@kept
 def _typical(var: Var) -> float:
     """The median magnitude of a constant."""
     value = constant(var)
@@ -332,7 +331,7 @@ SIZES: dict[str, Callable[[Operation, list[float]], float]] = {
     "reduce_sum": partial(_added, summed),
     "reduce_sum_square": lambda op, sizes: 2 * _added(summed, op, sizes),
     "reduce_l2_norm": lambda op, sizes: sizes[0],
-    "cumsum": partial(_added, _length),
+    "cumsum": partial(_added, _terms),
     "matmul": partial(_added, _terms),
     "linear": lambda op, sizes: max(sizes),
     "reduce_prod": lambda op, sizes: summed(op) * sizes[0],

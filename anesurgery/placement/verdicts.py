@@ -15,6 +15,7 @@ from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.target import Target
+from anesurgery.semantics.unedited import unedited
 from anesurgery.semantics.work import Work, runtime, work_of
 
 UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
@@ -88,7 +89,8 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             for nested in op.blocks:
                 walk(nested, depth + 1, inner)
 
-    walk(function, 0, 1)
+    with unedited():
+        walk(function, 0, 1)
     return rows
 
 

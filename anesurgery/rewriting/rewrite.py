@@ -42,6 +42,7 @@ from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.recoding import ROUNDED
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.unedited import unedited
 from anesurgery.text import operand_text, type_text
 
 EDITS_PER_OP = 4
@@ -212,7 +213,7 @@ class _Walk:
         Raises:
             PassError: there are too many edits; or a place raised.
         """
-        with block:
+        with block, unedited() as forget:
             ops = list(block.operations)
             queue = deque(op for op in ops if op.op_type in self.pattern.op_types)
             left = EDITS_PER_OP * len(ops) + 8
@@ -221,7 +222,10 @@ class _Walk:
                 if root.enclosing_block is not block:
                     continue  # removed meanwhile, or in a nested block, which is visited later
                 place = _OpPlace(self.step, self.session, self.function, self.pattern, root)
-                if operate(place):
+                edited = operate(place)
+                if place.builder.made:
+                    forget()
+                if edited:
                     if not left:
                         last = short_name(root.name, 60)  # each edit may have made it longer
                         raise PassError(f"pass {self.step.name} reaches no fixed point; last edit at {last}")

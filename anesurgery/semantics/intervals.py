@@ -17,6 +17,7 @@ from anesurgery.ops import names
 from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
 from anesurgery.semantics.product_rows import reach
 from anesurgery.semantics.rows import MEANINGS
+from anesurgery.semantics.unedited import kept
 
 STEPS = 48
 """Ops that are looked at for one interval: more are seldom needed, and each question costs as many."""
@@ -98,6 +99,11 @@ def interval(var: Any, products: int = 0) -> Interval:
         var: the value.
         products: through how many products with stored weights to look.
     """
+    return _interval(var, products) if isinstance(var, Var) else ANY
+
+
+@kept
+def _interval(var: Var, products: int) -> Interval:
     return Intervals(products).at(var)
 
 

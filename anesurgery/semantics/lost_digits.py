@@ -18,6 +18,7 @@ from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import number, scaled
+from anesurgery.semantics.unedited import kept
 
 LARGE = 64.0
 """Above it fp16 holds a number to a thirtieth."""
@@ -60,6 +61,7 @@ def lost_digits(op: Operation, bits: int) -> Loss | None:
     return None if rule is None else rule(op, bits)
 
 
+@kept
 def computes_in(op: Operation, bits: int) -> bool:
     """Does an op compute with floats of so many bits?"""
     values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]

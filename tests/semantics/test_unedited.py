@@ -1,0 +1,53 @@
+"""Answers are kept while nothing is edited, and only then."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anesurgery.mil import Program, Var, mb
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.unedited import kept, unedited
+
+
+def clipped() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        return mb.relu(x=mb.clip(x=x, alpha=0.0, beta=1.0, name="inner"), name="y")
+
+    return program
+
+
+def test_a_function_is_asked_once_within_and_each_time_outside() -> None:
+    asked = list[int]()
+
+    @kept
+    def twice(number: int) -> int:
+        asked.append(number)
+        return 2 * number
+
+    assert [twice(3), twice(3)] == [6, 6]
+    assert asked == [3, 3]
+    with unedited():
+        assert [twice(3), twice(3), twice(4)] == [6, 6, 8]
+        assert asked == [3, 3, 3, 4]
+        with unedited():
+            twice(3)
+        assert asked == [3, 3, 3, 4, 3]
+    twice(3)
+    assert asked[-2:] == [3, 3]
+
+
+def test_what_is_kept_is_forgotten_after_an_edit() -> None:
+    """The wrong version forgets nothing, and answers for the program as it was."""
+    program = clipped()
+    (function,) = program.functions.values()
+    (y,) = function.outputs
+    (clip,) = (op for op in function.operations if op.op_type == "clip")
+    with unedited() as forget:
+        assert interval(y) == (0, 1)
+        with function:
+            wider = mb.const(val=np.float32(5), before_op=clip)
+        clip.set_inputs(beta=wider)
+        assert interval(y) == (0, 1)
+        forget()
+        assert interval(y) == (0, 5)

@@ -26,6 +26,8 @@ W8A8 = "w8a8"
 """Weights and what they are multiplied with in 8 bits, as the published pairs call it."""
 PURPOSES = ("size", "speed")
 READING, COMPUTING = "reading", "compute"
+POSITIONS = {READING: "few positions", COMPUTING: "many positions"}
+"""What bounds a product, by what it has of positions."""
 
 
 @dataclass(frozen=True)
@@ -139,10 +141,16 @@ def choose(
         if known:
             return Choice(max(known)[1], f"{max(known)[2]}{fewer}")
         if unknown:
-            return Choice(unknown[0], f"nothing is known of its speed on {target.label}{fewer}")
+            return Choice(unknown[0], f"{_unknown(target, bounds)}{fewer}")
     return Choice(
         None, f"slower than fp16: {'; '.join(slow)}" if slow else "each form is slower on other chips"
     )
+
+
+def _unknown(target: Target, bounds: frozenset[str]) -> str:
+    """Why a form is taken of which nothing was published."""
+    products = " and ".join(POSITIONS[bound] for bound in sorted(bounds))
+    return f"nothing is known of its speed on {target.label} in products of {products}"
 
 
 def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
@@ -188,7 +196,7 @@ def choose_form(
         return Choice(name, f"asked for, though slower: {'; '.join(slow)}")
     if here and _covers(name, here, bounds, target):
         return Choice(name, str(min(here, key=_speed)))
-    return Choice(name, f"asked for; nothing is known of its speed on {target.label}")
+    return Choice(name, f"asked for; {_unknown(target, bounds)}")
 
 
 def choose_activations(

@@ -111,6 +111,7 @@ TRIGGERS: dict[str, Callable[[Values], bool]] = {
     "num-mac-32768": _largest(CEILING),
     "num-scale-after": _largest(CEILING),
     "num-slice-q4": _reads(SLICE),
+    "num-scores": _reads(LARGEST),
     "num-count": _whole,
     "num-int": _whole,
     "num-angle": _reads(64.0),

@@ -9,7 +9,7 @@ from anesurgery.checking.exactness import Yardstick, less_exact
 from anesurgery.errors import SurgeryError
 from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange
-from anesurgery.mil import Program
+from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
 from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
@@ -113,5 +113,7 @@ def _repaired(program: Program, step: Pass, changes: Sequence[Change], session: 
     """The rules by which numbers may go wrong in ops that a step takes away, or that name it as the remedy."""
     inspections = placed(program, Target.parse(session.target or "any"), advice=True)
     findings = [finding for one in inspections for finding in one.all_findings if finding.kind == "numeric"]
-    edited = {words.split()[-1] for change in changes for words in change.before}
+    names = {words.split()[-1] for change in changes for words in change.before}
+    ops = [op for function in program.functions.values() for op in walk_ops(function) if op.name in names]
+    edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by what it makes
     return ", ".join(dict.fromkeys(f.rule for f in findings if f.remedy == step.name or f.op in edited))

@@ -102,6 +102,19 @@ def _length(op: Operation, ranges: Ranges) -> Interval:
     return ends if op.op_type == "reduce_sum_square" else (math.sqrt(ends[0]), math.sqrt(ends[1]))
 
 
+def _log_sum_exp(op: Operation, ranges: Ranges) -> Interval:
+    """As much above the numbers as the logarithm of their count; a step of fp16 is added on either side."""
+    count = summed(op)
+    if math.isinf(count):
+        return ANY
+    low, high = (end + math.log(count) for end in ranges.at(op.x))
+    return low - ROUNDED * max(abs(low), 1.0), high + ROUNDED * max(abs(high), 1.0)
+
+
+ROUNDED = 2.0**-10
+"""A step of fp16 at 1."""
+
+
 def _holds_a_one(op: Operation) -> bool:
     """Is one of the numbers exp(0), since they are exponentials of what is left without the largest?"""
     exponential = producer(op.x, "exp")
@@ -152,6 +165,7 @@ ROWS: dict[str, Meaning] = {
     "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE),
     **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), Meaning(_length, _reduced)),
     "reduce_prod": Meaning(_product, _reduced),
+    "reduce_log_sum_exp": Meaning(_log_sum_exp, _reduced),
     **dict.fromkeys(
         names("reduce_argmax reduce_argmin"), Meaning(axes=lambda op: _reduced(op, MIXED), positions=0)
     ),

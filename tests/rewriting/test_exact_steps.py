@@ -210,3 +210,19 @@ def test_names_of_classes_are_no_numbers() -> None:
     measured = Yardstick(load(path).program)
     assert measured.is_small
     assert measured.measure(measured.program) is not None
+
+
+def test_a_repair_stays_where_ops_are_named_otherwise_than_values() -> None:
+    """As coremltools names them: findings speak of values, and edits of ops."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 64), dtype=types.fp16)] * 2, opset_version=ct.target.iOS17)
+    def likelihood(x: Var, v: Var) -> Var:
+        precision = mb.mul(x=mb.exp(x=mb.mul(x=v, y=HALF(-1))), y=HALF(0.5))
+        distance = mb.mul(x=precision, y=mb.pow(x=mb.sub(x=x, y=HALF(0.02)), y=HALF(2)))
+        return mb.add(x=distance, y=mb.mul(x=v, y=HALF(0.5)), name="y")
+
+    for op in likelihood.functions["main"].operations:
+        op.name = f"op_{op.name}"
+    surgery = ane.apply(likelihood, "safe_numbers", prove=None, quiet=True)
+    assert {change.pass_name for change in surgery.changes} == {"halve_exponent"}
+    assert any("kept, as it repairs what may go wrong: num-exp-range" in note for note in surgery.notes)

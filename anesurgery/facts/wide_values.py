@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -38,6 +38,7 @@ from anesurgery.semantics.lost_digits import (
     MAKERS,
     RULES,
     computes_in,
+    floats_of,
     lost_digits,
     makers_of,
     reciprocals,
@@ -183,7 +184,7 @@ class _Search:
             return None
         worst = max(wide, key=lambda r: abs(r.size))
         scaled = is_stored(op.y) if op.op_type == "real_div" else op.op_type == "mul" and len(values) == 1
-        if scaled and worst.widest is not None and worst.widest.op_type != "cumsum":
+        if scaled and worst.widest is not None and not _of_two(worst.widest):
             return None  # `scale_scores`, `scale_powers`, `sum_to_mean` and `halve_exponent` scale before
         return _Size(0.0, _joined(op, reached), worst.widest, worst.why)
 
@@ -241,6 +242,11 @@ class _Search:
         rule = SIZES.get(op.op_type)
         operand = [0.0 if is_stored(v) else self.at(v).size for v in _read(op)]
         return max(operand, default=0.0) if rule is None else rule(op, operand)
+
+
+def _of_two(op: Operation) -> bool:
+    """Is it a running sum, or a product of two values, in front of which nothing else scales?"""
+    return op.op_type == "cumsum" or (op.op_type == "mul" and op.x is not op.y and len(floats_of(op)) == 2)
 
 
 def _narrowed(var: Var) -> _Size | None:
@@ -449,8 +455,16 @@ def _difference(op: Operation, bits: int) -> _Size | None:
     """What cancels: squares less twice a product, exp(x) - 1, roots of neighbours, what is near 1 in a log."""
     rules = (_distances, _covariance, _near_zero, _neighbours, _near_number, _complement)
     size = next((size for rule in rules if (size := rule(op)) is not None), None)
-    loss = lost_digits(op, bits) if size is None else None
-    return size if loss is None else _Size(0.0, loss.ops, loss.widest, loss.why)
+    if size is None and (loss := lost_digits(op, bits)) is not None:
+        size = _Size(0.0, loss.ops, loss.widest, loss.why)
+    return None if size is None else replace(size, ops=_with_wide(size.ops, bits))
+
+
+def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
+    """Some ops, and those that make what they read where fp16 does not hold it."""
+    own, search = {v for op in ops for v in op.outputs}, _Search(bits)
+    entries = dict.fromkeys(v for op in ops for v in _read(op) if v not in own and not is_stored(v))
+    return tuple(dict.fromkeys((*ops, *(o for v in entries if (at := search.at(v)).widest for o in at.ops))))
 
 
 def _covariance(op: Operation) -> _Size | None:
@@ -631,7 +645,7 @@ def _complement(op: Operation) -> _Size | None:
     ops, shares = [op, inner], list[Operation]()
     pending = [v for v in _read(inner) if not is_stored(v)]
     while pending and len(ops) <= MOST:
-        maker = producer(pending.pop(), "sub", "real_div", "mul", "neg", *MOVING, *NEAR_ONE)
+        maker = producer(pending.pop(), "add", "sub", "real_div", "mul", *MOVING, *NEAR_ONE)
         if maker is None or maker in ops:
             continue
         ops.append(maker)

@@ -18,6 +18,7 @@ from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import number, scaled
+from anesurgery.semantics.row_lengths import squared
 from anesurgery.semantics.unedited import kept
 
 LARGE = 64.0
@@ -130,7 +131,8 @@ HALF = 16
 
 def _difference(op: Operation, bits: int) -> Loss | None:
     """Two integers, or two places of one running sum, that may lie next to each other."""
-    return _fraction(op, bits) or _of_integers(op, bits) or _of_places(op, bits) or _rest(op, bits)
+    rules = (_fraction, _of_integers, _of_places, _rest, _versed_sine, _spread)
+    return next((loss for rule in rules if (loss := rule(op, bits)) is not None), None)
 
 
 def _moved_from(var: Var, bits: int) -> tuple[Var, list[Operation]]:
@@ -178,6 +180,54 @@ def _rest(op: Operation, bits: int) -> Loss | None:
         return None
     why = f"%{op.outputs[0].name} is what %{share.outputs[0].name} leaves of 1, and it may be next to 1"
     return Loss((op, share, *([inverse] if inverse is not None else []), total), op, why)
+
+
+def _versed_sine(op: Operation, bits: int) -> Loss | None:
+    """`1 - cos(x)`, where x may be near 0."""
+    cosine = producer(op.y, "cos") if number(op.x) == 1 else None
+    if cosine is None or interval(cosine.x)[0] > SMALL or interval(cosine.x)[1] < -SMALL:
+        return None
+    return Loss((op, cosine), op, f"%{op.outputs[0].name} is 1 - cos(%{cosine.x.name}), which is small near 0")
+
+
+SMALL = 0.1
+"""An angle whose cosine fp16 holds to a tenth of what it lacks of 1."""
+
+
+def _spread(op: Operation, bits: int) -> Loss | None:
+    """The weighted mean of squares less the square of the weighted mean."""
+    square = producer(op.y, *WEIGHED)
+    mean = producer(squared(square), "reduce_sum", "matmul") if square is not None else None
+    first = producer(op.x, mean.op_type) if mean is not None else None
+    if square is None or mean is None or first is None or first is mean:
+        return None
+    inner = [makers_of(total.x, WEIGHED, bits) for total in (first, mean)]
+    weighed = [
+        {total.x, *(v for o in ops for v in floats_of(o))}
+        for total, ops in zip((first, mean), inner, strict=True)
+    ]
+    if not weighed[0] & weighed[1] or magnitude(mean.outputs[0]) <= 1:
+        return None
+    why = f"%{op.x.name} and %{op.y.name} are nearly equal where what is weighed is far from 0"
+    return Loss((op, square, first, mean, *dict.fromkeys((*inner[0], *inner[1]))), op, why)
+
+
+WEIGHED = names("mul square pow")
+"""Ops between a sum and what it weighs."""
+
+
+def _vanished(op: Operation, bits: int) -> Loss | None:
+    """The root of a product of shares, which vanishes before its root does."""
+    product = producer(op.x, "mul")
+    shares = [] if product is None else [producer(v, *SHARES) for v in (product.x, product.y)]
+    if product is None or any(s is None or interval(s.outputs[0])[0] >= 2.0**-7 for s in shares):
+        return None
+    ops = (op, product, *(s for s in shares if s is not None))
+    return Loss(ops, product, f"%{product.outputs[0].name} is a product of two shares, whose root is larger")
+
+
+SHARES = names("softmax sigmoid")
+"""Ops whose results may vanish."""
 
 
 def _near_pole(op: Operation, bits: int) -> Loss | None:
@@ -240,6 +290,7 @@ RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
     "mod": _fraction,
     "cumsum": _count,
     "cast": _counted,
+    "sqrt": _vanished,
     **dict.fromkeys(POLES, _near_pole),
 }
 """Op type -> the form that it may end."""

@@ -376,7 +376,7 @@ FROM_THE_CATALOGUE = {
     "num-mean": "a mean of 1048576 values",
     "num-qdq": "is quantized by another scale",
     "num-shares": "of 4096 keys",
-    "num-between": "its weights make numbers",
+    "num-between": "overflows above 65504, though",
     "num-cancel": "leaves of 1, and it may be next to 1",
 }
 """Rule -> words of it about its hazard."""

@@ -46,6 +46,8 @@ LOSSES: dict[str, Body] = {
     "count": lambda x: mb.cumsum(x=x, axis=1, name="y"),
     "position": lambda x: mb.cast(x=mb.cumsum(x=mb.sigmoid(x=x), axis=1), dtype="int32", name="y"),
     "share": lambda x: share(x, 0.01),
+    "versed sine": lambda x: mb.sub(x=HALF(1), y=mb.cos(x=x), name="y"),
+    "root of shares": lambda x: mb.sqrt(x=mb.mul(x=mb.sigmoid(x=x), y=mb.softmax(x=x, axis=1)), name="y"),
     "arc cosine": lambda x: mb.acos(x=mb.tanh(x=x), name="y"),
 }
 SILENT: dict[str, Body] = {
@@ -54,6 +56,10 @@ SILENT: dict[str, Body] = {
     "floor of another": lambda x: mb.sub(x=seventh(x), y=mb.floor(x=x), name="y"),
     "places of two sums": lambda x: mb.sub(x=mb.cumsum(x=x, axis=1), y=mb.cumsum(x=x, axis=0), name="y"),
     "short count": lambda x: mb.cumsum(x=mb.sigmoid(x=x), axis=0, name="y"),
+    "versed sine of a large angle": lambda x: mb.sub(
+        x=HALF(1), y=mb.cos(x=mb.add(x=mb.sigmoid(x=x), y=HALF(1))), name="y"
+    ),
+    "root of one share": lambda x: mb.sqrt(x=mb.mul(x=mb.sigmoid(x=x), y=x), name="y"),
     "no position": lambda x: mb.cast(x=x, dtype="int32", name="y"),
     "share of much noise": lambda x: share(mb.sigmoid(x=x), 0.5),
     "arc cosine of a half": lambda x: mb.acos(x=mb.mul(x=mb.tanh(x=x), y=HALF(0.5)), name="y"),

@@ -621,10 +621,44 @@ def rest_of_share(noise: float) -> Build:
     return build
 
 
+def bump() -> Array:
+    """Scores of places of which few are near the largest."""
+    return np.clip(20 - ((np.arange(512) - 300.0) / 3) ** 2, -20, 20).astype(HALF)[None]
+
+
 def near_rows() -> Array:
     """Two rows in each, of which the second is the first and a hundredth of noise."""
     first, other = np.random.default_rng(0).standard_normal((2, 2, 1, 32))
     return np.concatenate([first, first + 0.01 * other], axis=1).astype(HALF)
+
+
+def unprojection(x: Var) -> Var:
+    """A place times a depth, over the focal length."""
+    a, b = mb.split(x=x, num_splits=2, axis=1)
+    return mb.mul(x=mb.mul(x=a, y=b), y=HALF(1e-3), name="y")
+
+
+def versed_sine(x: Var) -> Var:
+    """1 - cos(x), a thousandfold, as rotations by small angles have it."""
+    return mb.mul(x=mb.sub(x=HALF(1), y=mb.cos(x=x)), y=HALF(1000), name="y")
+
+
+def spread(x: Var) -> Var:
+    """The variance of the place of a heat map."""
+    shares, places = mb.softmax(x=x, axis=-1), np.arange(x.shape[1], dtype=HALF)
+    place, square = rows(mb.reduce_sum, mb.mul(x=shares, y=places)), mb.mul(x=shares, y=places)
+    return mb.sub(x=rows(mb.reduce_sum, mb.mul(x=square, y=places)), y=mb.mul(x=place, y=place), name="y")
+
+
+def overlap(x: Var) -> Var:
+    """The sum of the roots of products of shares."""
+    p, q = (mb.softmax(x=v, axis=-1) for v in mb.split(x=x, num_splits=2, axis=1))
+    return rows(mb.reduce_sum, mb.sqrt(x=mb.mul(x=p, y=q)))
+
+
+def log_of_energy(x: Var) -> Var:
+    """The logarithm of 1 and a mean of squares."""
+    return mb.log(x=mb.add(x=rows(mb.reduce_mean, mb.square(x=x)), y=HALF(1)), epsilon=NONE, name="y")
 
 
 def surely(build: Build) -> Build:
@@ -1393,6 +1427,57 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "a focal length in pixels times a place overflows before it is divided by the depth",
+    ),
+    Hazard(
+        "product of two, made small",
+        unprojection,
+        random(2, 64, scale=100, shift=700),
+        of_bounded(unprojection),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "a place times a depth overflows before it is divided by the focal length",
+    ),
+    Hazard(
+        "1 - cos(x) near 0",
+        versed_sine,
+        random(2, 64, scale=0.02),
+        surely(versed_sine),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "next to 1 the cosine is rounded to steps of 0.0005",
+    ),
+    Hazard(
+        "spread of a heat map",
+        spread,
+        bump(),
+        of_bounded(lambda x: rows(mb.reduce_sum, mb.mul(x=x, y=np.full((64,), 0.01, HALF)))),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "weighted squares overflow, and are nearly equal",
+        twin_shape=(1, 64),
+    ),
+    Hazard(
+        "root of a product of shares",
+        overlap,
+        random(2, 128, scale=12),
+        of_bounded(overlap),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "a product of two shares below 2.4e-4 is 0, and so is its root",
+    ),
+    Hazard(
+        "logarithm of 1 and an energy",
+        log_of_energy,
+        random(2, 64, scale=6000),
+        surely(log_of_energy),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "squares overflow, though the logarithm is small",
     ),
     Hazard(
         "rest of a share",

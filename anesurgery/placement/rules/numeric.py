@@ -896,7 +896,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-cancel",
-        frozenset({"add", "sub", "log", "mod", "acos", "asin", "atanh"}),
+        frozenset({"add", "sub", "log", "mod", "sqrt", "acos", "asin", "atanh"}),
         "fp16 has eleven binary digits, and what two numbers have in common is lost when one is taken from the "
         "other",
         f"{STUDY}: the elementwise unit is fp16",

@@ -196,7 +196,7 @@ SMALL = 0.1
 
 def _spread(op: Operation, bits: int) -> Loss | None:
     """The weighted mean of squares less the square of the weighted mean."""
-    square = producer(op.y, *WEIGHED)
+    square = producer(op.y, "mul", "square", "pow")
     mean = producer(squared(square), "reduce_sum", "matmul") if square is not None else None
     first = producer(op.x, mean.op_type) if mean is not None else None
     if square is None or mean is None or first is None or first is mean:
@@ -212,8 +212,8 @@ def _spread(op: Operation, bits: int) -> Loss | None:
     return Loss((op, square, first, mean, *dict.fromkeys((*inner[0], *inner[1]))), op, why)
 
 
-WEIGHED = names("mul square pow")
-"""Ops between a sum and what it weighs."""
+WEIGHED = names("mul square pow softmax real_div")
+"""Ops between a sum and what it weighs, and those of the weights, whose sum must be 1."""
 
 
 def _vanished(op: Operation, bits: int) -> Loss | None:

@@ -1462,12 +1462,13 @@ HAZARDS: tuple[Hazard, ...] = (
     Hazard(
         "root of a product of shares",
         overlap,
-        random(2, 128, scale=12),
+        random(2, 128, scale=8),
         of_bounded(overlap),
         "num-cancel",
         "widen_to_fp32",
         "fp16",
         "a product of two shares below 2.4e-4 is 0, and so is its root",
+        twin_shape=(2, 8),
     ),
     Hazard(
         "logarithm of 1 and an energy",

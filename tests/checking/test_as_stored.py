@@ -91,3 +91,45 @@ def test_another_function_fails_whatever_fp16_makes_of_it() -> None:
         built(lambda x: mb.mul(x=mb.sqrt(x=mb.reduce_sum(x=mb.square(x=x), axes=[-1])), y=HALF(990), name="y"))
     )
     assert not compare_as_stored(given, other, X).ok
+
+
+def masked_rows(shift: float, name: str = "y") -> Callable[[Any], Any]:
+    """A softmax whose first row is masked whole by a number of fp32 that fp16 takes for minus infinity."""
+    keep = np.arange(4)[:, None] > np.zeros((1, 32))
+
+    def body(x: Any) -> Any:
+        wide = mb.select(cond=keep, a=mb.cast(x=x, dtype="fp32"), b=np.float32(-9e15))
+        shares = mb.softmax(x=mb.cast(x=wide, dtype="fp16"), axis=-1)
+        return mb.add(x=shares, y=HALF(shift), name=name)
+
+    return body
+
+
+def test_what_is_not_finite_on_both_sides_is_compared_in_fp32() -> None:
+    """The wrong versions differ in the finite rows, and in a row that only fp32 has."""
+    given, same, other = (load(built(masked_rows(shift))) for shift in (0.5, 0.5, 0.75))
+    result = compare_as_stored(given, same, X)
+    assert result.ok
+    assert "not finite in fp16, in the same places" in result.instead
+    assert not compare_as_stored(given, other, X).ok
+
+    def first_row_of_ones(x: Any) -> Any:
+        first = np.arange(4)[:, None] == np.zeros((4, 32))
+        return mb.select(cond=first, a=np.full((4, 32), np.nan, HALF), b=masked_rows(0.5, "all")(x), name="y")
+
+    assert not compare_as_stored(given, load(built(first_row_of_ones)), X).ok
+
+
+@pytest.mark.parametrize(("kept", "named"), [(0, True), (-1, False)])
+def test_a_mask_of_fp32_that_leaves_a_row_nothing_is_named_and_repaired(kept: int, named: bool) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        keep = np.arange(4)[:, None] > np.full((1, 32), kept)
+        wide = mb.select(cond=keep, a=mb.cast(x=x, dtype="fp32"), b=np.float32(-9e15))
+        return mb.softmax(x=mb.cast(x=wide, dtype="fp16"), axis=-1, name="y")
+
+    findings = ane.inspect(program, target="M1/macOS 14").all_findings
+    assert ("num-mask-rows" in {finding.rule for finding in findings}) == named
+    surgery = ane.apply(program, "auto", target="M1/macOS 14", prove="both", quiet=True)
+    assert ("padding_mask_tensor" in {change.pass_name for change in surgery.changes}) == named
+    assert np.isfinite(ane.run(surgery.program, X, precision="fp16")["y"]).all()

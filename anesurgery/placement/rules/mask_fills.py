@@ -8,10 +8,10 @@ import numpy as np
 
 from anesurgery.facts.attention import MASKED, softmaxes_after
 from anesurgery.facts.masks import against_causal_attention
-from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype, operands
+from anesurgery.mil import Array, Operation, Var, constant, consumers, is_stored, np_dtype, operands
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.constant_ends import of_constant
+from anesurgery.semantics.constant_ends import LARGEST, of_constant
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""
@@ -21,8 +21,12 @@ FILLING = frozenset({"add", "sub", "select", "mul", "minimum"})
 
 
 def fill(op: Operation) -> tuple[float, Var] | None:
-    """The lowest number that a mask op puts into scores, with the operand that holds it."""
-    if not bounds.is_half(op.outputs[0]) or op.op_type not in FILLING:
+    """The lowest number that a mask op of fp16 puts into scores, with the operand that holds it."""
+    return _fill(op) if bounds.is_half(op.outputs[0]) else None
+
+
+def _fill(op: Operation) -> tuple[float, Var] | None:
+    if op.op_type not in FILLING:
         return None
     lowest: tuple[float, Var] | None = None
     for name, var in operands(op):
@@ -98,10 +102,16 @@ def _unmoved(var: Var, steps: int = 24) -> bool:
     return False
 
 
+def _narrows(op: Operation) -> bool:
+    """Is it a cast to fp16?"""
+    return op.op_type == "cast" and bounds.is_half(op.outputs[0])
+
+
 def empty_rows(op: Operation, target: Target) -> str:
-    """A softmax of which a whole row may be masked with minus infinity."""
-    filled = fill(op)
-    if filled is None or filled[0] != -math.inf:
+    """A softmax whose whole row may be masked with minus infinity, or what a cast to fp16 makes one."""
+    half = bounds.is_half(op.outputs[0])
+    filled = _fill(op) if half or any(map(_narrows, consumers(op.outputs[0]))) else None
+    if filled is None or filled[0] >= -LARGEST:
         return ""
     keep = _kept(op, filled[1])
     if keep is not None:

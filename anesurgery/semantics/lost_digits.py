@@ -220,12 +220,14 @@ def _vanished(op: Operation, bits: int) -> Loss | None:
     """The root of a product of shares, which vanishes before its root does."""
     product = producer(op.x, "mul")
     shares = [] if product is None else [producer(v, *SHARES) for v in (product.x, product.y)]
-    if product is None or any(s is None or interval(s.outputs[0])[0] >= 2.0**-7 for s in shares):
+    if product is None or any(s is None or interval(s.outputs[0])[0] >= FEW for s in shares):
         return None
     ops = (op, product, *(s for s in shares if s is not None))
     return Loss(ops, product, f"%{product.outputs[0].name} is a product of two shares, whose root is larger")
 
 
+FEW = 2.0**-10
+"""A product of two shares from here on has four binary digits, and is small beside those of most places."""
 SHARES = names("softmax sigmoid")
 """Ops whose results may vanish."""
 

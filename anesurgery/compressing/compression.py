@@ -101,10 +101,12 @@ class CompressedWeight:
     """Of the inputs of each op, where they are 8 bits."""
     cosine: float | None = None
     """Between products with inputs of 8 bits and those without, of the op that stands it least."""
+    met: tuple[int, int] = (0, 0)
+    """Rows of inputs that it was corrected by, and columns of each; (0, 0) of a table that is looked up."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        lists = {name: list(getattr(self, name)) for name in ("readers", "bytes", "ops", "scales")}
+        lists = {name: list(getattr(self, name)) for name in ("readers", "bytes", "ops", "scales", "met")}
         return {**vars(self), **lists}
 
 
@@ -292,13 +294,25 @@ def compress(
             if not (lost := _lost(before, after, weights)):
                 break
             left_out |= lost
-    doubts = [*samples.doubts, *raised_, *unknown_chips((one.form for one in weights if one.form), aim)]
-    for words in samples.doubts:
+    short = [*samples.doubts, *_short(weights)]
+    doubts = [*short, *raised_, *unknown_chips((one.form for one in weights if one.form), aim)]
+    for words in short:
         warn(f"compress: {words}")
     found = _result(given, edited, weights, samples, plan, (before, after), doubts)
     theirs, reasons = points(given, against, smallest, partial(_measured, given, samples, name))
     notes = (*found.notes, *reasons)
     return replace(found, balanced=tuple(scaled), norms=tuple(norms), points=tuple(theirs), notes=notes)
+
+
+def _short(weights: Sequence[CompressedWeight]) -> Iterable[str]:
+    """What the samples lack for the weights with the most columns."""
+    few = [one for one in weights if one.met[0] < one.met[1]]
+    if few:
+        rows, columns = min((one.met for one in few), key=lambda met: met[0] / met[1])
+        yield (
+            f"{len(few)} of {len(weights)} weights read more columns than the samples have rows ({columns:,} "
+            f"against {rows:,}): what corrects them there may not hold elsewhere; give more samples"
+        )
 
 
 def _measured(given: MLProgram, samples: Samples, name: str | None, other: MLProgram) -> tuple[int, Cost]:
@@ -663,7 +677,15 @@ class _Part:
         if made is None:
             return CompressedWeight(one.var.name, kinds, "", why, (size, size))
         return CompressedWeight(
-            one.var.name, kinds, made.kind, why, (size, made.bytes), made.error, made.rounded, self.ops[one.var]
+            one.var.name,
+            kinds,
+            made.kind,
+            why,
+            (size, made.bytes),
+            made.error,
+            made.rounded,
+            self.ops[one.var],
+            met=made.met,
         )
 
 

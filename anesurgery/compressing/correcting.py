@@ -84,6 +84,8 @@ class Corrected:
     """The same for the nearest numbers of the grid that it began with."""
     shifts: Mapping[Operation, Array] = field(default_factory=dict)
     """What the bias of each op gains, [output channels], so that the mean of its results stays."""
+    met: tuple[int, int] = (0, 0)
+    """Rows of inputs that it was corrected by, and columns of each; (0, 0) of a table, which reads none."""
 
 
 def candidates(function: Function, smallest: int) -> tuple[list[Candidate], dict[str, str]]:
@@ -129,6 +131,8 @@ class _Begun:
     """Of what each op reads whose bias is corrected."""
     off: Array | None
     """How far the mean of what the first op reads is from that of the plain model."""
+    met: tuple[int, int]
+    """Rows of what the first op reads, and columns."""
 
 
 @dataclass
@@ -248,12 +252,13 @@ class Correction:
         apart = Apart.of(reader, read, wanted, shifted.get(reader.op))
         crossed = None if apart is None or len(one.readers) > 1 else apart.crossed
         due = self.correct(one, kind, hessians, self.loaded.version, centres, crossed)
-        return _Begun(due, shifted, None if apart is None else apart.mean)
+        return _Begun(due, shifted, None if apart is None else apart.mean, seen.size(reader.op))
 
     def _end(self, one: Candidate, begun: _Begun) -> Corrected:
         """Wait for what a weight became."""
         corrected = begun.due()
-        corrected = replace(corrected, shifts=_shifts(one, corrected.array, begun.means, begun.off))
+        shifts = _shifts(one, corrected.array, begun.means, begun.off)
+        corrected = replace(corrected, shifts=shifts, met=begun.met)
         self.made.append(corrected if self.arrays else _aside(corrected, self.folder))
         self.told(len(self.made))
         return corrected
@@ -603,6 +608,10 @@ class Seen(Listener):
     def mean(self, op: Operation) -> Array:
         """[groups, columns]."""
         return np.asarray(self._sums[op] / self._counts[op])
+
+    def size(self, op: Operation) -> tuple[int, int]:
+        """Rows that an op has read, and columns; (0, 0) of a table."""
+        return (self._counts[op], int(self.moments[op].shape[-1])) if op in self._counts else (0, 0)
 
     def met(self, op: Operation, centred: bool = False) -> Met:
         """The moments of what an op reads; about the mean, where a bias takes that up."""

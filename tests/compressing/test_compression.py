@@ -327,6 +327,20 @@ def test_doubtful_samples_are_said(package: Path, name: str) -> None:
     assert (found.loss is None) == (name == "one")
 
 
+def test_fewer_rows_than_columns_are_said() -> None:
+    """Beyond what the samples span, a correction by them is a guess."""
+    program = one_layer(UP[:WIDTH], "x", "y")
+    short, enough = (
+        [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(count)] for count in (9, 12)
+    )
+    with pytest.warns(SurgeryWarning, match=r"1 of 1 weights read more columns .*\(32 against 28\)"):
+        found = ane.compress(program, 4, inputs=short, target="M5", smallest=100)
+    assert found.weights[0].met == (28, WIDTH)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", SurgeryWarning)
+        assert ane.compress(program, 4, inputs=enough, target="M5", smallest=100).weights[0].met == (36, WIDTH)
+
+
 def test_good_samples_make_no_warning(package: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", SurgeryWarning)

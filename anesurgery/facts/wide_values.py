@@ -352,12 +352,8 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if (grows := exponential(op)) is not None:
         most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
         return f"%{out.name}, an exponential without a bound, overflows" if most > math.log(LARGEST) else ""
-    if op.op_type == "reduce_prod":
-        return (
-            f"%{out.name} is a product of {summed(op):g} numbers"
-            if summed(op) >= 4 and interval(op.x)[0] < 0.5
-            else ""
-        )
+    if op.op_type == "reduce_prod" and summed(op) >= 4:
+        return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
     if op.op_type in ("real_div", "inverse") and not wide:
         return _small_divisor(op)
     if op.op_type == "matmul" and any(producer(v, "softmax") is not None for v in (op.x, op.y)):

@@ -92,6 +92,15 @@ def log_of_product(a: Var, b: Var) -> Var:
     return mb.log(x=rows(mb.reduce_prod, mb.sigmoid(x=a)), epsilon=HALF(0), name="y")
 
 
+def overlap(a: Var, b: Var) -> Var:
+    """The area that two boxes share, by that of both: lengths in pixels, whose products leave fp16."""
+    one, other = (mb.abs(x=mb.reshape(x=v, shape=[-1, 64, 2])) for v in (a, b))
+    one = mb.slice_by_size(x=one, begin=[0, 0, 0], size=[1, 64, 2])
+    area = (mb.reduce_prod(x=v, axes=[-1]) for v in (one, other, mb.minimum(x=one, y=other)))
+    first, second, both = area
+    return mb.real_div(x=both, y=mb.sub(x=mb.add(x=first, y=second), y=both), name="y")
+
+
 FORMS: dict[str, tuple[Callable[[Var, Var], Var], float]] = {
     "product of three": (
         lambda a, b: mb.mul(x=mb.mul(x=a, y=b), y=mb.mul(x=rows(mb.reduce_max, a), y=HALF(1e-5)), name="y"),
@@ -100,6 +109,7 @@ FORMS: dict[str, tuple[Callable[[Var, Var], Var], float]] = {
     "ratio": (ratio, 500.0),
     "generalized mean": (generalized_mean, 60.0),
     "kurtosis": (kurtosis, 30.0),
+    "overlap of boxes": (overlap, 600.0),
     "shares": (shares, 8000.0),
     "distances": (distances, 0.0),
     "exp(x) - 1": (lambda a, b: mb.sub(x=mb.exp(x=a), y=HALF(1), name="y"), 1e-3),

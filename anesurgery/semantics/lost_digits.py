@@ -17,7 +17,7 @@ from anesurgery.mil import Operation, Var, is_stored, np_dtype, operands, produc
 from anesurgery.ops import CARRIERS, MOVING, names
 from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.reading import number, scaled
+from anesurgery.semantics.reading import beside_number, number, scaled
 from anesurgery.semantics.row_lengths import squared
 from anesurgery.semantics.unedited import kept
 
@@ -131,7 +131,7 @@ HALF = 16
 
 def _difference(op: Operation, bits: int) -> Loss | None:
     """Two integers, or two places of one running sum, that may lie next to each other."""
-    rules = (_fraction, _of_integers, _of_places, _rest, _versed_sine, _spread)
+    rules = (_fraction, _of_integers, _of_places, _rest, _versed_sine, _spread, _flat_power)
     return next((loss for rule in rules if (loss := rule(op, bits)) is not None), None)
 
 
@@ -232,6 +232,21 @@ SHARES = names("softmax sigmoid")
 """Ops whose results may vanish."""
 
 
+def _flat_power(op: Operation, bits: int) -> Loss | None:
+    """`x^p - 1` with a small p, as of Box and Cox: next to 1 for all numbers of fp16."""
+    value, one = beside_number(op) or (op.x, 0.0)
+    power = producer(value, "pow")
+    exponent = None if power is None else number(power.y)
+    if power is None or exponent is None or abs(exponent) > FLAT or one != (-1 if op.op_type == "add" else 1):
+        return None
+    why = f"%{op.outputs[0].name} is %{power.x.name} to the power {exponent:.3g} less 1, which is next to 1"
+    return Loss((op, power), op, why)
+
+
+FLAT = 1 / 16
+"""Numbers of fp16 to so small a power lie between 1/2 and 2."""
+
+
 def _near_pole(op: Operation, bits: int) -> Loss | None:
     """An angle by its cosine or sine, next to where that says little of it."""
     low, high = interval(op.x)
@@ -289,6 +304,7 @@ MEANS = ADDING | names("mul real_div inverse")
 
 RULES: dict[str, Callable[[Operation, int], Loss | None]] = {
     "sub": _difference,
+    "add": _flat_power,
     "mod": _fraction,
     "cumsum": _count,
     "cast": _counted,

@@ -48,6 +48,7 @@ LOSSES: dict[str, Body] = {
     "share": lambda x: share(x, 0.01),
     "versed sine": lambda x: mb.sub(x=HALF(1), y=mb.cos(x=x), name="y"),
     "root of shares": lambda x: mb.sqrt(x=mb.mul(x=mb.sigmoid(x=x), y=mb.softmax(x=x, axis=1)), name="y"),
+    "flat power": lambda x: mb.add(x=mb.pow(x=x, y=HALF(0.01)), y=HALF(-1), name="y"),
     "arc cosine": lambda x: mb.acos(x=mb.tanh(x=x), name="y"),
 }
 SILENT: dict[str, Body] = {
@@ -60,6 +61,8 @@ SILENT: dict[str, Body] = {
         x=HALF(1), y=mb.cos(x=mb.add(x=mb.sigmoid(x=x), y=HALF(1))), name="y"
     ),
     "root of one share": lambda x: mb.sqrt(x=mb.mul(x=mb.sigmoid(x=x), y=x), name="y"),
+    "flat power less 2": lambda x: mb.sub(x=mb.pow(x=x, y=HALF(0.01)), y=HALF(2), name="y"),
+    "root less 1": lambda x: mb.sub(x=mb.pow(x=x, y=HALF(0.5)), y=HALF(1), name="y"),
     "no position": lambda x: mb.cast(x=x, dtype="int32", name="y"),
     "share of much noise": lambda x: share(mb.sigmoid(x=x), 0.5),
     "arc cosine of a half": lambda x: mb.acos(x=mb.mul(x=mb.tanh(x=x), y=HALF(0.5)), name="y"),

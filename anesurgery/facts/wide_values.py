@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -106,8 +106,7 @@ class WideRegion:
         return self.ops[0].op_type in ("sin", "cos")
 
 
-@dataclass(frozen=True)
-class _Size:
+class _Size(NamedTuple):
     """What is known of one value: its size, and the ops since the values that fit, if it has left those."""
 
     size: float
@@ -216,7 +215,7 @@ class _Search:
         if op is None or far or is_stored(var) or op.op_type not in THROUGH or not computes_in(op, self.bits):
             return _Size(_leaf(var))
         weight = {"matmul": "y", "linear": "weight"}.get(op.op_type, "")
-        if is_stored(op.inputs.get(weight)):
+        if weight and is_stored(op.inputs.get(weight)):
             one = self.at(op.x)
             if one.widest is None:
                 return _weighted(op, one.size) or _Size(_leaf(var))
@@ -226,16 +225,15 @@ class _Search:
         reached = [_beside(op, self.at(v), size) for v in _read(op) if not is_stored(v)]
         reached += [cancels] if (cancels := _covariance(op)) is not None else []
         why = _leaves(op, size, reached)
-        ops = _joined(op, reached)
         if op in self.reciprocals and not why:
             why = f"%{var.name}, a reciprocal of what may be below {1 / LARGEST:.2g}, overflows"
         if why:
             maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
-            return _Size(size, ops if maker is None else (*ops, maker), op, why)
+            return _Size(size, (*_joined(op, reached), *([] if maker is None else [maker])), op, why)
         wide = max((r for r in reached if r.widest is not None), key=lambda r: abs(r.size), default=None)
         if wide is None or op.op_type == "log":
             return _Size(size)
-        return _Size(size, ops, wide.widest, wide.why)
+        return _Size(size, _joined(op, reached), wide.widest, wide.why)
 
     def size(self, op: Operation) -> float:
         """The size of a result, by those of the operands."""
@@ -249,6 +247,7 @@ def _of_two(op: Operation) -> bool:
     return op.op_type == "cumsum" or (op.op_type == "mul" and op.x is not op.y and len(floats_of(op)) == 2)
 
 
+@kept
 def _narrowed(var: Var) -> _Size | None:
     """What a cast makes of a product in fp32 with a number beyond fp16, as coremltools leaves such products."""
     cast = producer(var, "cast")
@@ -276,6 +275,7 @@ def _read(op: Operation) -> list[Var]:
     ]
 
 
+@kept
 def _leaf(var: Var) -> float:
     """The size of a value by its interval, or as of any."""
     most = magnitude(var, products=1)
@@ -453,7 +453,7 @@ def _difference(op: Operation, bits: int) -> _Size | None:
     size = next((size for rule in rules if (size := rule(op)) is not None), None)
     if size is None and (loss := lost_digits(op, bits)) is not None:
         size = _Size(0.0, loss.ops, loss.widest, loss.why)
-    return None if size is None else replace(size, ops=_with_wide(size.ops, bits))
+    return None if size is None else size._replace(ops=_with_wide(size.ops, bits))
 
 
 def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
@@ -463,6 +463,7 @@ def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
     return tuple(dict.fromkeys((*ops, *(o for v in entries if (at := search.at(v)).widest for o in at.ops))))
 
 
+@kept
 def _covariance(op: Operation) -> _Size | None:
     """`mean(a b) - mean(a) mean(b)`, where `centre_variance` does not take the mean away first."""
     values, ops = difference_of_means(op)

@@ -33,7 +33,7 @@ def kept(function: Callable[P, R]) -> Callable[P, R]:
         answers = _ANSWERS.get()
         if answers is None:
             return function(*args, **kwargs)
-        key = (function, args, tuple(kwargs.items()))
+        key = (function, args, tuple(kwargs.items())) if kwargs else (function, args)
         if key not in answers:
             answers[key] = function(*args, **kwargs)
         answer: R = answers[key]

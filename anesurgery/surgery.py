@@ -570,10 +570,12 @@ class Recipe:
 
         Raises:
             UnknownName: no step has that name or option.
+            SurgeryError: a step is given neither a boolean nor options.
         """
         steps, repairs = list(self.steps), list(self.repairs)
         for key, value in options.items():
             here, there = (key in (step.name for step in own) for own in (self.steps, self.repairs))
+            there &= isinstance(value, (bool, dict))
             repairs = _changed(repairs, key, value) if there else repairs
             steps = self._with_option(steps, key, value) if here or not there else steps
         asked = {step.name for key in options for step in self.steps if key in (step.name, *step.options())}
@@ -598,6 +600,9 @@ class Recipe:
             return _changed(steps, key, value)
         owners = [step for step in steps if key in step.options()]
         if len(owners) != 1:
+            names += [step.name for step in self.repairs]
+            if key in names:
+                raise SurgeryError(f"{key}={value!r}; give True, False, or a dictionary of its options")
             names_and_options = [*names, *(option for step in steps for option in step.options())]
             raise UnknownName(f"option of {self.name}:", key, names_and_options)
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]

@@ -191,6 +191,22 @@ def test_recipes_take_options_for_their_steps() -> None:
     assert str(recipe) == "r:\n  1. negate_subtract\n  2. square_to_mul\n  3. scaled"
 
 
+def test_repairs_take_options_and_may_be_left_out() -> None:
+    recipe = Recipe("r", (NegateSubtract(),), repairs=(SquareToMul(), NegateSubtract()))
+    assert recipe.with_options(square_to_mul=False).repairs == (NegateSubtract(),)
+    assert recipe.with_options(square_to_mul=False).steps == recipe.steps
+    assert recipe.with_options(square_to_mul={"factor": 2.0}).repairs[0] == SquareToMul(factor=2.0)
+    without = recipe.with_options(negate_subtract=False)
+    assert (without.steps, without.repairs) == ((), (SquareToMul(),))
+    assert "first, where outputs are wrong without: square_to_mul, negate_subtract" in str(recipe)
+    for wrong in ({"square_to_mul": {"facto": 2.0}}, {"square_to_mull": False}):
+        with pytest.raises(UnknownName):
+            recipe.with_options(**wrong)
+    for name in ("square_to_mul", "negate_subtract"):
+        with pytest.raises(SurgeryError, match=f"{name}=3; give True, False, or a dictionary"):
+            recipe.with_options(**{name: 3})
+
+
 def test_passes_are_values() -> None:
     assert NegateSubtract() == NegateSubtract()
     assert hash(SquareToMul(2.0)) == hash(SquareToMul(2.0))

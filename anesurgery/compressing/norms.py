@@ -39,6 +39,8 @@ THROUGH = ("reshape", "transpose", "expand_dims", "squeeze", "quantize", "dequan
 """Ops behind which numbers are still those of the norm."""
 AXIS = {"batch_norm": 1, "instance_norm": 1}
 """Where the channels lie that gamma and beta are of."""
+NORMS = ("layer_norm", *AXIS, "mul")
+"""Ops that may end a norm."""
 JUDGE, MOST_JUDGES = 4, 4
 """Every so manieth sample judges, and so many at most: each runs on from each norm three times."""
 LEAST_GAIN = 0.01
@@ -250,7 +252,7 @@ def _taken_up(value: Var, alone: Collection[Operation]) -> bool:
 
 def _norm(op: Operation) -> Norm | None:
     """A norm with a gain for each channel, by itself or written out as roots of means."""
-    shape = static_shape(op.outputs[0]) if len(op.outputs) == 1 else None
+    shape = static_shape(op.outputs[0]) if op.op_type in NORMS else None
     if not shape:
         return None
     if op.op_type == "layer_norm":

@@ -241,3 +241,14 @@ def test_judges_are_not_fitted_to() -> None:
 
 def test_norms_with_the_same_numbers_stay() -> None:
     assert not norms_of(twice(), "main", ()).norms
+
+
+def test_a_list_beside_the_norms_is_passed_over() -> None:
+    """The wrong version asks each value for its shape, which a list has not."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 4, WIDTH))], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        kept = mb.make_list(init_length=1, elem_shape=(2, 4, WIDTH), dtype="fp32")
+        return mb.list_read(ls=mb.list_write(ls=kept, index=0, value=x), index=0)
+
+    assert not norms_of(program, "main", ()).norms

@@ -223,7 +223,7 @@ class _Walk:
                     continue  # removed meanwhile, or in a nested block, which is visited later
                 place = _OpPlace(self.step, self.session, self.function, self.pattern, root)
                 edited = operate(place)
-                if place.builder.made:
+                if edited or place.builder.made:
                     forget()
                 if edited:
                     if not left:

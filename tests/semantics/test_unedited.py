@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import ClassVar
+
 import numpy as np
 
 from anesurgery.mil import Program, Var, mb
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.session import Session
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.unedited import kept, unedited
 
@@ -51,3 +59,36 @@ def test_what_is_kept_is_forgotten_after_an_edit() -> None:
         assert interval(y) == (0, 1)
         forget()
         assert interval(y) == (0, 5)
+
+
+@dataclass(frozen=True)
+class _DropsClips(Rewrite):
+    """Takes clips away, without an op in their place, and asks where the result of the program lies before."""
+
+    name: ClassVar[str] = "drops_clips"
+    end: Var | None = None
+    ends: list[tuple[float, float]] = field(default_factory=list, compare=False)
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.clip()
+
+    def check(self, m: Match) -> Match:
+        self.ends.append(interval(self.end))
+        return m
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        value: Var = m.root.x
+        return value
+
+
+def test_an_edit_that_makes_no_op_is_one_too() -> None:
+    """The wrong version forgets only after edits that make ops, and still knows of the inner clip."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
+    def program(x: Var) -> Var:
+        inner = mb.clip(x=x, alpha=0.0, beta=1.0)
+        return mb.relu(x=mb.clip(x=inner, alpha=0.0, beta=5.0), name="y")
+
+    step = _DropsClips(end=program.functions["main"].outputs[0])
+    run_pass(step, program, Session(prove_sites=False))
+    assert step.ends == [(0, 1), (0, 5)]

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+from linear_layer import linear_layer
 from typer.testing import CliRunner
 
 import anesurgery as ane
@@ -188,21 +189,10 @@ def test_functions_that_share_weights_share_what_they_become(package: Path, tmp_
         ane.compress(both, 4, inputs=samples(), target="M5", smallest=1000)
 
 
-def one_layer(numbers: Any, source: str, to: str) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=numbers, name=to)
-
-    function = program.functions["main"]
-    function._input_dict[source] = function._input_dict.pop("x")
-    function.inputs[source].name = source
-    return program
-
-
 def test_a_pipeline_is_compressed_part_by_part(package: Path, tmp_path: Path) -> None:
     models = []
     for number, (numbers, source, to) in enumerate(((UP, "x", "h"), (DOWN, "h", "y"))):
-        program = one_layer(numbers[:WIDTH, :WIDTH], source, to)
+        program = linear_layer(numbers[:WIDTH, :WIDTH], 4, source, to)
         models.append(ct.models.MLModel(str(ane.save(ane.load(program), tmp_path / f"{number}.mlpackage"))))
     whole = ct.utils.make_pipeline(*models)
     whole.save(str(tmp_path / "whole.mlpackage"))
@@ -267,7 +257,7 @@ def rows_of_width(count: int = 12, largest: float = 1.0) -> list[dict[str, Any]]
 @pytest.mark.parametrize("size", [8, 4])
 def test_samples_that_overflow_are_errors(size: int) -> None:
     """The wrong version rounds to the nearest, as the moments say nothing, and states a loss of none."""
-    program = one_layer(UP[:WIDTH, :WIDTH], "x", "y")
+    program = linear_layer(UP[:WIDTH, :WIDTH], 4)
     with pytest.raises(SurgeryError, match="linear 'y' reads NaN or infinity when a sample runs"):
         ane.compress(program, size, inputs=rows_of_width(largest=1e7), smallest=1000)
 
@@ -329,7 +319,7 @@ def test_doubtful_samples_are_said(package: Path, name: str) -> None:
 
 def test_fewer_rows_than_columns_are_said() -> None:
     """Beyond what the samples span, a correction by them is a guess."""
-    program = one_layer(UP[:WIDTH], "x", "y")
+    program = linear_layer(UP[:WIDTH], 4)
     short, enough = (
         [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(count)] for count in (9, 12)
     )

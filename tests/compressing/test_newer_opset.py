@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from linear_layer import linear_layer
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryWarning
@@ -22,14 +23,7 @@ GIVEN = [{"x": RNG.standard_normal((ROWS, WIDTH)).astype(np.float16)} for _ in r
 
 
 def layer(opset: Any = ct.target.iOS17, source: str = "x", to: str = "y") -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((ROWS, WIDTH), dtype=types.fp16)], opset_version=opset)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=NUMBERS, name=to)
-
-    function = program.functions["main"]
-    function._input_dict[source] = function._input_dict.pop("x")
-    function.inputs[source].name = source
-    return program
+    return linear_layer(NUMBERS, ROWS, source, to, opset)
 
 
 def boxes() -> Program:

@@ -415,6 +415,17 @@ def attention(fill: float, first: int = 0) -> Build:
     return build
 
 
+def wide_mask(kept: int) -> Build:
+    """Shares under a mask of fp32, as graph attention writes it; the first row keeps so many scores."""
+
+    def build(x: Var) -> Var:
+        keep = np.arange(8)[:, None] >= np.where(np.arange(8) < kept, 0, 1)
+        wide = mb.select(cond=keep, a=mb.cast(x=x, dtype="fp32"), b=np.float32(-9e15))
+        return mb.softmax(x=mb.cast(x=wide, dtype="fp16"), axis=-1, name="y")
+
+    return build
+
+
 def many_keys(x: Var) -> Var:
     """Attention over all that there is."""
     return mb.matmul(x=mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1), y=x, name="y")
@@ -609,6 +620,20 @@ def camera(focal: float) -> Build:
         return mb.real_div(x=mb.concat(values=[a, b], axis=1), y=depth, name="y")
 
     return build
+
+
+def shared_area(x: Var) -> Var:
+    """The area that pairs of boxes share, by that of both."""
+    one, other = mb.split(x=mb.abs(x=x), num_splits=2, axis=1)
+    first, second, both = (mb.reduce_prod(x=v, axes=[-1]) for v in (one, other, mb.minimum(x=one, y=other)))
+    return mb.real_div(x=both, y=mb.sub(x=mb.add(x=first, y=second), y=both), name="y")
+
+
+def power_less_one(exponent: float) -> Build:
+    """Box and Cox: (x^p - 1) / p."""
+    return lambda x: mb.mul(
+        x=mb.sub(x=mb.pow(x=x, y=HALF(exponent)), y=HALF(1)), y=HALF(1 / exponent), name="y"
+    )
 
 
 def rest_of_share(noise: float) -> Build:
@@ -1003,6 +1028,16 @@ HAZARDS: tuple[Hazard, ...] = (
         "",
         "the softmax of a row that is all -inf is NaN",
         "NaN becomes a large number (M5: FluidAudio issue 679)",
+    ),
+    Hazard(
+        "rows that a mask of fp32 leaves nothing",
+        wide_mask(0),
+        random(8, 8),
+        wide_mask(1),
+        "num-mask-rows",
+        "padding_mask_tensor",
+        "fp16",
+        "a cast to fp16 makes -9e15 minus infinity, and the softmax of such a row is NaN",
     ),
     Hazard(
         "mask of fused attention times -inf",
@@ -1437,6 +1472,26 @@ HAZARDS: tuple[Hazard, ...] = (
         "widen_to_fp32",
         "fp16",
         "a place times a depth overflows before it is divided by the focal length",
+    ),
+    Hazard(
+        "areas of boxes",
+        shared_area,
+        random(16, 4, 2, scale=100, shift=600),
+        surely(shared_area),
+        "num-between",
+        "widen_to_fp32",
+        "fp16",
+        "areas in pixels overflow, though the share of two is at most 1",
+    ),
+    Hazard(
+        "a small power less 1",
+        power_less_one(0.01),
+        np.abs(random(2, 64, scale=20)) + HALF(0.5),
+        surely(power_less_one(2)),
+        "num-cancel",
+        "widen_to_fp32",
+        "fp16",
+        "each number of fp16 to the power 0.01 is next to 1",
     ),
     Hazard(
         "1 - cos(x) near 0",

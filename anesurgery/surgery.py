@@ -173,7 +173,7 @@ def apply(
     start = _Start.of(subject, original, recipe, target)
     check_assumed(assume or {}, edited.chosen)
     session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
-    session.inputs = _listed(inputs)
+    session.inputs, session.named = _listed(inputs), _named(passes)
     session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
     session.timings["load"] = time.perf_counter() - started
     misfits = _misfits(recipe, edited, session)
@@ -374,6 +374,8 @@ def _surgery(
         session: in which they ran.
         end: how it stands after them, where that is known already.
     """
+    for words in session.alarms:
+        warn(words)
     after = None if start.time is None else edited.time(session.target) if end is None else end.time
     inspected = (start.inspected, edited.inspect(session.target))
     recoded = recoding_notes(session.recoded, session.compressed)
@@ -410,6 +412,14 @@ def _recipe(passes: Any) -> Recipe | None:
     recipes = [recipe for _, recipe in held if recipe is not None]
     named = [step for one, recipe in held if recipe is None for step in steps_of(one)]
     return _joined(recipes, named) if recipes else None
+
+
+def _named(passes: Any) -> frozenset[str]:
+    """The names of the passes that the caller asked for, beside recipes or alone."""
+    if _recipe(passes) is None:
+        return frozenset(part.name for step in steps_of(passes) for part in (step, *step.parts()))
+    several = () if isinstance(passes, (str, Pass, Recipe, type)) else passes
+    return frozenset().union(*map(_named, several))
 
 
 def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:

@@ -12,15 +12,21 @@ Before::
 After::
 
     main(%x: 2x3) {
-      %y: 2x3 = softplus(x=%x)
+      %y_fuse_exponential_minimum: 2x3 = minimum(x=%x, y=10)
+      %y_fuse_exponential_softplus: 2x3 = softplus(x=%y_fuse_exponential_minimum)
+      %y_fuse_exponential_sub: 2x3 = sub(x=%x, y=10)
+      %y_fuse_exponential_relu: 2x3 = relu(x=%y_fuse_exponential_sub)
+      %y: 2x3 = add(x=%y_fuse_exponential_softplus, y=%y_fuse_exponential_relu)
       return %y
     }
 
+The op alone, of numbers that stay below 10.4, above which engines were reported to give 0.
+
 `1 / (1 + exp(-x))`, with any op of division, and `exp(x) / (1 + exp(x))` become `sigmoid`; another numerator
-is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes
-`m + log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
-`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, `(exp(x) - 1) / (exp(x) + 1)` becomes
-`tanh(x / 2)`, `sinh(x) / cosh(x)` becomes `tanh(x)`, `log(cosh(x))` becomes `|x| + log(0.5 + exp(-2 |x|) / 2)`,
+is multiplied with it. `exp(x) / sum(exp(x))` becomes `softmax`, and `log(sum(exp(x)))` becomes `m +
+log(sum(exp(x - m)))`, where m is the largest x, and no less than 0 where the logarithm has an epsilon.
+`log(exp(a) + exp(b))` becomes `max(a, b) + softplus(-|a - b|)`, `(exp(x) - 1) / (exp(x) + 1)` becomes `tanh(x
+/ 2)`, `sinh(x) / cosh(x)` becomes `tanh(x)`, `log(cosh(x))` becomes `|x| + log(0.5 + exp(-2 |x|) / 2)`,
 `log(softmax(x))` becomes `x - m - log(sum(exp(x - m)))`, and `log(sigmoid(x))` becomes `-softplus(-x)`; a
 number that is added before such a logarithm, or the least that it reads, is applied to the result.
 
@@ -59,6 +65,7 @@ from anesurgery.facts.written_exponentials import (
     negated,
     written_exponential,
 )
+from anesurgery.interpret.arithmetic.engine_faults import SOFTPLUS_CLIFF
 
 NEAR_ZERO = 30.0
 """Exponents whose shares, of some millions too, are far above 1e-37."""
@@ -119,7 +126,7 @@ class FuseExponential(Rewrite):
         if m.form.opposite:
             x = _negative(mb, x)
         if m.form.op_type == "softplus":
-            value: Var = mb.softplus(x=x)
+            value = _softplus(mb, x)
         else:
             value = mb.sigmoid(x=x) if self.form == "op" else _sigmoid(mb, x)
         return value if m.form.factor is None else mb.mul(x=m.form.factor, y=value)
@@ -130,12 +137,7 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     x, total = m.form.exponential.x, m.form.total
     axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
     epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
-    epsilon = epsilon if epsilon > NO_GUARD else 0.0
-    largest = mb.reduce_max(x=x, axes=axes, keep_dims=True)
-    if epsilon:
-        largest = mb.maximum(x=largest, y=0.0)
-    left = mb.reduce_sum(x=mb.exp(x=mb.sub(x=x, y=largest)), axes=axes, keep_dims=keep)
-    return mb.add(x=mb.log(x=left, epsilon=epsilon), y=largest if keep else mb.squeeze(x=largest, axes=axes))
+    return an.formulas.log_sum_exp(mb, x, axes, keep, epsilon if epsilon > NO_GUARD else 0.0)
 
 
 def _log_of_cosh(mb: Builder, x: Var) -> Var:
@@ -148,7 +150,13 @@ def _log_of_cosh(mb: Builder, x: Var) -> Var:
 def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
     """The logarithm of exp(x) + exp(y)."""
     apart = mb.mul(x=mb.abs(x=mb.sub(x=x, y=y)), y=-1.0)
-    return mb.add(x=mb.maximum(x=x, y=y), y=mb.softplus(x=apart))
+    return mb.add(x=mb.maximum(x=x, y=y), y=_softplus(mb, apart))
+
+
+def _softplus(mb: Builder, x: Var) -> Var:
+    """The op, of numbers for which no engine was reported to get it wrong."""
+    below = an.intervals.interval(x)[1] < SOFTPLUS_CLIFF
+    return mb.softplus(x=x) if below else an.formulas.safe_softplus(mb, x)
 
 
 def _negative(mb: Builder, x: Var) -> Var:
@@ -185,7 +193,7 @@ def _log_of_share(mb: Builder, form: WrittenExponential, digits: bool) -> Var:
         share = _log_softmax(mb, x, int(an.number(form.exponential.axis) or 0))
         share = _or_logarithm(mb, form.exponential.outputs[0], share) if digits else share
     else:
-        share = mb.mul(x=mb.softplus(x=x if form.opposite else _negative(mb, x)), y=-1.0)
+        share = mb.mul(x=_softplus(mb, x if form.opposite else _negative(mb, x)), y=-1.0)
     if not form.guard:
         return share
     if form.clips:

@@ -22,6 +22,7 @@ and drop what makes the model slower; of `STEPS` they and `auto` run what the in
 STEPS = (
     passes.ShiftScores(),
     passes.FuseExponential(),
+    passes.ReplaceFaultyOps(),
     passes.SumToMean(),
     passes.MeanQuotient(most=65504),
     passes.ScaleScores(),

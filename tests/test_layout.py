@@ -513,7 +513,7 @@ ENGINE_PARTS = {
     },
     "fold_constants": {"checking.host_values"},
     "fold_layer_constants": {"files.protobuf"},
-    "fuse_exponential": {"facts.written_exponentials"},
+    "fuse_exponential": {"facts.written_exponentials", "interpret.arithmetic.engine_faults"},
     "group_by_unit": {"placement.verdicts"},
     "interface_fp16": {"files.interface", "files.protobuf"},
     "interface_layout": {"rewriting.host"},
@@ -523,6 +523,11 @@ ENGINE_PARTS = {
     "position_function": {"files.protobuf", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},
     "scale_ranges": {"checking.comparison", "checking.ranges", "files.protobuf"},
     "sequence_layout": {"files.package", "placement.standing"},
+    "replace_faulty_ops": {
+        "interpret.arithmetic.engine_faults",
+        "interpret.ops.conv",
+        "placement.rules.faulty_ops",
+    },
 }
 """Parts of the engine that single passes drive: whole runs of a model, the search of `auto`, chunks."""
 

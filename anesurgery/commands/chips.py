@@ -18,14 +18,33 @@ def chips(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What is known of each chip: engine, cores, bandwidth, limits, oldest OS, and from where."""
+    """What is known of each chip: engine, cores, bandwidth, limits, oldest OS, wrong ops, and from where."""
     load_engine(quiet)
+    from anesurgery.placement.rules.faulty_ops import faults_on
     from anesurgery.placement.target import CHIPS, SOURCES, Target
 
-    chosen = [CHIPS[name] for name in Target.parse(target).chips]
-    plain = {"chips": [asdict(chip) for chip in chosen], "sources": SOURCES}
+    aim = Target.parse(target)
+    chosen = [CHIPS[name] for name in aim.chips]
+    faults = [_fault(fault) for fault in faults_on(aim)]
+    plain = {"chips": [asdict(chip) for chip in chosen], "sources": SOURCES, "faults": faults}
     sources = "\n".join(f"{name}: {source}" for name, source in SOURCES.items())
-    show(plain, Group(_table(chosen), sources), as_json, quiet)
+    words = "\n".join(f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults)
+    show(plain, Group(_table(chosen), sources, "", "Ops that were reported wrong:", words), as_json, quiet)
+
+
+def _fault(fault: Any) -> dict[str, Any]:
+    """A row of the table of engine faults as plain data."""
+    return {
+        "name": fault.name,
+        "ops": sorted(fault.ops),
+        "what": fault.what,
+        "seen": fault.seen,
+        "chips": list(fault.chips),
+        "format": fault.format,
+        "repair": fault.remedy,
+        "advice": fault.advice,
+        "source": fault.source,
+    }
 
 
 def _cells(chip: Any) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
     doubtful,
+    faulty_ops,
     ignored_masks,
     numeric,
     repairs,
@@ -49,7 +50,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *ignored_masks.RULES)
+BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES)
 """The tables that ask what constants hold."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""

@@ -20,6 +20,7 @@ from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection, OpRow, Segment
 from anesurgery.placement.network_times import time_of_network
+from anesurgery.placement.rules.faulty_ops import of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.segments import with_times
 from anesurgery.placement.target import Target
@@ -85,14 +86,15 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     timed = time_of_network(blobs, named, target)
     if timed.each:
         rows = [replace(row, ms=ms) for row, ms in zip(rows, timed.each, strict=True)]
+    faults, obstacle = _as_program(spec, label, target)
     return Inspection(
         label,
         target,
         tuple(rows),
         with_times(segments, numbers, timed.each),
-        tuple(_about(rows)),
+        (*_about(rows), *faults),
         None,
-        (*_notes(rows, target), *_obstacle(spec, label), *([f"no time: {timed.why}"] if timed.why else [])),
+        (*_notes(rows, target), *obstacle, *([f"no time: {timed.why}"] if timed.why else [])),
         time=timed.time,
     )
 
@@ -252,18 +254,18 @@ def _notes(rows: Sequence[OpRow], target: Target) -> Iterator[str]:
         yield ON_ALL if target.uses_ane else ON_GPU
 
 
-def _obstacle(spec: Any, label: str) -> Iterator[str]:
-    """Why no ML Program can be made of a sound network.
+def _as_program(spec: Any, label: str, target: Target) -> tuple[list[Finding], list[str]]:
+    """What the ops of a network are reported to get wrong; or why no ML Program can be made of a sound one.
 
     Raises:
         LoadError: it is damaged; also where a sound layer before the damage cannot be built.
     """
     try:
-        import_network(spec, label)
+        return list(of_layers(import_network(spec, label).program, target)), []
     except NotExpressible as error:
         if (damage := _damage(spec)) is not None:
             raise LoadError(f"{label}: {damage}") from damage
-        yield f"no ML Program can be made of it: {str(error).removeprefix(f'{label}: ')}"
+        return [], [f"no ML Program can be made of it: {str(error).removeprefix(f'{label}: ')}"]
 
 
 def _damage(spec: Any) -> LoadError | None:

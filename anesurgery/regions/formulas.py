@@ -148,6 +148,38 @@ def written(kind: str, maker: Any, x: Var) -> Var:
     return FORMULAS[kind](_Numbers(maker, x), x)
 
 
+FARTHEST = 10.0
+"""Up to here softplus was right on every chip; from here on it is its operand to 5e-6."""
+
+
+def safe_softplus(maker: Any, x: Var) -> Var:
+    """softplus(min(x, 10)) + max(x - 10, 0): the op below what engines get wrong, and a line above.
+
+    max(x, 0) + log(1 + exp(-|x|)) would lose the digits of negative numbers: in fp16 it is 0 from -7.7 on.
+    """
+    m = _Numbers(maker, x)
+    low = m.softplus(x=m.minimum(x=x, y=FARTHEST))
+    return m.add(x=low, y=m.relu(x=m.sub(x=x, y=FARTHEST)))
+
+
+def log_sum_exp(maker: Any, x: Var, axes: Sequence[int], keep: bool, epsilon: float = 0.0) -> Var:
+    """The largest number, plus the logarithm of the sum of the exponentials of what is left without it.
+
+    Args:
+        maker: builds the ops.
+        x: the exponents.
+        axes: over which the sum is taken.
+        keep: do these axes stay, with length 1?
+        epsilon: of the logarithm; the largest number counts as 0 at least where there is one.
+    """
+    largest = maker.reduce_max(x=x, axes=axes, keep_dims=True)
+    if epsilon:
+        largest = maker.maximum(x=largest, y=0.0)
+    total = maker.reduce_sum(x=maker.exp(x=maker.sub(x=x, y=largest)), axes=axes, keep_dims=keep)
+    share: Var = maker.log(x=total, epsilon=epsilon)
+    return maker.add(x=share, y=largest if keep else maker.squeeze(x=largest, axes=axes))
+
+
 @lru_cache(maxsize=256)
 def measured(kind: str, low: float, high: float, dtype: str) -> float:
     """The largest error of a formula on a grid, in the arithmetic of a type, relative to the largest result."""

@@ -19,6 +19,8 @@ from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
+from anesurgery.placement.rules.faulty_ops import faults_of
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -97,6 +99,14 @@ def operate(place: Place) -> bool:
             if built is not NO_MATCH:
                 place.session.refusals.append((place.step.name, built))
             return False
+        if fault := _new_fault(built, place.session.target):
+            where = place.session.target or "some chips"
+            words = f"it would write an op that is reported wrong on {where}: {fault}"
+            if place.step.name not in place.session.named:
+                place.undo()
+                place.session.refusals.append((place.step.name, place.refusal(words)))
+                return False
+            place.session.alarm(f"{place.step.name}: asked for, and done although {words}")
         shown = proof_of(place.step, place.session, built, place.sample, str(place))
     except SurgeryError as error:
         _undo(place, error)
@@ -108,6 +118,14 @@ def operate(place: Place) -> bool:
         raise wrapped from error
     place.session.changes.append(replace(place.replace(built), **shown))
     return True
+
+
+def _new_fault(built: Built, target: str | None) -> str:
+    """What the target gets wrong in the new ops, and not in the old ones; "" for nothing."""
+    aim = Target.parse(target)
+    old = {fault.name for fault, _, _ in faults_of(built.matched, aim)}
+    new = ((fault, said) for fault, _, said in faults_of(built.made, aim) if fault.name not in old)
+    return next((f"{fault.what} ({said}; {fault.source})" for fault, said in new), "")
 
 
 def _built(place: Place) -> Built | Refusal:

@@ -105,6 +105,10 @@ class Session(Report):
     """The new weights in the place of such ones."""
     assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Input -> the least and the largest value that the caller will give."""
+    named: frozenset[str] = frozenset()
+    """Names of the passes that the caller asked for, and no recipe chose."""
+    alarms: list[str] = field(default_factory=list)
+    """What passes that were asked for by name lose; a note, and a warning."""
     ran: list[str] = field(default_factory=list)
     """Names of the passes that have run."""
     repairs: list[Any] = field(default_factory=list)
@@ -132,9 +136,16 @@ class Session(Report):
             spec=self.spec,
             seed=self.seed,
             assume=self.assume,
+            named=self.named,
             compressed=self.compressed,
             checks=self.checks,
         )
+
+    def alarm(self, words: str) -> None:
+        """Note something that the caller is warned of, once, when all passes have run."""
+        if words not in self.alarms:
+            self.alarms.append(words)
+            self.notes.append(words)
 
     def marked(self, function: Function) -> tuple[set[str], int, int, dict[str, Array]]:
         """What `reset` needs to take back what a rewrite declares."""

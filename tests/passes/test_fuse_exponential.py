@@ -85,11 +85,13 @@ LOGS = {
 }
 """Logarithms of what vanishes in fp16."""
 
+SOFTPLUS = ["minimum", "softplus", "sub", "relu", "add"]
+"""The op of numbers up to 10, and a line above."""
 BREAKS = {
-    "softplus": (lambda x: mb.log(x=more(x), epsilon=NONE), ["softplus"]),
-    "softplus, 1 first": (lambda x: mb.log(x=mb.add(x=ONE, y=mb.exp(x=x)), epsilon=NONE), ["softplus"]),
-    "logistic loss": (lambda x: mb.log(x=more(minus(x)), epsilon=NONE), ["mul", "softplus"]),
-    "log1p": (lambda x: mb.log(x=mb.exp(x=x), epsilon=ONE), ["softplus"]),
+    "softplus": (lambda x: mb.log(x=more(x), epsilon=NONE), SOFTPLUS),
+    "softplus, 1 first": (lambda x: mb.log(x=mb.add(x=ONE, y=mb.exp(x=x)), epsilon=NONE), SOFTPLUS),
+    "logistic loss": (lambda x: mb.log(x=more(minus(x)), epsilon=NONE), ["mul", *SOFTPLUS]),
+    "log1p": (lambda x: mb.log(x=mb.exp(x=x), epsilon=ONE), SOFTPLUS),
     "ratio": (ratio, ["sigmoid"]),
     "tanh": (tanh_of_two, ["tanh"]),
     "tanh of sinh": (lambda x: mb.real_div(x=mb.sinh(x=x), y=mb.cosh(x=x)), ["tanh"]),

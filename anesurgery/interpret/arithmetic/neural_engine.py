@@ -1,7 +1,8 @@
 """An estimate of the Neural Engine's arithmetic, put together from what has been measured on chips.
 
-`measured.ELEMENTS` lists what is known, and says of each row whether and how it is modelled here. Without a
-chip only the rows that were found on every chip measured apply.
+`properties.ELEMENTS` lists what is known, and says of each row whether and how it is modelled here. Without a
+chip only the rows that were found on every chip measured apply, and the faults of any chip
+(`engine_faults.FAULTS`): an app meets all of them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.interpret.arithmetic import engine_faults
 from anesurgery.interpret.arithmetic import saturation as products
 from anesurgery.interpret.arithmetic.properties import CHIPS, applies
 from anesurgery.interpret.ops.quantization import codes
@@ -65,6 +67,7 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
         function = _cropped(function, SLICES[op_type])
     elif op_type in ROWS and applies(ROWS[op_type].row, chip):
         function = ROWS[op_type].meaning(op, function)
+    function = engine_faults.computed(op, function, chip)
     return function if moves else _finite_operands(function)
 
 

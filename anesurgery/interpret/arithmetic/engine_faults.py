@@ -1,0 +1,338 @@
+"""Ops that are wrong inside their own body on the Neural Engine or in Core ML, at values that fp16 holds.
+
+No interval and no run in fp16 finds such a fault; only a report does. One row is one statement: an op in a
+form, where it was seen, what comes out, and who says so. The engine's arithmetic computes the rows that say
+how, `inspect` names them, edits must not write such an op, and `chips` lists them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    is_stored,
+    np_dtype,
+    producer,
+    static_shape,
+)
+from anesurgery.ops import WEIGHTED, names
+
+Function = Callable[..., Any]
+Form = Callable[[Operation], str]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One op that gives wrong numbers."""
+
+    name: str
+    ops: frozenset[str]
+    what: str
+    """What comes out, as a sentence without a full stop."""
+    source: str
+    seen: str
+    """Chip, OS and units, as the report names them."""
+    chips: tuple[str, ...] = ()
+    """The chips of `seen`, without Pro or Max; none where no report names one."""
+    systems: tuple[tuple[str, int], ...] = ()
+    """The releases of `seen`; none where no report names one."""
+    format: str = "Core ML"
+    """ "Core AI" where only that runtime was seen: of Core ML such a row is a warning."""
+    any_unit: bool = False
+    """Was it seen on the CPU or the GPU too?"""
+    form: Form | None = None
+    """What of an op has the form, in words; "" where it has another one. None: every op of the type."""
+    half: bool = False
+    """Is only an op of fp16 meant, as the engine computes it? Layers of networks have no dtype, and count."""
+    common: bool = False
+    """Does nearly every model have the form, so that only a target with this chip and OS is told?"""
+    least: Callable[[Operation], float] | None = None
+    """The input from which the result is wrong; None where it does not depend on the value."""
+    wrong: Callable[[Operation, Function], Function] | None = None
+    """How the op is computed there, from how it is computed exactly; None where no report says it."""
+    remedy: str | None = None
+    """The pass that writes the op in another form."""
+    advice: str = ""
+
+    def found(self, op: Operation, layer: bool = False) -> str:
+        """What of an op, or of the op of a layer, has the form of this row, in words; "" where it has not."""
+        if op.op_type not in self.ops or (self.half and not layer and np_dtype(op.outputs[0]) != np.float16):
+            return ""
+        return f"%{op.outputs[0].name} is a {op.op_type}" if self.form is None else self.form(op)
+
+
+def _last_axes(op: Operation, name: str) -> list[int]:
+    value = constant(op.inputs.get(name))
+    return [] if value is None else np.asarray(value).ravel().tolist()
+
+
+SOFTPLUS_CLIFF = 10.408
+"""softplus was right just below it and 0 from it on (coremltools issue 2687)."""
+
+
+def _softplus(op: Operation, function: Function) -> Function:
+    return lambda x: torch.where(x >= SOFTPLUS_CLIFF, torch.zeros_like(x), function(x=x))
+
+
+def _terms(op: Operation) -> int:
+    """How many numbers one result of a reduction is made of."""
+    shape = op.x.shape
+    axes = _last_axes(op, "axes") or range(len(shape))
+    sizes = [shape[axis] for axis in axes]
+    return math.prod(n for n in sizes if isinstance(n, int)) or 1
+
+
+LARGEST_EXPONENTIAL = math.log(65504.0)
+
+
+def _log_sum(op: Operation, function: Function) -> Function:
+    """0 where the sum of the exponentials, which no maximum is taken from, is beyond fp16."""
+
+    def compute(**arguments: Any) -> Any:
+        right = function(**arguments)
+        return torch.where(right >= LARGEST_EXPONENTIAL, torch.zeros_like(right), right)
+
+    return compute
+
+
+def _uneven_kernel(op: Operation) -> str:
+    """A strided convolution with padding, of which one side of the kernel is even and another one odd."""
+    kernel, strides = list(op.weight.shape[2:]), _last_axes(op, "strides")
+    padded = any(_last_axes(op, "pad")) or str(constant(op.inputs.get("pad_type"))) != "valid"
+    uneven = len({int(k) % 2 for k in kernel if isinstance(k, int)}) > 1
+    if not (uneven and padded and any(s > 1 for s in strides) and op.x.shape[1] != 1):
+        return ""
+    return f"kernel {'x'.join(map(str, kernel))}, stride {'x'.join(map(str, strides))}, with padding"
+
+
+def _with_output_shape(op: Operation) -> str:
+    shaped = op.inputs.get("output_shape") is not None
+    return f"%{op.outputs[0].name} is a conv_transpose with output_shape" if shaped else ""
+
+
+def _unnormalized(op: Operation) -> str:
+    mode = str(constant(op.inputs.get("coordinates_mode")))
+    return "the coordinates are pixels" if mode == "unnormalized" else ""
+
+
+LEAST_CHANNELS = 1600
+"""Channels of the one depthwise convolution behind a concat that was reported; of fewer nothing is known."""
+
+
+def _wide_depthwise(op: Operation) -> str:
+    """A depthwise convolution of many channels that a concat put together."""
+    concat, groups = producer(op.x, "concat"), constant(op.inputs.get("groups"))
+    channels = op.x.shape[1]
+    if concat is None or groups is None or not isinstance(channels, int) or int(groups) != channels:
+        return ""
+    return f"{channels} channels of a concat, depthwise" if channels >= LEAST_CHANNELS else ""
+
+
+def _wide_output(op: Operation) -> str:
+    """The cast to fp32 that gives an output."""
+    out = op.outputs[0]
+    cast = is_output(out) and np_dtype(out) == np.float32 and np_dtype(op.x) == np.float16
+    return f"the output %{out.name} is fp32, computed in fp16" if cast else ""
+
+
+def _flat_hard_swish(op: Operation) -> str:
+    """The sigmoid of a hard swish behind a product of rank 2."""
+    product = op.x
+    while (maker := producer(product, "thresholded_relu", "clip", "add", "mul")) is not None:
+        product = maker.x if not is_stored(maker.x) else maker.y
+    source = producer(product, *sorted(WEIGHTED))
+    swishes = any(reader.op_type in ("mul", "real_div") for reader in consumers(op.outputs[0]))
+    if source is None or len(product.shape or ()) != 2 or not swishes:
+        return ""
+    return f"the hard swish reads the {source.op_type} %{product.name} of rank 2"
+
+
+def _narrow_choice(op: Operation) -> str:
+    """A choice among scores of fp16."""
+    scores: Var = op.x
+    return f"%{scores.name} holds scores in fp16" if np_dtype(scores) == np.float16 else ""
+
+
+def _gathered_choice(op: Operation) -> str:
+    """A topk of fp16 scores whose places a gather reads."""
+    said, pending, seen = _narrow_choice(op), list(op.outputs[1:]), 0
+    while said and pending and seen < 16:  # a pose head has five views and casts between them
+        seen += 1
+        for reader in consumers(pending.pop()):
+            if reader.op_type.startswith("gather"):
+                return f"{said}, and a gather takes rows at the places"
+            pending += [v for v in reader.outputs if np_dtype(v).kind in "iu"]
+    return ""
+
+
+def _volume(op: Operation) -> str:
+    shape = static_shape(op.x) or op.x.shape
+    return f"%{op.x.name} has rank 5" if len(shape) == 5 else ""
+
+
+COREML = "apple/coremltools: {}"
+COREAI = "apple/coreai-torch: {}"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "softplus-cliff",
+        names("softplus"),
+        f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish is made of it and is wrong there too",
+        f"{COREML.format('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
+        "M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
+        chips=("M1", "M3", "M4", "M5"),
+        systems=(("macOS", 26),),
+        half=True,
+        least=lambda op: SOFTPLUS_CLIFF,
+        wrong=_softplus,
+        remedy="replace_faulty_ops",
+        advice="write softplus(min(x, 10)) + max(x - 10, 0), or max(x, 0) + log(1 + exp(-|x|))",
+    ),
+    Fault(
+        "log-sum-cliff",
+        names("reduce_log_sum_exp"),
+        "reduce_log_sum_exp takes no maximum away: where the sum of exponentials passes 65504 it gives 0",
+        f"{COREML.format('issue 2690, pull request 2726')}; rustnn/rustnn: pull request 213",
+        "M3 Max, macOS 26, CPU_AND_NE",
+        chips=("M3",),
+        systems=(("macOS", 26),),
+        half=True,
+        least=lambda op: LARGEST_EXPONENTIAL - math.log(_terms(op)),
+        wrong=_log_sum,
+        remedy="replace_faulty_ops",
+        advice="take the maximum away before the exponentials",
+    ),
+    Fault(
+        "hard-swish-rank-2",
+        names("sigmoid_hard"),
+        "a hard swish behind a product of rank 2 was off by 0.2 (3.9 %); the same product as 1x1xMxN was right",
+        COREAI.format("issue 51"),
+        "a Mac, Core AI, fp16, the chip is not named",
+        format="Core AI",
+        form=_flat_hard_swish,
+        remedy="replace_faulty_ops",
+        advice="give the product four axes",
+    ),
+    Fault(
+        "argmax-narrow",
+        names("reduce_argmax"),
+        "argmax of fp16 scores gave a wrong class map, the same one each time; argmax of fp32 scores was right",
+        COREAI.format("issue 116"),
+        "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
+        chips=("A19",),
+        systems=(("iOS", 27),),
+        format="Core AI",
+        form=_narrow_choice,
+        remedy="replace_faulty_ops",
+        advice="cast the scores to fp32 before it, or choose on the host",
+    ),
+    Fault(
+        "topk-gather",
+        names("topk"),
+        "a topk of fp16 scores and a gather at its places gave confidences of 0; in fp32 they were right",
+        COREAI.format("issue 115"),
+        "iPhone 17 Pro (A19 Pro), iOS 27.0, Core AI, default units",
+        chips=("A19",),
+        systems=(("iOS", 27),),
+        format="Core AI",
+        form=_gathered_choice,
+        advice="choose on the host, or keep the head in fp32",
+    ),
+    Fault(
+        "conv-uneven-kernel",
+        names("conv"),
+        "a convolution with kernel 3x2, padding 1 and stride 2 gave a wrong last value for two channels",
+        COREML.format("issue 2515"),
+        "a Mac, the chip and the units are not named",
+        form=_uneven_kernel,
+        any_unit=True,
+        remedy="replace_faulty_ops",
+        advice="pad the kernel with zeros to 3x3",
+    ),
+    Fault(
+        "conv-transpose-shape",
+        names("conv_transpose"),
+        "conv_transpose with output_shape gave other outputs on all units than on the CPU",
+        COREML.format("issue 2281"),
+        "a Mac, CPU_ONLY beside ALL, the chip is not named",
+        form=_with_output_shape,
+        any_unit=True,
+        remedy="replace_faulty_ops",
+        advice="leave output_shape out and write the padding",
+    ),
+    Fault(
+        "resample-pixels",
+        names("resample"),
+        "resample at unnormalized coordinates differed from the same points as normalized ones, in fp32 too",
+        COREML.format("pull request 2752"),
+        "a Mac, macOS 14 (macOS 15 was right)",
+        systems=(("macOS", 14),),
+        form=_unnormalized,
+        any_unit=True,
+        remedy="replace_faulty_ops",
+        advice="normalize the coordinates to [-1, 1]",
+    ),
+    Fault(
+        "depthwise-concat",
+        names("conv"),
+        "a depthwise convolution of 1,600 channels behind a concat gave a constant (0.2047)",
+        "developer.apple.com/forums/thread/720810",
+        "iPhone 13 and 14 (A15)",
+        chips=("A15",),
+        form=_wide_depthwise,
+        advice="convolve the parts before the concat",
+    ),
+    Fault(
+        "fp32-output",
+        names("cast"),
+        "fp32 outputs were broken on the engine under iOS 18; the same outputs as fp16 were right",
+        "gist niw/a56d89d70d895dd26f905b90c98f1db4",
+        "iPhone 15 Pro (A17 Pro), iOS 18",
+        chips=("A17",),
+        systems=(("iOS", 18),),
+        form=_wide_output,
+        common=True,
+        remedy="interface_fp16",
+        advice="give the outputs as fp16",
+    ),
+    Fault(
+        "gru",
+        names("gru"),
+        "the op gru gave wrong numbers on every unit, and on the CPU unless the GPU sandbox was off",
+        "webmachinelearning/webnn: issue 689",
+        "a Mac, in Chromium; the chip is not named",
+        any_unit=True,
+        remedy="unroll_recurrent",
+        advice="write the recurrence with linear, sigmoid and tanh",
+    ),
+    Fault(
+        "batch-norm-volume",
+        names("batch_norm"),
+        "a batch_norm of rank 5 (BatchNorm3d) ended the process",
+        "pytorch/executorch: issue 11701",
+        "Core ML through ExecuTorch; the chip is not named",
+        form=_volume,
+        any_unit=True,
+        remedy="replace_faulty_ops",
+        advice="multiply and add, or fold it into the convolution before it",
+    ),
+)
+
+
+def computed(op: Operation, function: Function, chip: str | None) -> Function:
+    """How the engine of a chip computes an op, by the rows that say so; of any chip where none is named."""
+    for fault in FAULTS:
+        if fault.wrong is not None and op.op_type in fault.ops and (chip is None or chip in fault.chips):
+            function = fault.wrong(op, function)
+    return function

@@ -1,0 +1,99 @@
+"""The table of engine faults as rules: a claim on the chips and systems of the report, a warning on others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, Fault
+from anesurgery.mil import Operation, Program, walk_ops
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
+from anesurgery.placement.target import CHIPS, Target
+from anesurgery.semantics.intervals import interval
+
+
+def concerns(fault: Fault, target: Target) -> bool:
+    """Was it reported through Core ML on a chip of the target's generations, and on its OS?"""
+    if fault.format != "Core ML" or not fault.chips or not target.uses_ane:
+        return False
+    reported = {CHIPS[name].family for name in fault.chips}
+    if fault.common and (target.os is None or not target.families <= reported):
+        return False
+    system = target.os is None or not fault.systems or (target.platform, target.os) in fault.systems
+    return system and bool(reported & target.families)
+
+
+def faults_on(target: Target) -> list[Fault]:
+    """The rows of chips of a target, and those whose report names no chip."""
+    families = {name: CHIPS[name].family for fault in FAULTS for name in fault.chips}
+    return [f for f in FAULTS if not f.chips or {families[name] for name in f.chips} & target.families]
+
+
+def reached(fault: Fault, op: Operation, layer: bool = False) -> str:
+    """What of an op is wrong, in words; "" where it has another form or its values stay below the range.
+
+    Args:
+        fault: a row of the table.
+        op: of a program.
+        layer: is it that of a layer of a neural network?
+    """
+    said = fault.found(op, layer)
+    if not said or fault.least is None:
+        return said
+    least = fault.least(op)
+    return "" if interval(op.x)[1] < least else f"{said}; %{op.x.name} may be {least:.4g} or more"
+
+
+def faults_of(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fault, Operation, str]]:
+    """The ops that are wrong on a target, with what is wrong of each."""
+    for op in ops:
+        for fault in FAULTS:
+            if concerns(fault, target) and (said := reached(fault, op)):
+                yield fault, op, said
+
+
+def _claim(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
+    said = reached(fault, op, layer) if concerns(fault, target) else ""
+    wrong = [n for n in target.chips if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}]
+    return f"wrong on {', '.join(wrong)}: {said}" if said else ""
+
+
+def _warning(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
+    silent = fault.common or concerns(fault, target) or not (target.uses_ane or fault.any_unit)
+    said = "" if silent else reached(fault, op, layer)
+    elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
+    return f"reported wrong {elsewhere}{', by Core AI' * (fault.format != 'Core ML')}: {said}" if said else ""
+
+
+def of_layers(program: Program, target: Target) -> Iterator[Finding]:
+    """What is said of the layers of a neural network, by the ops that mean the same."""
+    for op in (op for function in program.functions.values() for op in walk_ops(function)):
+        for fault in FAULTS:
+            for rule, test in zip(_rules(fault), (_claim, _warning), strict=True):
+                if words := test(fault, op, target, layer=True):
+                    yield rule.finding(words, op.outputs[0].name)
+
+
+def _rules(fault: Fault) -> Iterator[Rule]:
+    """The claim, and the warning of a lower grade."""
+    families = frozenset(CHIPS[name].family for name in fault.chips)
+    for suffix, test, grade, scope in (
+        ("", _claim, Grade.REPORTED, Scope(families, f"seen on {fault.seen}")),
+        ("-elsewhere", _warning, Grade.GUESS, Scope(os=f"seen on {fault.seen}")),
+    ):
+        yield Rule(
+            f"fault-{fault.name}{suffix}",
+            fault.ops,
+            fault.what,
+            fault.source,
+            test=partial(test, fault),
+            grade=grade,
+            scope=scope,
+            kind="numeric",
+            remedy=fault.remedy,
+            advice=fault.advice,
+        )
+
+
+RULES = tuple(rule for fault in FAULTS for rule in _rules(fault))
+"""Two rules for each row: of a target one of them speaks."""

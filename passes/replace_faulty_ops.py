@@ -1,0 +1,269 @@
+"""An op that was reported to give wrong numbers on the Neural Engine is written in a form that was right.
+
+Before::
+
+    main(%x: 2x3xfp16) {
+      %y: 2x3xfp16 = softplus(x=%x)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3xfp16) {
+      %y_replace_faulty_ops_minimum: 2x3xfp16 = minimum(x=%x, y=10)
+      %y_replace_faulty_ops_softplus: 2x3xfp16 = softplus(x=%y_replace_faulty_ops_minimum)
+      %y_replace_faulty_ops_sub: 2x3xfp16 = sub(x=%x, y=10)
+      %y_replace_faulty_ops_relu: 2x3xfp16 = relu(x=%y_replace_faulty_ops_sub)
+      %y: 2x3xfp16 = add(x=%y_replace_faulty_ops_softplus, y=%y_replace_faulty_ops_relu)
+      return %y
+    }
+
+| report | op | becomes |
+|---|---|---|
+| `softplus-cliff` | `softplus`, also inside mish | `softplus(min(x, 10)) + max(x - 10, 0)` |
+| `log-sum-cliff` | `reduce_log_sum_exp` | the maximum, plus the logarithm of the sum without it |
+| `hard-swish-rank-2` | a hard swish of a product of rank 2 | the same at rank 4 |
+| `argmax-narrow` | `reduce_argmax` of fp16 | of the scores cast to fp32 |
+| `conv-uneven-kernel` | a strided `conv` with an uneven kernel | the kernel padded with zeros to odd sides |
+| `conv-transpose-shape` | `conv_transpose` with `output_shape` | the padding written out |
+| `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
+| `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
+
+A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
+
+Refuses when a shape is symbolic, when a parameter is not a constant, when an `output_shape` is larger than
+the full result, and when a resample takes the nearest pixel, which rounding could change.
+
+Why it helps: each row was reported with wrong numbers, or with a crash (docs/engine-faults.md has chip, OS and
+source). What it costs in time was not measured.
+
+Grade: checked: exponentials and logarithms are no polynomials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS
+from anesurgery.interpret.ops.conv import cuts
+from anesurgery.placement.rules.faulty_ops import reached
+
+
+def _log_sum(mb: Builder, op: an.Operation) -> Var:
+    axes = an.reading.axes_of(op)
+    return an.formulas.log_sum_exp(mb, op.x, axes, an.flag(op, "keep_dims"))
+
+
+def _argmax(mb: Builder, op: an.Operation) -> Var:
+    return mb.reduce_argmax(**an.op_inputs(op, "x"), x=mb.cast(x=op.x, dtype="fp32"))
+
+
+def _no_even_kernel(op: an.Operation) -> str:
+    if an.static_shape(op.x) is None or not an.is_stored(op.weight):
+        return f"%{op.weight.name} is not a constant, or a shape is symbolic"
+    return ""
+
+
+def _even_kernel(mb: Builder, op: an.Operation) -> Var:
+    """Zeros at the end of each even side, and as much more padding after it: the places stay where they are."""
+    spatial = op.x.rank - 2
+    dilations = an.ints(op, "dilations") or [1] * spatial
+    more = [1 - int(n) % 2 for n in op.weight.shape[2:]]
+    ends = np.array(an.window_pads.window_pads(op)).reshape(spatial, 2)
+    ends[:, 1] += np.array(more) * dilations
+    widths = [(0, 0), (0, 0), *((0, n) for n in more)]
+    weight = mb.stored_like(
+        op.weight,
+        lambda: np.pad(an.decoded(op.weight), widths),
+        ("odd kernel", op.weight),
+        f"{op.weight.name}_odd",
+    )
+    rest = an.op_inputs(op, "weight", "pad", "pad_type")
+    return mb.conv(**rest, weight=weight, pad_type="custom", pad=ends.ravel().tolist())
+
+
+def _transposed_cuts(op: an.Operation) -> list[tuple[int, int]]:
+    """What a transposed convolution cuts from both ends of its full result, on each axis."""
+    n = op.x.rank - 2
+    strides, dilations = (an.ints(op, name) or [1] * n for name in ("strides", "dilations"))
+    sizes, kernel = op.x.shape[2:], op.weight.shape[2:]
+    full = [(i - 1) * s + (k - 1) * d + 1 for i, s, k, d in zip(sizes, strides, kernel, dilations, strict=True)]
+    kind, pad = str(an.constant(op.inputs.get("pad_type")) or "valid"), an.ints(op, "pad") or None
+    same = [i * s for i, s in zip(sizes, strides, strict=True)]
+    return cuts(kind, pad, full, [int(d) for d in op.outputs[0].shape[2:]], same)
+
+
+def _no_written_padding(op: an.Operation) -> str:
+    if an.static_shape(op.x) is None or an.static_shape(op.outputs[0]) is None:
+        return f"%{op.x.name} has a symbolic shape"
+    ends = _transposed_cuts(op)
+    if any(n < 0 for pair in ends for n in pair):
+        return f"the output is larger than the full result: it would be cut by {ends}"
+    return ""
+
+
+def _written_padding(mb: Builder, op: an.Operation) -> Var:
+    rest = an.op_inputs(op, "pad", "pad_type", "output_shape")
+    pad = [n for pair in _transposed_cuts(op) for n in pair]
+    return mb.conv_transpose(**rest, pad_type="custom", pad=pad)
+
+
+def _no_normalized_points(op: an.Operation) -> str:
+    sides = op.x.shape[-2:]
+    if any(an.is_symbolic(n) or n < 2 for n in sides):
+        return f"%{op.x.name} is {an.shape_in_words(op.x.shape)}: a side of one pixel has no coordinates"
+    mode = str(an.constant(op.sampling_mode))
+    return "" if mode == "bilinear" else f"sampling_mode is {mode!r}: rounding may choose another pixel"
+
+
+def _normalized_points(mb: Builder, op: an.Operation) -> Var:
+    """2 x / (width - 1) - 1, of corners that are aligned; in fp32, as fp16 does not tell pixels apart."""
+    height, width = (int(n) for n in op.x.shape[-2:])
+    points = op.coordinates
+    if an.np_dtype(points) != np.float32:
+        points = mb.cast(x=points, dtype="fp32")
+    half = np.array([width - 1, height - 1], np.float32) / 2
+    points = mb.sub(x=mb.real_div(x=points, y=half), y=np.float32(1))
+    rest = an.op_inputs(op, "coordinates", "coordinates_mode", "align_corners")
+    mode = "normalized_minus_one_to_one"
+    return mb.resample(**rest, coordinates=points, coordinates_mode=mode, align_corners=True)
+
+
+def _no_scaled_volume(op: an.Operation) -> str:
+    parameters = (op.inputs.get(name) for name in ("mean", "variance", "gamma", "beta"))
+    dynamic = [v.name for v in parameters if v is not None and an.constant(v) is None]
+    return f"%{dynamic[0]} is not a constant" if dynamic else ""
+
+
+def _scaled_volume(mb: Builder, op: an.Operation) -> Var:
+    def read(name: str, default: float) -> an.Array:
+        value = an.constant(op.inputs.get(name))
+        return np.asarray(default if value is None else value, np.float64)
+
+    scale = read("gamma", 1.0) / np.sqrt(read("variance", 1.0) + read("epsilon", 1e-5))
+    shift = read("beta", 0.0) - read("mean", 0.0) * scale
+    kind, shape = an.np_dtype(op.x), (1, -1, *[1] * (op.x.rank - 2))
+    scaled = mb.mul(x=op.x, y=scale.reshape(shape).astype(kind))
+    return mb.add(x=scaled, y=shift.reshape(shape).astype(kind))
+
+
+def _swish_ops(op: an.Operation) -> tuple[an.Operation, list[an.Operation], an.Operation] | None:
+    """The product that a hard swish reads, the ops between it and its end, and the end."""
+    ends = [r for r in an.consumers(op.outputs[0]) if r.op_type in ("mul", "real_div")]
+    if len(ends) != 1 or len(an.consumers(op.outputs[0])) != 1:
+        return None
+    between, pending = [op], [v for v in (op.x, ends[0].x, ends[0].y) if v is not op.outputs[0]]
+    product = None
+    while pending:
+        maker = pending.pop().op
+        if maker is None or maker.op_type == "const" or maker in between or maker is product:
+            continue
+        if maker.op_type in an.ops.WEIGHTED:
+            if product is not None:
+                return None
+            product = maker
+        elif maker.op_type in ("thresholded_relu", "clip", "add", "mul"):
+            between.append(maker)
+            pending += [v for _, v in an.operands(maker)]
+        else:
+            return None
+    block = op.enclosing_block
+    if product is None or block is None:
+        return None
+    return product, sorted(between, key=list(block.operations).index), ends[0]
+
+
+def _no_lifted_swish(op: an.Operation) -> str:
+    swish = _swish_ops(op)
+    if swish is None:
+        return "it is no hard swish of one product alone"
+    product, between, end = swish
+    stored = product.inputs.get("weight") or product.y
+    if not an.is_stored(stored) or (product.op_type == "matmul" and an.flag(product, "transpose_x")):
+        return f"%{stored.name} is not a constant"
+    wide = [v for o in (*between, end) for _, v in an.operands(o) if an.is_stored(v) and len(v.shape or ()) > 2]
+    return f"%{wide[0].name} has rank {wide[0].rank}" if wide else ""
+
+
+def _lifted_swish(mb: Builder, op: an.Operation) -> dict[Var, Var]:
+    """The product, and all up to the end of the hard swish, as 1x1xMxN."""
+    swish = _swish_ops(op)
+    assert swish is not None
+    product, between, end = swish
+    mb = mb.before(end)
+    lifted = {product.outputs[0]: _lifted_product(mb, product)}
+    for one in (*between, end):
+        inputs = {name: lifted.get(v, v) for name, v in an.op_inputs(one).items()}
+        lifted[one.outputs[0]] = getattr(mb, one.op_type)(**inputs)
+    return {end.outputs[0]: mb.squeeze(x=lifted[end.outputs[0]], axes=[0, 1])}
+
+
+def _lifted_product(mb: Builder, product: an.Operation) -> Var:
+    x = mb.expand_dims(x=product.x, axes=[0, 1])
+    if product.op_type == "matmul":
+        return mb.matmul(x=x, y=product.y, transpose_y=an.flag(product, "transpose_y"))
+    y = mb.matmul(x=x, y=product.weight, transpose_y=True)
+    return y if product.inputs.get("bias") is None else mb.add(x=y, y=product.bias)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a faulty op is written otherwise."""
+
+    build: Callable[[Builder, an.Operation], Any]
+    missing: Callable[[an.Operation], str] = lambda op: ""
+    """Why an op has no such form; "" where it has."""
+
+
+FORMS: dict[str, _Form] = {
+    "softplus-cliff": _Form(lambda mb, op: an.formulas.safe_softplus(mb, op.x)),
+    "log-sum-cliff": _Form(_log_sum),
+    "hard-swish-rank-2": _Form(_lifted_swish, _no_lifted_swish),
+    "argmax-narrow": _Form(_argmax),
+    "conv-uneven-kernel": _Form(_even_kernel, _no_even_kernel),
+    "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
+    "resample-pixels": _Form(_normalized_points, _no_normalized_points),
+    "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
+}
+"""Name of a row of the table of faults -> the form that was right."""
+REPAIRED = tuple(fault for fault in FAULTS if fault.name in FORMS)
+
+
+@dataclass(frozen=True)
+class ReplaceFaultyOps(Rewrite):
+    """Ops that reports call wrong on the engine, in the form that was right."""
+
+    name = "replace_faulty_ops"
+    kinds = frozenset(op_type for fault in REPAIRED for op_type in fault.ops)
+    tolerance = an.REASSOCIATED
+    tolerates_nonfinite = False
+    """An infinity less the maximum, which is infinite too, is NaN."""
+    only: tuple[str, ...] = an.option((), among=tuple(FORMS))
+    """Names of reports; all of them by default."""
+
+    def check(self, m: Match) -> Match | Refusal:
+        """A form that was reported, and values that reach what is wrong."""
+        op = m.root
+        for fault in REPAIRED:
+            if (self.only and fault.name not in self.only) or not reached(fault, op):
+                continue
+            if why := FORMS[fault.name].missing(op):
+                return Refusal(why, op)
+            return m.bind(fault=fault.name)
+        return an.NO_MATCH
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        """The form that was right."""
+        return FORMS[m.fault].build(mb, m.root)
+
+
+@an.example((2, 3), dtype="fp16")
+def example(x: Var) -> Var:
+    """The softplus of six numbers."""
+    return mb.softplus(x=x, name="y")

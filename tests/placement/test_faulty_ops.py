@@ -1,0 +1,171 @@
+"""What `inspect`, recipes and `chips` say of ops that were reported wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery import authoring as an
+from anesurgery.commands.app import app
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import Recipe
+
+
+def written() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.log(x=mb.add(x=mb.exp(x=x), y=np.float16(1)), epsilon=np.float16(0), name="y")
+
+    return program
+
+
+def as_op(most: float = 30.0) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.softplus(x=mb.minimum(x=x, y=np.float16(most)), name="y")
+
+    return program
+
+
+def depthwise(groups: int, left: int = 800) -> Program:
+    specs = [mb.TensorSpec((1, n, 9, 1), dtype=types.fp16) for n in (left, 800)]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(a: Var, b: Var) -> Var:
+        both = mb.concat(values=[a, b], axis=1)
+        stored = np.ones((left + 800, (left + 800) // groups, 5, 1), np.float16)
+        return mb.conv(x=both, weight=stored, groups=groups, name="y")
+
+    return program
+
+
+def outputs() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
+
+    return program
+
+
+def chosen(gathers: bool) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 50), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        scores, places = mb.topk(x=x, k=3, axis=1)
+        rows = mb.gather(x=np.ones((50, 4), np.float16), indices=places, axis=0) if gathers else places
+        return scores, rows
+
+    return program
+
+
+SAYS = [
+    (as_op(), "M3 Max/macOS 26", "fault-softplus-cliff", "reported"),
+    (as_op(), "M1/macOS 26", "fault-softplus-cliff", "reported"),
+    (as_op(), "any", "fault-softplus-cliff", "reported"),
+    (as_op(), "M3/macOS 14", "fault-softplus-cliff-elsewhere", "guess"),
+    (as_op(), "iPhone 13/iOS 26", "fault-softplus-cliff-elsewhere", "guess"),
+    (as_op(10.0), "M3/macOS 26", "", ""),
+    (depthwise(1600), "iPhone 13/iOS 16", "fault-depthwise-concat", "reported"),
+    (depthwise(1600), "M4/macOS 26", "fault-depthwise-concat-elsewhere", "guess"),
+    (depthwise(1), "iPhone 13/iOS 16", "", ""),
+    (depthwise(1000, 200), "iPhone 13/iOS 16", "", ""),
+    (outputs(), "iPhone 15 Pro/iOS 18", "fault-fp32-output", "reported"),
+    (outputs(), "iPhone 15 Pro/iOS 17", "", ""),
+    (outputs(), "any", "", ""),
+    (chosen(True), "iPhone 17 Pro/iOS 27", "fault-topk-gather-elsewhere", "guess"),
+    (chosen(False), "iPhone 17 Pro/iOS 27", "", ""),
+]
+
+
+@pytest.mark.parametrize(("program", "target", "rule", "grade"), SAYS)
+def test_a_fault_is_a_claim_where_it_was_seen_and_a_warning_elsewhere(
+    program: Program, target: str, rule: str, grade: str
+) -> None:
+    found = [f for f in ane.inspect(program, target=target).all_findings if f.rule.startswith("fault-")]
+    assert [f.rule for f in found] == [rule] * bool(rule)
+    assert [f.grade.value for f in found] == [grade] * bool(rule)
+
+
+@dataclass(frozen=True)
+class Unsafe(Rewrite):
+    """Writes the op softplus, whatever it reads."""
+
+    name = "unsafe"
+    tolerance = an.Tolerance(1e-3)
+    tolerates_nonfinite = False
+
+    def pattern(self, op: Any) -> Any:
+        """A softplus that is written out."""
+        return op.log(x=op.add(x=op.exp(x=an.var("x")), y=an.var("one")))
+
+    def rewrite(self, mb: Any, m: Any) -> Any:
+        """The op."""
+        return mb.softplus(x=m.x)
+
+
+def test_a_recipe_writes_no_op_into_its_range() -> None:
+    recipe = Recipe(name="unsafe_recipe", steps=(Unsafe(),), psnr=60.0)
+    done = ane.apply(written(), recipe, target="M3 Max/macOS 26", prove=None)
+    assert not done.changes
+    assert "reported wrong on M3 Max/macOS 26" in str(done.refusals[0][1])
+    assert ane.apply(written(), recipe, target="M2/macOS 26", prove=None).changes
+
+
+def test_a_pass_by_name_warns() -> None:
+    with pytest.warns(ane.SurgeryWarning, match="reported wrong on M3 Max"):
+        done = ane.apply(written(), Unsafe(), target="M3 Max/macOS 26", prove=None)
+    assert done.changes
+    assert any("reported wrong" in note for note in done.notes)
+
+
+def test_a_pass_that_only_moves_a_faulty_op_is_free() -> None:
+    @dataclass(frozen=True)
+    class Again(Rewrite):
+        name = "again"
+        kinds = frozenset({"softplus"})
+
+        def check(self, m: Any) -> Any:
+            """Once."""
+            return an.NO_MATCH if an.producer(m.root.x, "mul") else m
+
+        def rewrite(self, mb: Any, m: Any) -> Any:
+            """The same op, of the same value twice negated."""
+            return mb.softplus(x=mb.mul(x=mb.mul(x=m.root.x, y=-1.0), y=-1.0), name="y2")
+
+    recipe = Recipe(name="again_recipe", steps=(Again(),), psnr=60.0)
+    refused = ane.apply(as_op(), recipe, target="M3/macOS 26", prove=None).refusals
+    assert not any("reported wrong" in str(reason) for _, reason in refused)
+
+
+def test_the_written_form_stays_right_on_the_chip() -> None:
+    x = np.linspace(-20, 40, 128, dtype=np.float16).reshape(4, 32)
+    with pytest.warns(ane.SurgeryWarning, match="expected time would rise"):
+        done = ane.apply(written(), "auto", target="M3 Max/macOS 26", inputs={"x": x})
+    meant = ane.run(written(), {"x": x})["y"]
+    got = ane.run(done.program, {"x": x}, precision="ane:M3")["y"]
+    np.testing.assert_allclose(got, meant, rtol=2e-3, atol=1e-4)
+
+
+def test_chips_lists_each_fault_of_a_chip() -> None:
+    shown = json.loads(CliRunner().invoke(app, ["chips", "--target", "M3", "--json"]).stdout)
+    names = {row["name"] for row in shown["faults"]}
+    assert {"softplus-cliff", "log-sum-cliff"} <= names
+    assert "depthwise-concat" not in names
+    everywhere = json.loads(CliRunner().invoke(app, ["chips", "--json"]).stdout)
+    assert [row["name"] for row in everywhere["faults"]] == [fault.name for fault in FAULTS]
+
+
+def test_the_page_has_every_row() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "engine-faults.md").read_text()
+    for fault in FAULTS:
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{fault.name}` "))
+        for cell in (fault.what, fault.seen, fault.source, fault.remedy or "none"):
+            assert cell in row

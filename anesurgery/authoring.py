@@ -87,6 +87,7 @@ from anesurgery.mil import mb as mb
 from anesurgery.mil import next_op as next_op
 from anesurgery.mil import np_dtype as np_dtype
 from anesurgery.mil import op_inputs as op_inputs
+from anesurgery.mil import op_types as op_types
 from anesurgery.mil import operands as operands
 from anesurgery.mil import producer as producer
 from anesurgery.mil import reads as reads

@@ -30,8 +30,12 @@ counts that they are made of, other counts beyond 2048, and `mean(a b) - mean(a)
 begins at casts of what it reads, or at the fp32 that was rounded to that, and ends where the result is of the
 size of one number.
 
-Refuses when a part of the region is in another block; does not apply where intervals show that all values
-fit.
+With `ops=("scores", "logits")` the named ops compute in fp32, and no others; between those that follow each
+other nothing is rounded. `certify` names the ops that keep a choice, as the best k of a detector, from
+changing.
+
+Refuses when a part of the region is in another block, and when a named op has blocks; does not apply where
+intervals show that all values fit.
 
 Why it helps: fp16 gives infinities, zeros or no digit there (computed). Ops of fp32 run on the CPU or GPU, on
 no Neural Engine (documented by Apple; measured through Core ML on M1, macOS 14.6, and M4, macOS 27), so the
@@ -63,9 +67,17 @@ class WidenToFp32(Rewrite):
     kinds = frozenset(an.wide_values.ENDS)
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
+    ops: tuple[str, ...] = ()
+    """Names of ops, or of what they make, to compute in fp32; where fp16 cannot hold values, by default."""
+
+    def pattern(self, op: an.Ops) -> an.OpPattern:
+        """Find what ends a region; any op, where ops are named."""
+        return op.any(*(an.op_types() if self.ops else self.kinds))()
 
     def check(self, m: Match) -> Match | Refusal:
-        """An operand does not fit, and the result does."""
+        """An operand does not fit, and the result does; or it is a named op of fp16."""
+        if self.ops:
+            return _named(m, self.ops)
         region = an.wide_values.wide_region(m.root)
         if region is None or an.wide_values.goes_on(m.root):
             return an.NO_MATCH
@@ -95,9 +107,23 @@ class WidenToFp32(Rewrite):
                 zip(op.outputs, results if isinstance(results, (list, tuple)) else [results], strict=True)
             )
         old = m.root.outputs[0]
+        if self.ops:
+            return {v: an.float_types.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
         if an.np_dtype(old).kind != "f":
             return {old: wide[old]}
         return an.float_types.for_readers(mb, old, wide[old])
+
+
+def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
+    """Make a region of one op, if it is named."""
+    op = m.root
+    halves = any(an.np_dtype(v) == np.float16 for v in (*an.reads(op), *op.outputs))
+    called = {op.name, *(v.name for v in op.outputs)}
+    if op.op_type in ("const", "cast") or not halves or not called & {*names}:
+        return an.NO_MATCH
+    if op.blocks:
+        return Refusal(f"{op.op_type} has blocks; name the ops in them", op)
+    return m.bind(ops=(op,), region=an.wide_values.WideRegion((op,), op, "it is named"))
 
 
 def _entries(ops: tuple[Operation, ...]) -> set[Var]:

@@ -46,18 +46,25 @@ class EachInHalf:
 
     def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
         """The function between roundings."""
-        return lambda **operands: _halves(row.function(**{k: _halves(v) for k, v in operands.items()}))
+        return lambda **operands: rounded_halves(
+            row.function(**{k: rounded_halves(v) for k, v in operands.items()})
+        )
 
 
-def _halves(value: Any) -> Any:
-    """Tensors and slopes in fp16; a guard that fp16 would take for 0 stays."""
+def rounded_halves(value: Any, round_: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    """Tensors and slopes rounded to fp16; a guard that fp16 would take for 0 stays.
+
+    Args:
+        value: what an op reads or makes.
+        round_: how tensors are rounded, by default to the nearest.
+    """
     if isinstance(value, (list, tuple)):
-        return type(value)(map(_halves, value))
+        return type(value)(rounded_halves(v, round_) for v in value)
     if isinstance(value, float):
         half = float(torch.tensor(value).half())
         return half if half and math.isfinite(half) else value
     floats = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.half().float() if floats else value
+    return (round_ or torch.Tensor.half)(value).float() if floats else value
 
 
 def as_half(program: Program) -> str | Arithmetic:
@@ -88,20 +95,9 @@ class OnEngine:
             neural_engine.rounding(chip_of(self.engine), op.op_type),
         )
 
-        def compute(**operands: Any) -> Any:
-            result = function(**{k: _halves(v) for k, v in operands.items()})
-            if isinstance(result, (list, tuple)):
-                return type(result)(map(rounded, result))
-            return rounded(result)
-
-        def rounded(value: Any) -> Any:
-            return (
-                round_(value).float()
-                if isinstance(value, torch.Tensor) and value.is_floating_point()
-                else value
-            )
-
-        return compute
+        return lambda **operands: rounded_halves(
+            function(**{k: rounded_halves(v) for k, v in operands.items()}), round_
+        )
 
 
 def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:

@@ -112,6 +112,10 @@ def certify(
     target: Aim = None,
     gate: Annotated[float, typer.Option(help="dB that each output must reach.")] = 40.0,
     search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, to find bad ones.")] = 0,
+    steps: Annotated[int, typer.Option(min=1, help="Calls in a row, outputs fed back to inputs.")] = 1,
+    feedback: Annotated[
+        list[str] | None, typer.Option(help="OUTPUT=INPUT of --steps; found by name by default.")
+    ] = None,
     worst: Annotated[
         Path | None, typer.Option(help="An .npz file to write the worst inputs to.", show_default=False)
     ] = None,
@@ -135,7 +139,15 @@ def certify(
     with waiting("running the model in each arithmetic", quiet):
         samples = _read(inputs)
         certificate = certified(
-            model, samples, target=target, function=function, gate=gate, search=search, seed=seed
+            model,
+            samples,
+            target=target,
+            function=function,
+            gate=gate,
+            search=search,
+            steps=steps,
+            feedback=_pairs(feedback),
+            seed=seed,
         )
     if html is not None:
         certificate.save_html(html)
@@ -144,6 +156,19 @@ def certify(
     show(certificate.to_json(), certificate_group(certificate), as_json, quiet)
     if not certificate.ok:
         raise typer.Exit(1)
+
+
+def _pairs(feedback: list[str] | None) -> dict[str, str] | None:
+    """Output -> input, from OUTPUT=INPUT.
+
+    Raises:
+        SurgeryError: there is no "=" in one.
+    """
+    from anesurgery.errors import SurgeryError
+
+    if any("=" not in one for one in feedback or ()):
+        raise SurgeryError(f"--feedback {' '.join(feedback or ())}: write it as OUTPUT=INPUT")
+    return dict(one.split("=", 1) for one in feedback) if feedback else None
 
 
 def sensitivity(

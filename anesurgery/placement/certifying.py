@@ -23,14 +23,18 @@ from anesurgery.errors import SurgeryError
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
-from anesurgery.interpret import Predictor
+from anesurgery.interpret import Predictor, run
 from anesurgery.interpret.abreast import Abreast
+from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, function_of
+from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
+from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.op_errors import OpError, op_error
+from anesurgery.placement.over_steps import StepErrors, step_errors
 from anesurgery.placement.target import Target
 from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
 from anesurgery.semantics.constant_ends import LARGEST
@@ -56,6 +60,8 @@ class Certificate(Drawn):
         gate: PSNR in dB that every output must reach.
         worst_inputs: the inputs that miss the gate, or else with the lowest PSNR of an output, as the program
             reads them.
+        choices: the ops that choose among floats, the one that changes most first.
+        over: how the error grows over many calls; None where `steps` asked for one.
     """
 
     rows: tuple[OpError, ...]
@@ -66,6 +72,8 @@ class Certificate(Drawn):
     searched: int
     gate: float
     worst_inputs: Values = field(repr=False, default_factory=dict)
+    choices: tuple[Choice, ...] = ()
+    over: StepErrors | None = None
 
     @property
     def ok(self) -> bool:
@@ -107,7 +115,15 @@ class Certificate(Drawn):
             "searched": self.searched,
             "outputs": outputs,
             "ops": rows,
+            "choices": [finite(vars(c) | {"margin": list(c.margin)}) for c in self.choices],
+            "over_steps": None if self.over is None else _plain(self.over),
         }
+
+
+def _plain(over: StepErrors) -> dict[str, Any]:
+    """Errors over steps as plain data."""
+    decibels = {a: [finite({"db": v})["db"] for v in row] for a, row in over.decibels.items()}
+    return vars(over) | {"steps": over.count, "decibels": decibels}
 
 
 @door("inputs", "seed")
@@ -119,6 +135,8 @@ def certify(
     function: str | None = None,
     gate: float = GATE,
     search: int = 0,
+    steps: int = 1,
+    feedback: Mapping[str, str] | None = None,
     seed: int = 0,
 ) -> Certificate:
     """Say whether a model keeps its numbers in fp16 and on the engine, op by op.
@@ -132,16 +150,20 @@ def certify(
         search: how many more sets of inputs to try, within the range of the numbers of each input: by the
             gradients of the largest values and of the error where there are floats, and by random changes.
             Nothing is searched where inputs fail that were given.
+        steps: how many calls in a row to try, in each of which outputs feed inputs and states live on. The sets
+            of inputs are used in turn.
+        feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
 
     Returns:
         The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
-        misses the gate; "at risk" where only the search found such a set, or a value comes near the end of
-        fp16.
+        misses the gate, after any of the `steps` too, where an output is not finite in exact arithmetic, or
+        where a choice (a class, a place) changes; "at risk" where only the search found such a set, a value
+        comes near the end of fp16, or an output is the same whatever the inputs are.
 
     Raises:
         InterpretError: inputs that do not fit.
-        SurgeryError: an empty list of inputs.
+        SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it.
     """
     loaded = load(model)
     engine = arithmetic_of(target)
@@ -151,6 +173,7 @@ def certify(
     )
     if not samples:
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
+    called_with = samples
     trial = _Trial(loaded, function, ("fp16", engine), gate)
     samples = [bound(loaded, v, function) for v in samples]
     one = len(samples) == 1 and not search
@@ -158,9 +181,15 @@ def certify(
     walk = _Walk(trial, loaded.program, function, samples, worst)
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
-    rows, outputs = trial.rows(worst.values, _findings(loaded, function, target))
+    inspection = inspect_program(loaded, Target.parse(target), function=function)
+    rows, outputs, choices = trial.rows(worst.values, _findings(inspection))
+    choices = _kept(choices, loaded.program, function, worst.values, inspection)
+    over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    return Certificate(rows, outputs, verdict, why, len(samples), walk.tried, gate, worst.values)
+    verdict, why = _worse(
+        (verdict, why), _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    )
+    return Certificate(rows, outputs, verdict, why, len(samples), walk.tried, gate, worst.values, choices, over)
 
 
 def arithmetic_of(target: str | None) -> str:
@@ -169,9 +198,8 @@ def arithmetic_of(target: str | None) -> str:
     return f"ane:{chips[0]}" if len(chips) == 1 else "ane"
 
 
-def _findings(loaded: Loaded, function: str | None, target: str | None) -> dict[str, tuple[Any, ...]]:
+def _findings(inspection: Inspection) -> dict[str, tuple[Any, ...]]:
     """The numeric findings of `inspect`, by op."""
-    inspection = inspect_program(loaded, Target.parse(target), function=function)
     return {row.name: tuple(f for f in row.findings if f.kind == "numeric") for row in inspection.ops}
 
 
@@ -234,7 +262,8 @@ class _Walk:
 
 
 def _near(output: OutputComparison) -> float:
-    return -math.inf if output.bad or math.isnan(output.psnr) else output.psnr
+    """The PSNR of an output; minus infinite where some of it is not finite, on one side or on both."""
+    return -math.inf if output.bad or output.undefined or math.isnan(output.psnr) else output.psnr
 
 
 class _Trial:
@@ -243,14 +272,26 @@ class _Trial:
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
         self._all = Abreast(loaded.program, function, arithmetics)
         self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
+        self._program, self._function = loaded.program, function
 
     def judged(self, values: Values) -> _Tried:
         """A set of inputs, with how near the outputs are, without a look at each op."""
         peaks = Peaks()
         exact = self._all.exact(values, listener=peaks)
-        outputs = {a: _compared(exact, other(values)) for a, other in self._all.others.items()}
+        outputs = {a: self._compared(exact, other(values), values) for a, other in self._all.others.items()}
         psnr = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
         return _Tried(values, self.misses(outputs), psnr, peaks.headroom)
+
+    def _compared(
+        self, exact: Mapping[str, Any], rounded: Mapping[str, Any], values: Values
+    ) -> tuple[OutputComparison, ...]:
+        """The outputs of floats beside the exact ones; infinities count as meant where fp64 gives them too."""
+        arrays = {n: np.asarray(v) for n, v in exact.items() if np.asarray(v).dtype.kind == "f"}
+        rows = tuple(compare_arrays(n, v, np.asarray(rounded[n])) for n, v in arrays.items())
+        if any(row.undefined for row in rows):
+            meant = run(self._program, values, function=self._function, precision=Double())  # type: ignore[arg-type]
+            rows = tuple(compare_arrays(n, v, np.asarray(rounded[n]), meant[n]) for n, v in arrays.items())
+        return rows
 
     def misses(self, outputs: Mapping[str, Sequence[OutputComparison]]) -> list[str]:
         """The outputs that are too far, or of which another class or token is the best, in words."""
@@ -258,7 +299,7 @@ class _Trial:
         for arithmetic, compared in outputs.items():
             for o in compared:
                 if _near(o) < self.gate:
-                    far = "is not finite" if _near(o) == -math.inf else f"reaches {o.psnr:.1f} dB"
+                    far = _not_finite(o) or f"reaches {o.psnr:.1f} dB"
                     words.append(f"{o.name} {far} in {arithmetic}")
                 elif o.name in self._chosen and o.top_k is not None and o.top_k < 1:
                     words.append(
@@ -268,21 +309,92 @@ class _Trial:
 
     def rows(
         self, values: Values, findings: Mapping[str, tuple[Any, ...]]
-    ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]]]:
-        """The errors of every op on one set of inputs, and of the outputs."""
-        rows = []
-        for row in filter(None, map(op_error, self._all(values))):
-            said = findings.get(row.name, ())
-            rules = tuple(dict.fromkeys(f.rule for f in said))
-            repairs = tuple(dict.fromkeys(f.remedy for f in said if f.remedy))
-            rows.append(replace(row, rules=rules, repairs=repairs))
+    ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]], tuple[Choice, ...]]:
+        """The errors of every op on one set of inputs, and of the outputs; and the choices."""
+        rows, watch = [], ChoiceWatch(self._all.exact.function, values)
+        for shown in self._all(values):
+            watch.see(shown)
+            row = op_error(shown)
+            if row is not None:
+                said = findings.get(row.name, ())
+                rules = tuple(dict.fromkeys(f.rule for f in said))
+                repairs = tuple(dict.fromkeys(f.remedy for f in said if f.remedy))
+                rows.append(replace(row, rules=rules, repairs=repairs))
         exact = self._all.outputs["fp32"]
-        return tuple(rows), {a: _compared(exact, self._all.outputs[a]) for a in self._all.others}
+        outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
+        return tuple(rows), outputs, watch.choices
+
+    def unmoved(self, values: Values, others: Values) -> list[str]:
+        """The outputs that two sets of inputs which differ in each input do not tell apart."""
+        both = [n for n, v in values.items() if n in others and np.shape(v) == np.shape(others[n])]
+        if any(np.array_equal(np.asarray(values[n]), np.asarray(others[n])) for n in both):
+            others = {n: np.flip(v) if n in both else values[n] for n, v in values.items()}
+        first, second = (self._all.exact(inputs) for inputs in (values, {**values, **others}))
+        return [
+            n
+            for n, v in first.items()
+            if isinstance(v, np.ndarray)
+            and v.size
+            and np.array_equal(v, second[n], equal_nan=v.dtype.kind == "f")
+        ]
 
 
-def _compared(exact: Mapping[str, Any], rounded: Mapping[str, Any]) -> tuple[OutputComparison, ...]:
-    names = [n for n, v in exact.items() if np.asarray(v).dtype.kind == "f"]
-    return tuple(compare_arrays(n, np.asarray(exact[n]), np.asarray(rounded[n])) for n in names)
+def _not_finite(output: OutputComparison) -> str:
+    """How much of an output is NaN or infinite, in words; "" for nothing."""
+    count = output.bad + output.undefined
+    total = output.compared + count
+    return f"is NaN or infinite in {count / total:.0%} of its elements" if count else ""
+
+
+def _kept(
+    choices: Sequence[Choice], program: Program, function: str | None, values: Values, inspection: Inspection
+) -> tuple[Choice, ...]:
+    """The choices that change, with the ops that keep them in fp32, and their cost in time."""
+    ops = {op.outputs[0].name: op for op in choosing_ops(function_of(program, function))}
+    named = []
+    for choice in sorted(choices, key=lambda c: -c.worst):
+        if choice.worst:
+            arithmetic = max(choice.changed, key=lambda a: choice.changed[a])
+            exact = exact_ops(program, function, values, ops[choice.name], arithmetic)
+            cost = cost_in_words(inspection.ops, exact) if exact else ""
+            choice = replace(choice, exact_ops=tuple(op.outputs[0].name for op in exact), cost=cost)
+        named.append(choice)
+    return tuple(named)
+
+
+def _beside(
+    trial: _Trial,
+    choices: Sequence[Choice],
+    over: StepErrors | None,
+    values: Values,
+    others: Values,
+    gate: float,
+) -> tuple[str, str]:
+    """The verdict of what no PSNR of one call shows: choices, many calls, outputs that nothing moves."""
+    changed = [choice for choice in choices if choice.worst]
+    if changed:
+        keep = changed[0].exact_ops
+        words = f"; {_names(keep)} in fp32 keep them ({changed[0].cost})" if keep else ""
+        return "fails", changed[0].words + words
+    if over is not None and (below := over.below(gate)):
+        ends = ", ".join(f"below {gate:g} dB from step {k} on in {a}" for a, k in below.items())
+        return "fails", f"{ends}; {over.words}"
+    if unmoved := trial.unmoved(values, others):
+        return "at risk", f"{', '.join(unmoved)}: the same whatever the inputs are, so nothing was tested"
+    return "holds", "" if over is None else over.words
+
+
+def _names(ops: Sequence[str]) -> str:
+    """Some ops in words."""
+    return ", ".join(ops) if len(ops) <= 3 else f"{len(ops)} ops, {ops[0]} to {ops[-1]},"
+
+
+def _worse(first: tuple[str, str], second: tuple[str, str]) -> tuple[str, str]:
+    """The worse of two verdicts; of equal ones, both reasons."""
+    order = ("holds", "at risk", "fails")
+    worst = max(first, second, key=lambda pair: order.index(pair[0]))
+    both = [why for verdict, why in (first, second) if verdict == worst[0] and why]
+    return worst[0], "; ".join(both)
 
 
 def _verdict(
@@ -304,6 +416,8 @@ def _verdict(
     if near:
         row = max(near, key=lambda r: r.largest)
         return "at risk", f"{row.op_type} {row.name} reaches {row.largest:.3g}; fp16 ends at {LARGEST:.0f}"
+    if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
+        return "fails", "no output holds a finite number"
     least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
     if least == math.inf:
         return "holds", "every output is identical"

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from anesurgery.display import short_name
 from anesurgery.placement.certifying import Certificate
+from anesurgery.placement.choices import Choice
 from anesurgery.show.console import plain, shows
 
 STYLES = {"holds": "bold green", "at risk": "bold yellow", "fails": "bold red"}
@@ -38,7 +39,16 @@ def certificate_group(certificate: Certificate) -> Group:
     first = plain(
         f"{certificate.verdict}: {certificate.why} ({tried(certificate)})", style=STYLES[certificate.verdict]
     )
-    return Group(first, outputs, ops)
+    said = [choice.words + _kept_by(choice) for choice in certificate.choices[:ROWS]]
+    return Group(first, *map(plain, said), outputs, ops)
+
+
+def _kept_by(choice: Choice) -> str:
+    """Which ops keep a choice, and what that costs."""
+    if not choice.exact_ops:
+        return ""
+    ops = ",".join(choice.exact_ops)
+    return f"\n  kept by {len(choice.exact_ops)} ops in fp32 ({choice.cost}): widen_to_fp32 ops={ops}"
 
 
 def tried(certificate: Certificate) -> str:

@@ -54,7 +54,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -77,6 +77,8 @@ class ScaleRanges(Pass):
 
     name = "scale_ranges"
     precedes = ("add_cache",)
+    copies: ClassVar[bool] = True
+    """May a norm read a copy with a scale of its own?"""
     inputs: Any = None
     """Calibration: inputs by name, or several such sets; one sampled set by default."""
     chip: str | None = None
@@ -89,11 +91,12 @@ class ScaleRanges(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Observe, choose, scale, and observe again."""
         ((name, function),) = program.functions.items()
-        samples = self.samples()
+        samples = self.samples(session)
         before, original = ranges(program, samples, chip=self.chip), copy_program(program)
-        plan = _observed(session, function, before)
+        plan = self.observed(session, function, before)
         beyond = plan.beyond()
-        plan.copy_before_norms()
+        if self.copies:
+            plan.copy_before_norms()
         regions = plan.choose()
         refusal = self.against(regions)
         if refusal is not None:
@@ -107,24 +110,34 @@ class ScaleRanges(Pass):
         self.verify(original, program, samples)
         after = ranges(program, samples, chip=self.chip)
         session.refusals += [(self.name, r) for r in plan.refusals]
-        if (left := _observed(session, function, after).beyond()) >= beyond:
-            words = f"{beyond} values exceed their limits before and {left} after: scaling would gain nothing"
-            session.refuse(self.name, words, regions[0].seed)
+        left = self.observed(session, function, after).beyond()
+        if why := self.useless(beyond, left, plan.refusals):
+            session.refuse(self.name, why, regions[0].seed)
             program.functions[name] = original.functions[name]
             return
+        sets = "1 set" if before.samples == 1 else f"{before.samples} sets"
         session.notes.append(
-            f"{self.name}: ops beyond fp16 or the arithmetic of the ANE on {before.samples} sets of inputs: "
-            f"{_hazards(before)} before, {_hazards(after)} after"
+            f"{self.name}: values beyond their limits on {sets} of inputs: {beyond} before, {left} after"
         )
         for region in regions:
             words = f"2^{region.exponent}, largest value {region.largest:.4g}"
             an.GraphEdits(self, session, function).record(region.seed.name, words, unchecked=WHOLE)
 
-    def samples(self) -> Sequence[Mapping[str, an.Array]] | None:
+    def samples(self, session: Session) -> Sequence[Mapping[str, an.Array]] | None:
         """The calibration as a list."""
-        if self.inputs is None or isinstance(self.inputs, Mapping):
-            return None if self.inputs is None else [self.inputs]
-        return list(self.inputs)
+        return as_list(self.inputs)
+
+    def observed(
+        self, session: Session, function: an.Function, found: Ranges
+    ) -> an.scaled_regions.ScaledRegions:
+        """A plan of the regions by what was observed."""
+        return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in found.rows})
+
+    def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
+        """Why what was scaled is taken back; "" where it stays."""
+        if after < before:
+            return ""
+        return f"{before} values exceed their limits before and {after} after: scaling would gain nothing"
 
     def against(self, regions: Sequence[an.scaled_regions.Region]) -> Refusal | None:
         """Why nothing is scaled."""
@@ -147,12 +160,9 @@ class ScaleRanges(Pass):
                 raise an.PassError(f"{self.name}: scaled and unscaled model differ in fp32: {result.verdict}")
 
 
-def _observed(session: Session, function: an.Function, found: Ranges) -> an.scaled_regions.ScaledRegions:
-    return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in found.rows})
-
-
-def _hazards(ranges: Ranges) -> int:
-    return sum(any(h.kind != "may saturate" for h in row.hazards) for row in ranges.rows)
+def as_list(inputs: Any) -> Sequence[Mapping[str, an.Array]] | None:
+    """Several sets of inputs; None for none."""
+    return None if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
 
 
 @an.example((1, 4), dtype="fp16")

@@ -26,6 +26,7 @@ STEPS = (
     passes.SumToMean(),
     passes.MeanQuotient(most=65504),
     passes.ScaleScores(),
+    passes.ScaleResidual(),
     passes.CentreVariance(),
     passes.RmsNorm(),
     passes.GroupNorm(),

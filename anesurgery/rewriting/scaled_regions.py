@@ -99,7 +99,7 @@ class ScaledRegions:
             over, amount = self.first_excess()
             if over is None:
                 break
-            source = _source(over)
+            source = source_of(over)
             values = tied_to(source)
             step = amount if source is over else amount / 2  # of its squares
             exponent = self.wanted.get(source, 0) - max(1, math.floor(step))
@@ -340,7 +340,7 @@ class ScaledRegions:
         return op.op_type == "add" and rooted and bool(np.all(np.asarray(constant(op.inputs[name])) > 0))
 
 
-def _source(var: Var) -> Var:
+def source_of(var: Var) -> Var:
     """The value to scale where one is too large: of squares, their sums and means, what was squared."""
     op, steps = var.op, 4
     while op is not None and steps and op.op_type in WITHIN_NORMS:

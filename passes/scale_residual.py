@@ -1,0 +1,102 @@
+"""A residual stream beyond 65504 that only norms read is scaled by a power of two where it is made.
+
+Before::
+
+    main(%x: 1x4xfp16) {
+      %first: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %more: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %stream: 1x4xfp16 = add(x=%first, y=%more)
+      %square: 1x4xfp16 = mul(x=%stream, y=%stream)
+      %mean: 1x1xfp16 = reduce_mean(x=%square, axes=[-1], keep_dims=True)
+      %root: 1x1xfp16 = rsqrt(x=%mean, epsilon=0.0010004)
+      %y: 1x4xfp16 = mul(x=%stream, y=%root)
+      return %y
+    }
+
+After::
+
+    main(%x: 1x4xfp16) {
+      %first: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %more: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
+      %stream: 1x4xfp16 = add(x=%first, y=%more)
+      %square: 1x4xfp16 = mul(x=%stream, y=%stream)
+      %mean: 1x1xfp16 = reduce_mean(x=%square, axes=[-1], keep_dims=True)
+      %root: 1x1xfp16 = rsqrt(x=%mean, epsilon=0.000250101)
+      %y: 1x4xfp16 = mul(x=%stream, y=%root)
+      return %y
+    }
+
+Everything that adds to the stream is scaled by 2^-k in its weights, or by one product where it has none, and
+the epsilons of the norms by 2^-2k: a norm gives the same for a stream of another scale. In fp32 nothing
+changes; both models are compared and the pass fails below 90 dB. The squares inside the norms are for
+`rms_norm`, which comes after it.
+
+The stream is measured on `inputs`, those of the surgery, or drawn ones. `scale_ranges` does more: it scales
+what other ops read too, and lets norms read copies.
+
+Refuses when no value passes half of 65504, when something else than a norm reads the stream, as an output
+does, when it needs more than 2^-20, and when the weights do not hold the scaled numbers exactly.
+
+Why it helps: fp16 ends at 65504, and a stream beyond it is infinite. Streams of Gemma 3 and Qwen pass it;
+scaled ones ran on the engine (reported: sbryngelson/ANEForge, pull request 51). It adds no op, or one for an
+embedding.
+
+Grade: none: epsilons are rounded; whole models are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Refusal, Session, Var, mb
+from anesurgery.checking.ranges import Ranges
+from anesurgery.passes.scale_ranges import ScaleRanges, as_list
+
+
+class _Stream(an.scaled_regions.ScaledRegions):
+    """Regions of values that pass fp16 themselves, and not by their squares."""
+
+    def excess(self, var: Var) -> float:
+        """By what power of two a value passes its limit; squares, and sums of them, do not count."""
+        squared = an.scaled_regions.source_of(var) is not var
+        return -np.inf if squared else super().excess(var)
+
+
+@dataclass(frozen=True)
+class ScaleResidual(ScaleRanges):
+    """The stream of a decoder is scaled at its sources."""
+
+    name = "scale_residual"
+    precedes = ("add_cache", "rms_norm", "group_norm")
+    copies = False
+
+    def samples(self, session: Session) -> Sequence[Mapping[str, an.Array]] | None:
+        """The calibration, or the inputs of the surgery."""
+        return as_list(session.inputs if self.inputs is None else self.inputs)
+
+    def observed(
+        self, session: Session, function: an.Function, found: Ranges
+    ) -> an.scaled_regions.ScaledRegions:
+        """A plan of the streams by what was observed."""
+        return _Stream(session, function, {row.name: row for row in found.rows})
+
+    def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
+        """Why the scale is taken back: something but a norm reads the stream, or it still overflows."""
+        return refusals[0].reason if refusals else super().useless(before, after, refusals)
+
+
+@an.example((1, 4), dtype="fp16")
+def example(x: Var) -> Var:
+    """Two products that add up beyond fp16, and a norm of them."""
+    weight = (np.eye(4) * 30000).astype(np.float16)
+    stream = mb.add(
+        x=mb.linear(x=x, weight=weight, name="first"),
+        y=mb.linear(x=x, weight=weight, name="more"),
+        name="stream",
+    )
+    mean = mb.reduce_mean(x=mb.mul(x=stream, y=stream, name="square"), axes=[-1], keep_dims=True, name="mean")
+    return mb.mul(x=stream, y=mb.rsqrt(x=mean, epsilon=np.float16(1e-3), name="root"), name="y")

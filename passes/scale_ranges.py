@@ -76,7 +76,7 @@ class ScaleRanges(Pass):
     """Regions that overflow are scaled by powers of two."""
 
     name = "scale_ranges"
-    precedes = ("add_cache",)
+    precedes: ClassVar[tuple[str, ...]] = ("add_cache",)
     copies: ClassVar[bool] = True
     """May a norm read a copy with a scale of its own?"""
     inputs: Any = None
@@ -128,10 +128,10 @@ class ScaleRanges(Pass):
         return as_list(self.inputs)
 
     def observed(
-        self, session: Session, function: an.Function, found: Ranges
+        self, session: Session, function: an.Function, observed: Ranges
     ) -> an.scaled_regions.ScaledRegions:
         """A plan of the regions by what was observed."""
-        return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in found.rows})
+        return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
         """Why what was scaled is taken back; "" where it stays."""

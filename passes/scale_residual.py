@@ -48,6 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -71,7 +72,7 @@ class ScaleResidual(ScaleRanges):
     """The stream of a decoder is scaled at its sources."""
 
     name = "scale_residual"
-    precedes = ("add_cache", "rms_norm", "group_norm")
+    precedes: ClassVar[tuple[str, ...]] = ("add_cache", "rms_norm", "group_norm")
     copies = False
 
     def samples(self, session: Session) -> Sequence[Mapping[str, an.Array]] | None:
@@ -79,10 +80,10 @@ class ScaleResidual(ScaleRanges):
         return as_list(session.inputs if self.inputs is None else self.inputs)
 
     def observed(
-        self, session: Session, function: an.Function, found: Ranges
+        self, session: Session, function: an.Function, observed: Ranges
     ) -> an.scaled_regions.ScaledRegions:
         """A plan of the streams by what was observed."""
-        return _Stream(session, function, {row.name: row for row in found.rows})
+        return _Stream(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
         """Why the scale is taken back: something but a norm reads the stream, or it still overflows."""

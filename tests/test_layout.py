@@ -523,6 +523,7 @@ ENGINE_PARTS = {
     "position_function": {"files.protobuf", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},
     "scale_ranges": {"checking.comparison", "checking.ranges", "files.protobuf"},
     "sequence_layout": {"files.package", "placement.standing"},
+    "scale_residual": {"checking.ranges"},
     "replace_faulty_ops": {
         "interpret.arithmetic.engine_faults",
         "interpret.ops.conv",

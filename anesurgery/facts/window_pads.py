@@ -20,8 +20,6 @@ class WindowAxis:
     length: int
     count: int
     before: int
-    padded: int
-    """What is padded after it, of which each element counts."""
 
     @property
     def around(self) -> tuple[int, int]:
@@ -40,9 +38,10 @@ class WindowAxis:
 
     def counted(self, exclude: bool) -> Array:
         """For each window, how many of its elements count."""
-        first, last = (0, self.length) if exclude else (-self.before, self.length + self.padded)
         begin = np.arange(self.count) * self.stride - self.before
-        return np.minimum(begin + self.size, last) - np.maximum(begin, first)
+        if not exclude:
+            return np.full(self.count, self.size)
+        return np.minimum(begin + self.size, self.length) - np.maximum(begin, 0)
 
 
 def window_pads(op: Operation) -> list[int]:
@@ -70,6 +69,6 @@ def window_axes(op: Operation) -> list[WindowAxis]:
     strides = ints(op, "strides") or [1] * len(window)
     shapes = list(zip(op.x.shape[2:], op.outputs[0].shape[2:], strict=True))
     return [
-        WindowAxis(2 + i, size, strides[i], int(shapes[i][0]), int(shapes[i][1]), *pads[2 * i : 2 * i + 2])
+        WindowAxis(2 + i, size, strides[i], int(shapes[i][0]), int(shapes[i][1]), pads[2 * i])
         for i, size in enumerate(window)
     ]

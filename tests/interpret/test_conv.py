@@ -271,7 +271,10 @@ def test_pooling_that_rounds_up(one_op: OneOp, kind: str, width: int, step: int,
 
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("include", [True, False])
-def test_averages_that_round_up_are_those_of_torch(one_op: OneOp, width: int, include: bool) -> None:
+def test_averages_that_round_up_count_what_lies_beyond_as_padding(
+    one_op: OneOp, width: int, include: bool
+) -> None:
+    """Without padding in the count they are those of torch, which never counts what lies beyond."""
     for size, step, pad in itertools.product((6, 7, 8), (1, 2, 3), (0, 1)):
         x = floats(1, 2, size, size + 1)
         if step > width:
@@ -286,8 +289,13 @@ def test_averages_that_round_up_are_those_of_torch(one_op: OneOp, width: int, in
             ceil_mode=True,
             exclude_padding_from_average=not include,
         )
-        expected = F.avg_pool2d(torch.from_numpy(x), width, step, pad, True, include)
-        assert_close(found, expected.numpy())
+        expected = F.avg_pool2d(torch.from_numpy(x), width, step, pad, True, False).numpy()
+        if include:
+            ones = F.avg_pool2d(torch.ones(1, 1, size, size + 1), width, step, pad, True, True, width**2)
+            inside = F.avg_pool2d(torch.ones(1, 1, size, size + 1), width, step, pad, True, False, width**2)
+            assert torch.equal(ones, inside)  # of the data alone
+            expected = expected * ones.numpy()
+        assert_close(found, expected)
 
 
 def test_expectations_of_coremltools_about_pooling(one_op: OneOp) -> None:

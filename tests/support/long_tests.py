@@ -248,7 +248,7 @@ ONE_OF: dict[str, int] = {
     "frontend/test_written_slices.py::test_slices_that_are_written_are_joined_and_not_scattered": 2,
     "fuzz/test_structure.py::test_what_is_planted_is_noticed": 2,
     "interpret/test_attentions.py::test_converted_models": 3,
-    "interpret/test_conv.py::test_averages_that_round_up_are_those_of_torch": 2,
+    "interpret/test_conv.py::test_averages_that_round_up_count_what_lies_beyond_as_padding": 2,
     "interpret/test_conv.py::test_conv": 4,
     "interpret/test_conv.py::test_conv_transpose": 21,
     "interpret/test_conv.py::test_pooling": 3,

@@ -14,7 +14,7 @@ from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.lattice import MOST_MEMBERS
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.conv import pad_axes
-from anesurgery.interpret.ops.pooling import Windows, windows
+from anesurgery.interpret.ops.pooling import Windows, counted, windows
 from anesurgery.interpret.table import ints
 from anesurgery.mil import Operation, np_dtype
 
@@ -113,11 +113,8 @@ def _avg_pool(
     """A function of the elements of each window in their order, and of how many count."""
     image = a.image(x)
     w = _windows_of(image, ceil_mode, how)
-    beyond = [(0, used - asked) for (_, used), (_, asked) in zip(w.used, w.asked, strict=True)]
-    ones = torch.ones(1, 1, *image.shape[2:], dtype=torch.int64)
-    counted = pad_axes(pad_axes(ones, w.asked, 0.0 if exclude_padding_from_average else 1.0), beyond)
+    counts = counted(w, list(image.shape[2:]), bool(exclude_padding_from_average)).to(torch.int64)
     terms = _spread(image, w, w.used, a.lift(0.0))
-    counts = _spread(Image([counted]), w, [], Image([ones])).lanes[0].sum(-1)
     return a.function(
         ("avg_pool", a.rounds_to(op)),
         a.digest(terms, [-1]).map(lambda v: v.squeeze(-1)),

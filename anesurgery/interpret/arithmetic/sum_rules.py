@@ -15,7 +15,7 @@ from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes
-from anesurgery.interpret.ops.pooling import AVERAGE, windows
+from anesurgery.interpret.ops.pooling import AVERAGE, counted, windows
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, np_dtype
 from anesurgery.ops import REDUCTIONS
@@ -207,15 +207,9 @@ def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Imag
     def sums(v: torch.Tensor) -> torch.Tensor:
         return torch.round(average(v.double(), w.kernel, w.strides) * size).to(torch.int64)
 
-    ones = torch.ones((1, 1, *image.shape[2:]), dtype=torch.float64)
-    rest = [(0, used - asked) for (_, used), (_, asked) in zip(w.used, w.asked, strict=True)]
-    inside = sums(pad_axes(ones, w.used))
-    counts = (
-        inside
-        if how.get("exclude_padding_from_average")
-        else sums(pad_axes(pad_axes(ones, w.asked, 1.0), rest))
-    )
-    if bool((inside == 0).any()):
+    sizes = list(image.shape[2:])
+    counts = counted(w, sizes, bool(how.get("exclude_padding_from_average"))).to(torch.int64)
+    if bool((counted(w, sizes, True) == 0).any()):
         raise Unsupported("a window that lies outside")
     lanes = [sums(pad_axes(v, w.used)) % P for v in image.lanes]
     return Image(lanes, image.degree * (size if image.fraction else 1), image.fraction), counts

@@ -155,7 +155,7 @@ written(PARAMETRIC)
 
 @impl("cast")
 def cast(x: Tensor, dtype: str) -> Tensor:
-    """X in another dtype; floats become whole by `to_int32`, and those of fewer bits wrap."""
+    """X in another dtype; floats become whole by `to_int32` and saturate, integers of more bits wrap."""
     if dtype == "bool":
         return x != 0
     if not dtype.startswith(("int", "uint")):
@@ -164,6 +164,10 @@ def cast(x: Tensor, dtype: str) -> Tensor:
     whole = to_int32(x).long() if x.is_floating_point() else x.to(torch.int64)
     if bits < 32:
         span = 1 << bits
+        if x.is_floating_point():
+            return whole.clamp(0 if unsigned else -span // 2, span - 1 if unsigned else span // 2 - 1).to(
+                torch.int32
+            )
         whole = whole % span
         whole = whole if unsigned else torch.where(whole >= span // 2, whole - span, whole)
     return whole.to(torch.int32)

@@ -1,6 +1,7 @@
 """Pooling over one, two or three spatial axes.
 
-With `ceil_mode` the last window may reach beyond the padding: what lies there never counts.
+With `ceil_mode` the last window may reach beyond the padding: what lies there counts as padding does
+(`interpret.differences`).
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ def windows(x: Tensor, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_
     return Windows(k, s, asked, used)
 
 
+def counted(w: Windows, sizes: list[int], exclude: bool) -> Tensor:
+    """How many elements of each window count, [1, 1, spatial...]: all, or those that are data."""
+    ones = torch.ones((1, 1, *sizes), dtype=torch.float64)
+    inside = AVERAGE[len(w.kernel)](pad_axes(ones, w.used, 0.0 if exclude else 1.0), w.kernel, w.strides)
+    return torch.round(inside * math.prod(w.kernel))
+
+
 def _count(size: int, width: int, step: int, padded: int, ceil_mode: bool) -> int:
     """How many windows there are; one that would begin after the data and its padding is none."""
     if not ceil_mode:
@@ -92,10 +100,10 @@ def avg_pool(
     exclude, average = bool(exclude_padding_from_average), AVERAGE[len(w.kernel)]
     if (inside := w.inside) is not None:
         return average(x, w.kernel, w.strides, inside, False, not exclude)
-    counted = pad_axes(x.new_ones(1, 1, *x.shape[2:]), w.asked, 0.0 if exclude else 1.0)
-    rest = [(0, used - asked) for (_, used), (_, asked) in zip(w.used, w.asked, strict=True)]
-    share = average(pad_axes(counted, rest), w.kernel, w.strides)
-    return average(pad_axes(x, w.used), w.kernel, w.strides) / share
+    means = average(pad_axes(x, w.used), w.kernel, w.strides)
+    return (
+        means * (math.prod(w.kernel) / counted(w, list(x.shape[2:]), exclude)).to(means) if exclude else means
+    )
 
 
 @impl("l2_pool")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from anesurgery.mil import Var, mb
+import numpy as np
+
+from anesurgery.mil import Var, mb, np_dtype, static_shape
 from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers import window_padding as padding
 from anesurgery.neuralnetwork.layers.layer_table import layer, layer_nd
@@ -34,7 +36,9 @@ def pooling(ctx: Context, params: Any, inputs: list[Var]) -> Var:
         form = {**padding.arguments([high, high, wide, wide]), "ceil_mode": True}
     kernel = padding.positive(ctx, params, "kernelSize", 3)
     strides = padding.positive(ctx, params, "stride", 1)
-    return back(_windows(kind, x, kernel, strides, form, params.avgPoolExcludePadding))
+    y = _windows(kind, x, kernel, strides, form, params.avgPoolExcludePadding)
+    last = kind == "average" and form.get("ceil_mode") and not params.avgPoolExcludePadding
+    return back(_without_beyond(x, y, kernel, strides, list(form.get("pad", [0] * 4))) if last else y)
 
 
 def _windows(
@@ -44,6 +48,19 @@ def _windows(
         form = {**form, "exclude_padding_from_average": bool(exclude)}
     op = {"max": mb.max_pool, "average": mb.avg_pool, "l2": mb.l2_pool}[kind]
     return op(x=x, kernel_sizes=kernel, strides=strides, **form)
+
+
+def _without_beyond(x: Var, y: Var, kernel: list[int], strides: list[int], pad: list[int]) -> Var:
+    """Means whose last windows reach beyond the padding, which Caffe, whose mode this is, does not count."""
+    if static_shape(x) is None or static_shape(y) is None:
+        return y
+    factor = np.ones((), np.float64)
+    for axis, (size, step) in enumerate(zip(kernel, strides, strict=True)):
+        before, after = pad[2 * axis : 2 * axis + 2]
+        begin = np.arange(y.shape[2 + axis]) * step - before
+        ends = np.minimum(begin + size, x.shape[2 + axis] + after)
+        factor = factor[..., None] * (size / (ends - begin))
+    return y if np.all(factor == 1) else mb.mul(x=y, y=factor.astype(np_dtype(y)))
 
 
 @layer_nd("pooling3d")

@@ -1,0 +1,175 @@
+"""Where an op of Core ML gives other numbers than the function of PyTorch of the same name.
+
+The interpreter follows Core ML. Each row has a call that shows the difference; tests compute it on both sides,
+and docs/interpreter.md prints the table. Where the texts of Core ML do not decide, the row says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MIL = "coremltools, text of the MIL op"
+"""The docstrings of `coremltools.converters.mil.mil.ops.defs`."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One op in one form.
+
+    Attributes:
+        name: of the row.
+        op: MIL op type.
+        core_ml: what Core ML does, as a sentence without a full stop.
+        torch: what PyTorch does.
+        source: who says what Core ML does.
+        x: the numbers that the example reads, nested lists of floats; integers for ops of integers.
+        inputs: the other inputs of the op.
+        gives: what Core ML makes of it, flat.
+        torch_gives: what PyTorch makes of it, flat.
+        decided: does a text or a measurement say what Core ML does? Else the interpreter chose.
+    """
+
+    name: str
+    op: str
+    core_ml: str
+    torch: str
+    source: str
+    x: Any
+    gives: tuple[float, ...]
+    torch_gives: tuple[float, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    decided: bool = True
+
+
+INF = float("inf")
+NAN = float("nan")
+
+DIFFERENCES: tuple[Difference, ...] = (
+    Difference(
+        "avg_pool, ceil_mode",
+        "avg_pool",
+        "what the last window reaches beyond the end counts as padding: it is divided by the whole kernel "
+        "unless `exclude_padding_from_average` is set",
+        "never counts it",
+        "apple/coremltools: issue 2772",
+        [[[[1.0, 1.0, 1.0]]]],
+        (1.0, 0.5),
+        (1.0, 1.0),
+        {"kernel_sizes": [1, 2], "strides": [1, 2], "pad_type": "valid", "ceil_mode": True},
+    ),
+    Difference(
+        "cast to int8",
+        "cast",
+        "floats beyond the ends of the type become the ends",
+        "they wrap around (undefined: depends on the processor)",
+        "Apple's runtime of Core AI, run on Linux",
+        [300.0, -300.0, 1.5, -1.5],
+        (127.0, -128.0, 1.0, -1.0),
+        (44.0, -44.0, 1.0, -1.0),
+        {"dtype": "int8"},
+    ),
+    Difference(
+        "cast to uint8",
+        "cast",
+        "floats below 0 become 0, and large ones 255",
+        "they wrap around (undefined: depends on the processor)",
+        "Apple's runtime of Core AI, run on Linux",
+        [300.0, -1.0, 255.9],
+        (255.0, 0.0, 255.0),
+        (44.0, 255.0, 255.0),
+        {"dtype": "uint8"},
+    ),
+    Difference(
+        "cast to int32",
+        "cast",
+        "floats beyond the ends become the ends, and NaN 0, as on ARM",
+        "both become -2147483648 on x86",
+        "not measured through Core ML",
+        [3e9, -3e9, NAN],
+        (2147483647.0, -2147483648.0, 0.0),
+        (-2147483648.0, -2147483648.0, -2147483648.0),
+        {"dtype": "int32"},
+        decided=False,
+    ),
+    Difference(
+        "log",
+        "log",
+        "adds an epsilon, 1e-45 by default: log(0) is -103.28",
+        "log(0) is -inf",
+        MIL,
+        [0.0, 1.0],
+        (-103.27893, 0.0),
+        (-INF, 0.0),
+    ),
+    Difference(
+        "rsqrt",
+        "rsqrt",
+        "adds an epsilon, 1e-12 by default: rsqrt(0) is 1e6",
+        "rsqrt(0) is inf",
+        MIL,
+        [0.0, 4.0],
+        (1e6, 0.5),
+        (INF, 0.5),
+    ),
+    Difference(
+        "inverse",
+        "inverse",
+        "adds an epsilon, 1e-4 by default: 1 / 0.01 is 99.01",
+        "reciprocal(0.01) is 100",
+        MIL,
+        [0.01, 1.0],
+        (99.009901, 0.99990001),
+        (100.0, 1.0),
+    ),
+    Difference(
+        "mod",
+        "mod",
+        "has the sign of the divisor, as torch.remainder",
+        "fmod has the sign of the dividend",
+        MIL,
+        [-1.0, 5.0],
+        (2.0, 2.0),
+        (-1.0, 2.0),
+        {"y": 3.0},
+    ),
+    Difference(
+        "real_div of integers",
+        "real_div",
+        "gives an integer, truncated toward 0",
+        "gives a float",
+        MIL,
+        [7, -7],
+        (3.0, -3.0),
+        (3.5, -3.5),
+        {"y": 2},
+    ),
+    Difference(
+        "upsample_bilinear",
+        "upsample_bilinear",
+        "with align_corners=False and no half_pixel_centers, pixel i of the result lies at i / scale",
+        "lies at (i + 0.5) / scale - 0.5",
+        f"{MIL}; coremltools' own tests with the numbers of a Mac",
+        [[[[0.0, 1.0]]]],
+        (0.0, 0.5, 1.0, 1.0),
+        (0.0, 0.25, 0.75, 1.0),
+        {
+            "scale_factor_height": 1,
+            "scale_factor_width": 2,
+            "align_corners": False,
+            "half_pixel_centers": False,
+        },
+    ),
+    Difference(
+        "softplus",
+        "softplus",
+        "is log(1 + exp(x)) everywhere",
+        "is x itself above its threshold",
+        MIL,
+        [1.0],
+        (1.3132616,),
+        (1.0,),
+    ),
+)
+"""Rows by op; `torch_gives` is PyTorch with its defaults, of softplus with threshold=0.5."""

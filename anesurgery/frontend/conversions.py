@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.frontend import lost_parts
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import by_parts, keeping_complex, multiplying, polar, view_as_complex
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
@@ -183,6 +184,11 @@ def _with_sizes(host: Convert) -> Convert:
     return convert
 
 
+def _mean_of_windows(rank: int) -> Callable[[Convert], Convert]:
+    """A mean of windows inside the ends, with or without a batch."""
+    return lambda host: pooling(rank)(lost_parts.within_ends(host))
+
+
 def alias(context: Any, node: Any) -> None:
     """A value under another name."""
     context.add(mb.identity(x=inputs_of(context, node)[0], name=node.name))
@@ -350,7 +356,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
     "mul": multiplying,
     "masked_fill": _with_wide_masks,
-    **dict.fromkeys(("pad", "constant_pad_nd"), _with_crops),
+    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: lost_parts.circular(_with_crops(host))),
+    "remainder": lost_parts.remainder,
+    "atan2": lambda _: lost_parts.angle_of_two,
+    "logcumsumexp": lambda _: lost_parts.running_log_sum,
     "zeros": _with_dtype,
     **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
     **dict.fromkeys(("to", "_to_copy"), keeping_complex),
@@ -370,7 +379,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "rms_norm": lambda _: rms_norm,
     "linear": one_row,
     "col2im": folding,
-    **{f"{kind}_pool{n}d": pooling(n + 2) for kind in ("max", "avg") for n in (1, 2, 3)},
+    **{f"max_pool{n}d": pooling(n + 2) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d": _mean_of_windows(n + 2) for n in (1, 2, 3)},
     "round": lambda _: rounded,
     "softplus": with_threshold,
     "new_zeros": lambda _: _filled(0.0, like=True),  # the host's own takes no dtype and no empty size

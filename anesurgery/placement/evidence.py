@@ -64,8 +64,8 @@ class Finding:
 
     Attributes:
         rule: id of the rule.
-        kind: "load" (the OS refuses the model), "legality", "speed", "memory", "numeric", "interface" or
-            "shape".
+        kind: "load" (the OS refuses the model), "conversion" (what the model meant was lost), "legality",
+            "speed", "memory", "numeric", "interface" or "shape".
         message: what was found, with the value found.
         because: why it matters.
         source: where that is known from.

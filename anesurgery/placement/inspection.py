@@ -20,7 +20,7 @@ from anesurgery.placement.unit_advice import UnitAdvice
 
 NAMED = 3
 """Passes that are named at most: one line of a terminal; the report has the rest."""
-SOFT = ("speed", "numeric")
+SOFT = ("speed", "numeric", "conversion")
 """Kinds of findings that do not take an op off the ANE."""
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""

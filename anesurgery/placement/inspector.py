@@ -21,6 +21,7 @@ from anesurgery.placement.rules import (
     doubtful,
     faulty_ops,
     ignored_masks,
+    lost_in_conversion,
     numeric,
     repairs,
     sampled,
@@ -50,7 +51,7 @@ NO_GPU = (
     "erwinzhang7/coreml-compute-placement)"
 )
 
-BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES)
+BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
 RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
@@ -130,7 +131,8 @@ def inspect_program(
     )
     label = "MIL program" if loaded.source is None else str(loaded.source)
     of_version = loadable.of_version(loaded.version, target)
-    findings = tuple(dict.fromkeys((*of_version, *doubts, *about_load, *about_shapes)))
+    unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
+    findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))

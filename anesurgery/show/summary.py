@@ -17,7 +17,7 @@ from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}
 LEGAL_WORDS: dict[bool | None, str] = {False: "no", None: "unknown", True: "yes"}
-KINDS = ("load", "interface", "shape", "memory", "legality", "speed", "numeric")
+KINDS = ("load", "conversion", "interface", "shape", "memory", "legality", "speed", "numeric")
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,13 @@ def has_flop(inspection: Inspection) -> bool:
 
 
 def verdict(inspection: Inspection) -> str:
-    """The report in one sentence; of a pipeline with models without ops, which models it speaks of."""
+    """The report in one sentence, after the outputs that nothing moves."""
+    still = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
+    return "; ".join([*still, _verdict(inspection)])
+
+
+def _verdict(inspection: Inspection) -> str:
+    """The sentence; of a pipeline with models without ops, which models it speaks of."""
     named = [(name, bool(part.ops)) for name, part in sections(inspection)]
     bare = [name for name, has_ops in named if not has_ops]
     if not bare or len(bare) == len(named):

@@ -1,0 +1,134 @@
+"""On request: what a conversion is known to have lost is written again, where the graph still tells it.
+
+Before::
+
+    main(%x: 2x3) {
+      %y: 2x3 = sub(x=%x, y=%x)
+      return %y
+    }
+
+After::
+
+    main(%x: 2x3) {
+      %y_restore_meaning_floor: 2x3 = floor(x=%x)
+      %y: 2x3 = sub(x=%x, y=%y_restore_meaning_floor)
+      return %y
+    }
+
+| finding | in the package | becomes |
+|---|---|---|
+| `lost-remainder` | `x - x` | `x - floor(x)`, as x % 1 |
+| `lost-epsilon` | mean((x / s)^2) + e, times s | mean((x / s)^2) + e / s^2 |
+| `lost-branch` | `y > 0` in an atan2 | `y >= 0` |
+| `lost-int16` | a gather of int16 | a gather of int32 |
+| `lost-average` | a mean of windows beyond the end | the same without what lies beyond |
+
+The outputs change: what was converted is not what the model meant. So `auto` never tries it, and no edit is
+compared; compare the result with the model before the conversion (`against_torch`).
+
+Refuses when a mean has padding as well, which would not count then either.
+
+Why it helps: the numbers are those of the model again. Each form was reported (the findings name the sources).
+
+Grade: none: the numbers change on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import lost_in_conversion as lost
+
+
+def _remainder(mb: Builder, op: an.Operation) -> Var:
+    return mb.sub(x=op.x, y=mb.floor(x=op.x))
+
+
+def _epsilon(mb: Builder, op: an.Operation) -> Var:
+    grown = lost.grown_epsilon(op)
+    assert grown is not None
+    return mb.add(x=grown.mean, y=mb.real_div(x=grown.epsilon, y=mb.square(x=grown.scale)))
+
+
+def _branch(mb: Builder, op: an.Operation) -> dict[Var, Var]:
+    comparison = lost.lost_branch(op)
+    assert comparison is not None
+    new = mb.before(comparison).greater_equal(x=comparison.x, y=comparison.y)
+    return {comparison.outputs[0]: new}
+
+
+def _wide_gather(mb: Builder, op: an.Operation) -> Any:
+    rest = an.op_inputs(op, "x")
+    wide = getattr(mb, op.op_type)(x=op.x.op.x, **rest)
+    readers = an.consumers(op.outputs[0])
+    if readers and all(r.op_type == "cast" and an.dtype_name(r.outputs[0]) == "int32" for r in readers):
+        return {reader.outputs[0]: wide for reader in readers}
+    return mb.cast(x=wide, dtype="int16")
+
+
+def _inside(mb: Builder, op: an.Operation) -> Var:
+    return mb.avg_pool(**an.op_inputs(op, "exclude_padding_from_average"), exclude_padding_from_average=True)
+
+
+def _no_mean(op: an.Operation) -> str:
+    padded = any(axis.before for axis in an.window_pads.window_axes(op))
+    return "the mean counts padding, which would not count then" if padded else ""
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What is written for one finding."""
+
+    found: Callable[[an.Operation], object]
+    build: Callable[[Builder, an.Operation], Any]
+    missing: Callable[[an.Operation], str] = lambda op: ""
+
+
+FORMS: dict[str, _Form] = {
+    "lost-remainder": _Form(lost.lost_remainder, _remainder),
+    "lost-epsilon": _Form(lost.grown_epsilon, _epsilon),
+    "lost-branch": _Form(lost.lost_branch, _branch),
+    "lost-int16": _Form(lost.narrowed_data, _wide_gather),
+    "lost-average": _Form(lost.overhanging_mean, _inside, _no_mean),
+}
+"""Finding -> the form that it has, and what was meant."""
+
+
+@dataclass(frozen=True)
+class RestoreMeaning(Rewrite):
+    """Forms that converters leave become what the model meant."""
+
+    name = "restore_meaning"
+    kinds = an.ops.names("sub add mul select atan gather gather_along_axis gather_nd avg_pool")
+    asked_for = True
+    caveat = "the outputs change on purpose; compare with the model before the conversion"
+    only: tuple[str, ...] = an.option((), among=tuple(FORMS))
+    """Names of findings; all of them by default."""
+
+    def check(self, m: Match) -> Match | Refusal:
+        """One of the forms."""
+        for name, form in FORMS.items():
+            if (self.only and name not in self.only) or not form.found(m.root):
+                continue
+            if why := form.missing(m.root):
+                return Refusal(why, m.root)
+            return m.bind(form=name)
+        return an.NO_MATCH
+
+    def uncompared(self, m: Match) -> Refusal | None:
+        """The numbers change on purpose."""
+        return Refusal("the numbers change on purpose: compare with the model before the conversion", m.root)
+
+    def rewrite(self, mb: Builder, m: Match) -> Any:
+        """What was meant."""
+        return FORMS[m.form].build(mb, m.root)
+
+
+@an.example((2, 3))
+def example(x: Var) -> Var:
+    """What coremltools 9 makes of x % 1."""
+    return mb.sub(x=x, y=x, name="y")

@@ -1,0 +1,65 @@
+"""What coremltools' own conversion loses: each operation against torch, by trace and by export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from conversion import assert_each_agrees
+from torch.nn import functional as F  # noqa: N812 - as everybody calls it
+
+X = torch.tensor([[[3.25, -1.5, 4.0, 1.5, 0.0], [0.25, -9.75, 2.0, 6.0, 0.0], [1.0, 2.0, -3.0, 0.0, 12.0]]])
+Y = torch.tensor([[[0.0, 0.0, 1.0, -1.0, 0.0], [-2.0, 0.0, 0.5, -7.0, 0.0], [0.0, -0.0, 2.0, 0.0, -4.0]]])
+QUARTERS = torch.tensor(
+    [[[1.0, -1.0, 0.0, 0.0, 1e-4], [-1e-4, -3.0, 3.0, -2.0, 0.0], [-5.0, 4.0, 0.0, -0.5, 2.0]]]
+)
+
+CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "a remainder of one": lambda x: x % 1,
+    "a remainder of one, by name": lambda x: torch.remainder(x, 1.0) * 2,
+    "a remainder of two": lambda x: x % 2,
+    "an angle": lambda x: torch.atan2(Y, x),
+    "an angle the other way": lambda x: torch.atan2(x, QUARTERS),
+    "an angle of one number": lambda x: torch.atan2(x[..., :1], QUARTERS),
+    "padded around": lambda x: F.pad(x, (2, 1), mode="circular"),
+    "padded around both axes": lambda x: F.pad(x, (1, 2, 2, 1), mode="circular"),
+    "cut and padded around": lambda x: F.pad(x, (-1, 2), mode="circular"),
+    "convolved around": lambda x: F.conv1d(F.pad(x, (1, 1), mode="circular"), torch.ones(2, 3, 3) / 9),
+    "a mean beyond the end": lambda x: F.avg_pool1d(x, 2, 2, ceil_mode=True),
+    "a mean of squares beyond the end": lambda x: F.avg_pool2d(x[None], 2, 2, ceil_mode=True),
+    "a padded mean beyond the end": lambda x: F.avg_pool2d(x[None], 3, 2, 1, ceil_mode=True),
+    "a padded mean, no padding counted": lambda x: F.avg_pool2d(
+        x[None], 3, 2, 1, ceil_mode=True, count_include_pad=False
+    ),
+    "a mean whose window begins in the padding": lambda x: F.avg_pool1d(x, 2, 3, 1, ceil_mode=True),
+    "a running logarithm": lambda x: torch.logcumsumexp(5 * x, 1),
+    "a running logarithm of rows": lambda x: torch.logcumsumexp(x, -1),
+}
+
+
+@pytest.mark.parametrize("how", ["trace", "export"])
+def test_each_agrees_with_torch(how: str) -> None:
+    assert_each_agrees(CASES, (X, X / 9), how)
+
+
+def test_a_module_with_circular_padding_converts() -> None:
+    import anesurgery as ane
+    from anesurgery import frontend
+    from anesurgery.mil import ct
+
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(3, 8, 3, padding=1, padding_mode="circular"), torch.nn.ReLU(), torch.nn.Conv1d(8, 2, 1)
+    ).eval()
+    frontend.register()
+    model = ct.convert(
+        torch.jit.trace(module, X),  # type: ignore[no-untyped-call]
+        inputs=[ct.TensorType("x", X.shape)],
+        convert_to="milinternal",
+        compute_precision=ct.precision.FLOAT32,
+        minimum_deployment_target=ct.target.iOS17,
+    )
+    (found,) = ane.run(model, {"x": X.numpy()}).values()
+    np.testing.assert_allclose(found, module(X).detach().numpy(), rtol=1e-5, atol=1e-5)

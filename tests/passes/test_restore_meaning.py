@@ -1,0 +1,194 @@
+"""What conversions lose: each lint, what is restored, and what must not be touched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from coremltools.converters.mil.frontend.torch import ops
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.passes.restore_meaning import RestoreMeaning
+from anesurgery.testing import apply_pass, assert_refuses
+
+HALF = np.float16
+
+
+def converted(function: Callable[..., torch.Tensor], *arrays: Any, half: bool = False) -> Program:
+    """What coremltools makes of a function by itself."""
+
+    class Module(torch.nn.Module):
+        def forward(self, *values: torch.Tensor) -> torch.Tensor:
+            return function(*values)
+
+    tensors = tuple(map(torch.from_numpy, arrays))
+    kinds = {"i": np.int32, "f": np.float32}
+    inputs = [ct.TensorType(f"x{k}", a.shape, dtype=kinds[a.dtype.kind]) for k, a in enumerate(arrays)]
+    program: Program = ct.convert(
+        torch.jit.trace(Module().eval(), tensors),  # type: ignore[no-untyped-call]
+        inputs=inputs,
+        convert_to="milinternal",
+        compute_precision=ct.precision.FLOAT16 if half else ct.precision.FLOAT32,
+        minimum_deployment_target=ct.target.iOS17,
+    )
+    return program
+
+
+HOST = ("remainder", "rms_norm", "atan2", "avg_pool1d", "avg_pool2d", "scaled_dot_product_attention")
+
+
+@pytest.fixture(autouse=True)
+def the_hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the process may have registered ours, which lose nothing."""
+    for name in HOST:
+        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+
+
+def floats(*shape: int, scale: float = 3.0) -> Any:
+    return (np.random.default_rng(0).standard_normal(shape) * scale).astype(np.float32)
+
+
+SPIKE = floats(4, 32) * np.where(np.arange(32) == 7, 200, 0.02).astype(np.float32)
+AXIS = np.array([[0, 0, 1, -1, 0]], np.float32)
+OTHER = np.array([[-1, 1, -1, -1, -5]], np.float32)
+TABLE = (np.arange(10) * 10000).astype(np.int32)
+ROWS = np.array([7, 1, 9], np.int32)
+
+LOST: dict[str, tuple[str, Callable[..., torch.Tensor], tuple[Any, ...], bool]] = {
+    "x % 1": ("lost-remainder", lambda x: x % 1, (floats(2, 3),), False),
+    "a phase": ("lost-remainder", lambda x: torch.sin(6.28 * (x % 1)), (floats(2, 3),), False),
+    "x % 1 in fp16": ("lost-remainder", lambda x: torch.remainder(x, 1.0) + 1, (floats(2, 3),), True),
+    "rms_norm": ("lost-epsilon", lambda x: F.rms_norm(x, (32,), eps=1e-3), (SPIKE,), False),
+    "rms_norm, scaled": (
+        "lost-epsilon",
+        lambda x: F.rms_norm(x, (32,), torch.arange(32.0), eps=1e-2 / 2),
+        (SPIKE,),
+        False,
+    ),
+    "rms_norm twice": (
+        "lost-epsilon",
+        lambda x: F.rms_norm(F.rms_norm(x, (32,), eps=1e-3) * 5, (32,), eps=1e-3),
+        (SPIKE,),
+        False,
+    ),
+    "atan2": ("lost-branch", torch.atan2, (AXIS, OTHER), False),
+    "a phase of a spectrum": ("lost-branch", lambda y, x: torch.atan2(y, x) * 2, (AXIS, OTHER), False),
+    "a lookup": ("lost-int16", lambda table, at: table[at], (TABLE, ROWS), True),
+    "a row": ("lost-int16", lambda table, at: table.reshape(5, 2)[at % 5], (TABLE, ROWS), True),
+    "a mean": ("lost-average", lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 5, 5),), False),
+    "a mean of rows": (
+        "lost-average",
+        lambda x: F.avg_pool1d(x, 3, 2, ceil_mode=True),
+        (floats(1, 2, 8),),
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_what_was_meant_is_restored(case: str) -> None:
+    rule, function, arrays, half = LOST[case]
+    program = converted(function, *arrays, half=half)
+    found = [f for f in ane.inspect(program).all_findings if f.rule == rule]
+    assert found
+    assert {f.remedy for f in found} == {"restore_meaning"}
+    wanted = function(*map(torch.from_numpy, arrays)).numpy()
+    inputs = {f"x{k}": a for k, a in enumerate(arrays)}
+    (before,) = ane.run(program, inputs).values()
+    done = ane.apply(program, RestoreMeaning(only=(rule,)), quiet=True)
+    (after,) = ane.run(done.program, inputs).values()
+    near = 2e-2 if half else 1e-5
+    assert np.abs(before - wanted).max() > 10 * near
+    np.testing.assert_allclose(after, wanted, rtol=near, atol=near)
+    assert all(change.unchecked.startswith("the numbers change on purpose") for change in done.changes)
+    assert not [f for f in ane.inspect(done.program).all_findings if f.rule == rule]
+
+
+KEPT: dict[str, tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = {
+    "a difference of two": (lambda x, y: x - y, (floats(2, 3), floats(2, 3) + 1)),
+    "x % 2": (lambda x: x % 2, (floats(2, 3),)),
+    "a layer norm": (lambda x: F.layer_norm(x, (32,)), (SPIKE,)),
+    "a norm by hand": (lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-3), (SPIKE,)),
+    "a mean that fits": (lambda x: F.avg_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 4, 4),)),
+    "a maximum": (lambda x: F.max_pool2d(x, 2, 2, ceil_mode=True), (floats(1, 2, 5, 5),)),
+    "an arc tangent": (torch.atan, (floats(2, 3),)),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_is_meant_is_left(case: str) -> None:
+    function, arrays = KEPT[case]
+    program = converted(function, *arrays)
+    assert not [f for f in ane.inspect(program).all_findings if f.kind == "conversion"]
+    _, session = apply_pass(RestoreMeaning(), program)
+    assert not session.changes
+
+
+def test_a_padded_mean_is_named_and_refused() -> None:
+    program = converted(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True), floats(1, 2, 6, 6))
+    assert [f.rule for f in ane.inspect(program).all_findings if f.kind == "conversion"] == ["lost-average"]
+    assert_refuses(RestoreMeaning(), program, "the mean counts padding")
+
+
+def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        return body(x)
+
+    return program
+
+
+UNMOVED: dict[str, tuple[Callable[[Var], Any], str]] = {
+    "itself": (lambda x: mb.sub(x=x, y=x, name="y"), "takes a value from itself"),
+    "a sine of it": (lambda x: mb.sin(x=mb.sub(x=x, y=x), name="y"), "takes a value from itself"),
+    "times nothing": (lambda x: mb.add(x=mb.mul(x=x, y=HALF(0)), y=HALF(1), name="y"), "multiplies by 0"),
+    "a constant": (lambda x: (mb.relu(x=x), mb.exp(x=np.ones(2, HALF), name="y")), "it is a constant"),
+}
+
+
+@pytest.mark.parametrize("case", UNMOVED)
+def test_an_output_that_nothing_moves_is_in_the_first_line(case: str) -> None:
+    body, why = UNMOVED[case]
+    found = ane.inspect(still(body))
+    messages = [f.message for f in found.all_findings if f.rule == "lost-output"]
+    assert len(messages) == 1
+    assert messages[0].startswith("y is the same")
+    first = str(found).splitlines()[0]
+    assert "y is the same whatever the inputs are" in first
+    assert why in " ".join(str(found).split())
+
+
+def test_outputs_that_move_are_not_named() -> None:
+    moving = still(lambda x: (mb.sub(x=x, y=mb.exp(x=x)), mb.mul(x=x, y=HALF(2)), mb.shape(x=x)))
+    assert not [f for f in ane.inspect(moving).all_findings if f.rule == "lost-output"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (lambda x: mb.mul(x=x, y=HALF(1 / 24000), name="y"), "fp16 holds 9 binary digits of 11"),
+        (lambda x: mb.mul(x=x, y=HALF(1e-7), name="y"), "holds"),
+        (lambda x: mb.real_div(x=x, y=HALF(3e-5), name="y"), "holds"),
+        (lambda x: mb.mul(x=x, y=HALF(0), name="y"), "multiplied by 0"),
+        (lambda x: mb.mul(x=x, y=HALF(0.001), name="y"), ""),
+        (lambda x: mb.add(x=x, y=HALF(1e-7), name="y"), ""),
+    ],
+)
+def test_a_factor_that_fp16_does_not_hold_is_named(body: Callable[[Var], Var], words: str) -> None:
+    found = [f.message for f in ane.inspect(still(body)).all_findings if f.rule == "lost-digits"]
+    assert (words in found[0]) if words else not found
+
+
+@pytest.mark.parametrize(("queries", "keys", "named"), [(3, 7, True), (7, 7, False), (1, 7, False)])
+def test_a_causal_mask_of_the_wrong_length_is_named(queries: int, keys: int, named: bool) -> None:
+    arrays = floats(1, 2, queries, 8), floats(1, 2, keys, 8), floats(1, 2, keys, 8)
+    program = converted(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True), *arrays, half=True
+    )
+    found = [f.message for f in ane.inspect(program).all_findings if f.rule == "lost-mask"]
+    assert found == ([f"the last of {queries} queries sees {queries} of {keys} keys"] if named else [])

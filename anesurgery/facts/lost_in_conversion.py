@@ -7,7 +7,6 @@ meant, where the graph still tells it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,7 +176,7 @@ def short_causal_mask(op: Operation) -> str:
         return ""
     for scores, mask in ((op.x, op.y), (op.y, op.x)):
         value = constant(mask) if producer(scores, "matmul") is not None else None
-        if np.ndim(value) < 2:
+        if value is None or np.ndim(value) < 2:
             continue
         kept: Array = np.asarray(value) > -1e3
         queries, keys = kept.shape[-2:]
@@ -211,16 +210,3 @@ def _still(op: Operation, still: dict[Var, str]) -> str:
     if not read or not all(v in still for v in read):
         return ""
     return next((still[v] for v in read if still[v] != "it is a constant"), "it is a constant")
-
-
-__all__: Collection[str] = [
-    "GrownEpsilon",
-    "grown_epsilon",
-    "lost_branch",
-    "lost_remainder",
-    "narrowed_data",
-    "overhanging_mean",
-    "rounded_away",
-    "short_causal_mask",
-    "unmoved_outputs",
-]

@@ -14,7 +14,7 @@ import torch
 from torch.export import ExportedProgram
 
 from anesurgery.checking.metrics import compare_arrays, psnr
-from anesurgery.checking.module_calls import Call, calls_of, numbers
+from anesurgery.checking.module_calls import FUNCTION, Call, calls_of, numbers
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
@@ -37,6 +37,12 @@ SAME_EPSILON = 0.05
 """Relative difference of an epsilon and itself in fp16, subnormal from 6e-5 down: 1e-6 has 4 bits left."""
 LARGEST_EPSILON = 0.1
 """Below the variance of what is worth a norm."""
+ALONE = 90.0
+"""PSNR in dB that a call reaches by itself where it only carries an error on: rounding in fp32 leaves more."""
+REPLAYS = 24
+"""Values of the package that are given to a call again, to see whether it carries an error on. A choice."""
+SPIKE = 16.0
+"""So many times the middle of its row is a spike, beside which the rest of a norm would not be seen."""
 NEARER = 3.0
 """dB by which another epsilon makes a norm nearer to its value where it explains what was wrong."""
 LATER = 12
@@ -45,11 +51,12 @@ LATER = 12
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """A call of a submodule, and the value of the package that is nearest to what it gave.
+    """A call of a submodule or a function, and the value of the package that is nearest to what it gave.
 
     Attributes:
-        name: of the submodule, as `named_modules` has it; "#2" for its second call; "" is the whole module.
-        kind: its class.
+        name: of the submodule, as `named_modules` has it, or of the function behind the module that calls it;
+            "#2" for its second call; "" is the whole module.
+        kind: the class; "function" of a function.
         value: name of the value in the program; None where none has as many elements.
         psnr: arithmetic -> dB between the two; minus infinite without a value.
         state: "agrees"; "parts" where an error enters; "rounds" where it may be the rounding of what the
@@ -106,14 +113,16 @@ def against_torch(
     precisions: Sequence[str] = ("fp32", "fp16", "ane"),
     function: str | None = None,
 ) -> AgainstTorch:
-    """Find the first submodule with which a converted model parts from the PyTorch module it was made of.
+    """Find the first submodule, or function between submodules, with which a model parts from PyTorch.
 
-    Every submodule is watched while the module runs. What it gave is looked for among the values of the
-    program, by number, in any order of axes, and by scope where a program in memory has kept them and no number
-    fits. Where the program computes in fp16, the module runs with its
-    weights rounded to fp16, so that what is left in fp32 arithmetic is a wrong conversion and not rounding, but
-    for what the converter joined before it rounded. A package of fp32 shows smaller differences, as of an
-    epsilon. The module itself is not changed.
+    Every submodule is watched while the module runs, and every function that a module with submodules calls.
+    One is blamed if its own error is large: what the package gave to it is given to it again, and the result
+    compared. Rows of a norm that have a spike are judged without it. What it gave is looked for among the
+    values of the program, by number, in any order of axes, and by scope where a program in memory has kept
+    them and no number fits. Where the program computes in fp16, the module runs with its weights rounded to
+    fp16, so that what is left in fp32 arithmetic is a wrong conversion and not rounding, but for what the
+    converter joined before it rounded. A package of fp32 shows smaller differences, as of an epsilon. The
+    module itself is not changed.
 
     Args:
         module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
@@ -188,7 +197,9 @@ def _values(
     """The values of a program by name, its constants among them."""
     keep = _Keep(sizes)
     Executable(program, function=name, precision=precision)(inputs, listener=keep)
-    return {**_constants(function_of(program, name), sizes), **keep.values}
+    given = {n: np.asarray(v) for n, v in inputs.items() if np.asarray(v).dtype.kind == "f"}
+    entries = {n: v.astype(np.float32) for n, v in given.items() if v.size in sizes}
+    return {**_constants(function_of(program, name), sizes), **entries, **keep.values}
 
 
 def _constants(function: Function, sizes: set[int]) -> dict[str, Array]:
@@ -221,8 +232,16 @@ class _Match:
         self._calls, self._values, self._gate, self._sure = calls, _Values(values), gate, sure
         self._epsilons = epsilons
         self._given: dict[int, float] = {}
+        self._paired: dict[int, _Near] = {}
         self.nearest = [self._values.nearest(call.array) for call in calls]
-        self._psnr = [-math.inf if near is None else near.psnr for near in self.nearest]
+        self._psnr = [self._near(call, near) for call, near in zip(calls, self.nearest, strict=True)]
+
+    def _near(self, call: Call, near: _Near | None) -> float:
+        """PSNR of a call and a value; of a norm, that of the rows without their spikes, if it is lower."""
+        if near is None or call.epsilon is None:
+            return -math.inf if near is None else near.psnr
+        value = _laid(self._values.arrays[near.name], near.order, call.array.shape)
+        return min(near.psnr, _without_spikes(call.array, value))
 
     def name(self, scoped: Mapping[tuple[str, ...], Sequence[str]]) -> None:
         """Take the value that came of a submodule by its scope, where no value agrees by number.
@@ -244,11 +263,65 @@ class _Match:
         floor = min((self._of_given(tensor) for tensor in self._calls[k].given), default=math.inf)
         if self._psnr[k] >= SEEN and self._has_other_epsilon(k):
             return "parts"
+        pairs = [self._given_by(tensor) for tensor in self._calls[k].given]
+        inexact = any(pair is None or pair.psnr < self._gate for pair in pairs)
+        if inexact and (own := self._own(k)) is not None:
+            return "carries" if own >= min(self._gate, ALONE) else "parts"
         if floor < self._gate and self._psnr[k] >= floor - ENTERS:
             return "carries"
         if self._psnr[k] < SEEN and self._is_fused(k, min(self._sure, floor - ENTERS)):
             return "not kept"
         return "rounds" if self._psnr[k] >= self._sure else "parts"
+
+    def _own(self, k: int) -> float | None:
+        """The error of a call by itself: of what the package gave to it; None where that is not known.
+
+        What the call makes of that, if the package has it too, is the value of the call from there on.
+        """
+        call, near = self._calls[k], self.nearest[k]
+        nears = [self._given_by(tensor) for tensor in call.given]
+        if call.again is None or near is None or any(one is None for one in nears):
+            return None
+        options = [self._options(*pair) for pair in zip(call.given, nears, strict=True) if pair[1] is not None]
+        own = None
+        for chosen in itertools.islice(itertools.product(*options), REPLAYS):
+            array = call.again([self._as_given(*pair) for pair in zip(call.given, chosen, strict=True)])
+            if array is None or array.shape != call.array.shape:
+                return None
+            same = self._values.nearest(array)
+            if same is not None and same.psnr >= ALONE:
+                self._pair(k, same)
+                return same.psnr
+            if own is None and all(one.psnr >= SEEN for one in chosen):
+                own = _psnr(array, self._values.arrays[near.name], near.order)
+        return own
+
+    def _pair(self, k: int, same: _Near) -> None:
+        """Take a value for what a call gave: the call makes it of what the package gave to it."""
+        call = self._calls[k]
+        value = _laid(self._values.arrays[same.name], same.order, call.array.shape)
+        self._psnr[k] = _psnr(call.array, value, None)
+        self.nearest[k] = _Near(same.name, same.order, self._psnr[k])
+        self._paired[id(call.tensor)] = _Near(same.name, same.order, self._psnr[k])
+
+    def _options(self, tensor: torch.Tensor, near: _Near) -> list[_Near]:
+        """The values that may stand for a tensor: one that is right, or all of its size, the nearest first."""
+        if near.psnr >= self._gate:
+            return [near]
+        others = [one for one in self._values.all_near(numbers(tensor)) if one.name != near.name]
+        return [near, *sorted(others, key=lambda one: -one.psnr)]
+
+    def _given_by(self, tensor: torch.Tensor) -> _Near | None:
+        """What the package has in the place of a tensor: the pair of the call that made it, or the nearest."""
+        if not tensor.is_floating_point() or isinstance(tensor, torch.nn.Parameter):
+            return _Near("", None, math.inf)
+        return self._paired.get(id(tensor)) or self._values.nearest(numbers(tensor))
+
+    def _as_given(self, tensor: torch.Tensor, near: _Near) -> torch.Tensor:
+        if not near.name:
+            return tensor
+        value = _laid(self._values.arrays[near.name], near.order, tuple(tensor.shape))
+        return torch.from_numpy(value.copy()).to(tensor.dtype)
 
     def _has_other_epsilon(self, k: int) -> bool:
         """Is a norm nearer to its value with an epsilon that the package has, and the module has not?"""
@@ -282,7 +355,8 @@ class _Match:
         if not call.tensor.requires_grad:
             return False
         wrong = _peak(call.array) * 10 ** (-max(near.psnr if near else 0.0, 0.0) / 20)
-        later = (j for j in range(k + 1, len(self._calls)) if self._psnr[j] >= enough)
+        modules = (j for j in range(k + 1, len(self._calls)) if self._calls[j].kind != FUNCTION)
+        later = (j for j in modules if self._psnr[j] >= enough)  # a softmax agrees whatever goes into it
         shown = ((j, _shown(self._calls[j].tensor, call.tensor, wrong)) for j in later)
         hanging = itertools.islice(((j, p) for j, p in shown if math.isfinite(p)), LATER)
         return any(self._psnr[j] >= p + ENTERS for j, p in hanging)
@@ -313,6 +387,11 @@ class _Values:
                     best = _Near(name, order, psnr)
         return best
 
+    def all_near(self, wanted: Array) -> list[_Near]:
+        """Each value of as many elements, in the first order of axes that fits."""
+        orders = ((name, next(_orders(self.arrays[name], wanted), None)) for name in self._by_size[wanted.size])
+        return [_Near(name, order, _psnr(wanted, self.arrays[name], order)) for name, order in orders]
+
     def _bounds(self, wanted: Array) -> Iterator[tuple[float, str]]:
         mean, root = _moments(wanted)
         slack = 1e-6 * (abs(mean) + root)  # sums in fp32
@@ -341,10 +420,24 @@ def _orders(value: Array, wanted: Array) -> Iterator[tuple[int, ...] | None]:
                 yield order
 
 
-def _psnr(wanted: Array, value: Array, order: tuple[int, ...] | None) -> float:
+def _laid(value: Array, order: tuple[int, ...] | None, shape: tuple[int, ...]) -> Array:
+    """A value with its long axes in an order, in another shape."""
     if order is not None:
         value = value.reshape([n for n in value.shape if n > 1]).transpose(order)
-    wanted, value = wanted.reshape(-1), value.reshape(-1)
+    return value.reshape(shape)
+
+
+def _without_spikes(wanted: Array, value: Array) -> float:
+    """PSNR of what is no spike of its row: beside one, percents of the rest would not be seen."""
+    if not wanted.ndim or wanted.shape[-1] < 2:
+        return math.inf
+    sizes = np.abs(wanted)
+    rest = sizes <= SPIKE * np.median(sizes, axis=-1, keepdims=True)
+    return math.inf if rest.all() or not rest.any() else _psnr(wanted[rest], value[rest], None)
+
+
+def _psnr(wanted: Array, value: Array, order: tuple[int, ...] | None) -> float:
+    wanted, value = wanted.reshape(-1), _laid(value, order, (-1,))
     with np.errstate(invalid="ignore", over="ignore"):  # infinities are looked at below
         noise = float(np.linalg.norm(wanted - value)) / math.sqrt(max(wanted.size, 1))
     if math.isfinite(noise):

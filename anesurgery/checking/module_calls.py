@@ -1,4 +1,7 @@
-"""Every call of a submodule while a PyTorch module runs, by hooks, or by the nodes of an exported program."""
+"""Every call of a submodule while a PyTorch module runs, and of the functions between submodules.
+
+Modules are watched by hooks, functions by a torch function mode; of an exported program the nodes tell both.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,32 @@ import torch
 import torch.fx
 from torch.export import ExportedProgram
 from torch.fx import GraphModule, Interpreter, Node
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Array
+from anesurgery.ops import names
 
 EPSILONS = ("eps", "epsilon", "variance_epsilon")
 """What modules call the number that guards their division."""
 
 
+MOVES = names(
+    """
+    view reshape transpose permute unsqueeze squeeze expand expand_as contiguous to float half clone detach
+    flatten unflatten chunk split unbind t mT swapaxes swapdims narrow select movedim repeat size dim numel type
+    __get__ __getitem__ __len__ type_as view_as as_strided slice alias _to_copy _unsafe_view bool int long
+    """
+)
+"""Functions that only move numbers: where these are wrong, what reads them is."""
+FUNCTION = "function"
+"""The kind of a call of a function between submodules."""
+
+
 @dataclass
 class Call:
-    """A call of a submodule: what it gave, with its history and as numbers, and what it was given."""
+    """A call of a submodule or a function: what it gave, as numbers too, and what it was given."""
 
     name: str
     kind: str
@@ -37,6 +55,8 @@ class Call:
     """The number that guards the division of a norm; None of other modules."""
     with_epsilon: Callable[[float], Array | None] | None = None
     """What a norm gives with another one."""
+    again: Callable[[Sequence[torch.Tensor]], Array | None] | None = None
+    """What it gives of other tensors in the place of `given`."""
 
     @property
     def path(self) -> str:
@@ -79,12 +99,83 @@ def _as_half(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _recorded(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> list[Call]:
-    """The calls of a module, by hooks."""
+    """The calls of a module, by hooks, and of the functions between its submodules."""
     calls: list[Call] = []
     by_name = set(values) <= set(inspect.signature(module.forward).parameters)
-    with _watched(module, calls), torch.enable_grad(), _said(values):
+    functions = _Functions(calls)
+    mark(values)
+    with _watched(module, calls, functions), torch.enable_grad(), _said(values), functions:
         module.eval()(**values) if by_name else module.eval()(*values.values())
     return calls
+
+
+class _Functions(TorchFunctionMode):
+    """Notes each function that a module with submodules calls itself."""
+
+    def __init__(self, calls: list[Call]) -> None:
+        super().__init__()
+        self._calls, self._counts = calls, defaultdict[str, int](int)
+        self.inside: list[tuple[str, bool]] = []
+        """The modules that are running: their names, and whether they have submodules or are the whole."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function, and note what it gave, if inputs go into it."""
+        result = func(*args, **(kwargs or {}))
+        name = str(getattr(func, "__name__", ""))
+        if marked((args, kwargs)):
+            mark(result)
+            in_place = name.endswith("_") != name.startswith("_") or name.startswith("__i")
+            between = bool(self.inside) and self.inside[-1][1]
+            if between and isinstance(result, torch.Tensor) and not in_place and name not in MOVES:
+                self._note(func, name.strip("_"), args, kwargs or {}, result)
+        return result
+
+    def _note(self, func: Any, name: str, args: Any, kwargs: Any, result: torch.Tensor) -> None:
+        path = ".".join(filter(None, (self.inside[-1][0], name)))
+        self._counts[path] += 1
+        whole = f"{path}#{self._counts[path]}" if self._counts[path] > 1 else path
+        read, again = replayed(func, args, kwargs)
+        guard = _guard_of(func, args, kwargs)
+        self._calls.append(Call(whole, FUNCTION, result, numbers(result), read, *guard, again))
+
+
+MARK = "_comes_of_an_input"
+
+
+def mark(values: Any) -> None:
+    """Say of tensors that they come of an input: what does not is computed ahead by a converter."""
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, torch.Tensor):
+            setattr(leaf, MARK, True)
+
+
+def marked(values: Any) -> bool:
+    """Does one of some tensors come of an input?"""
+    return any(getattr(leaf, MARK, False) for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor))
+
+
+def replayed(
+    compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None]]:
+    """The tensors that a call was given, in lists too, and what it gives of others in their place."""
+    leaves, form = tree_flatten((tuple(args), dict(kwargs)))
+    places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+    def again(tensors: Sequence[torch.Tensor]) -> Array | None:
+        new = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            new[place] = tensor
+        positional, named = tree_unflatten(new, form)
+        return _numbers_of(lambda: compute(*positional, **named))
+
+    return tuple(leaves[k] for k in places), again
+
+
+def _guard_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The epsilon of a function that normalises, and what it gives with another; None twice of others."""
+    if not isinstance(kwargs.get("eps"), float):
+        return None, None
+    return kwargs["eps"], lambda epsilon: _numbers_of(lambda: func(*args, **{**kwargs, "eps": epsilon}))
 
 
 @contextmanager
@@ -96,23 +187,35 @@ def _said(values: Mapping[str, torch.Tensor]) -> Iterator[None]:
 
 
 @contextmanager
-def _watched(module: torch.nn.Module, calls: list[Call]) -> Iterator[None]:
+def _watched(module: torch.nn.Module, calls: list[Call], functions: _Functions) -> Iterator[None]:
     counts: dict[str, int] = defaultdict(int)
+
+    def enter(name: str, between: bool) -> Any:
+        return lambda part, positional: functions.inside.append((name, between))
 
     def note(name: str) -> Any:
         def hook(
             part: torch.nn.Module, positional: tuple[Any, ...], named: dict[str, Any], output: Any
         ) -> None:
+            functions.inside.pop()
+            if marked((positional, named)):
+                mark(output)
             counts[name] += 1
-            again = f"#{counts[name]}" if counts[name] > 1 else ""
-            read = tuple(v for v in (*positional, *named.values()) if isinstance(v, torch.Tensor))
+            number = f"#{counts[name]}" if counts[name] > 1 else ""
+            read, again = replayed(part.forward, positional, named)
             if (tensor := tensor_of(output)) is not None:
                 kind = type(part).__name__
-                calls.append(Call(f"{name}{again}", kind, tensor, numbers(tensor), read, *_guard(part, read)))
+                guard = _guard(part, read)
+                calls.append(Call(f"{name}{number}", kind, tensor, numbers(tensor), read, *guard, again))
 
         return hook
 
-    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in module.named_modules()]
+    parts = dict(module.named_modules())
+    hooks = [part.register_forward_hook(note(name), with_kwargs=True) for name, part in parts.items()]
+    hooks += [
+        part.register_forward_pre_hook(enter(name, not name or any(part.children())))
+        for name, part in parts.items()
+    ]
     try:
         yield
     finally:
@@ -175,9 +278,11 @@ def _of_program(program: ExportedProgram, values: Mapping[str, torch.Tensor], ha
         if tensor is None:
             continue
         counts[name] += 1
-        again = f"#{counts[name]}" if counts[name] > 1 else ""
-        read = [runner.seen[n] for n in _read(nodes) if isinstance(runner.seen.get(n), torch.Tensor)]
-        calls.append(Call(f"{name}{again}", kind, tensor, numbers(tensor), tuple(read), *runner.guard(nodes)))
+        number = f"#{counts[name]}" if counts[name] > 1 else ""
+        reads = [n for n in _read(nodes) if isinstance(runner.seen.get(n), torch.Tensor)]
+        given = tuple(runner.seen[n] for n in reads)
+        guard, again = runner.guard(nodes), runner.again(nodes, reads)
+        calls.append(Call(f"{name}{number}", kind, tensor, numbers(tensor), given, *guard, again))
     return calls
 
 
@@ -197,6 +302,21 @@ class _Runner(Interpreter):
             result.requires_grad_(result.is_floating_point())
         self.seen[n] = result
         return result
+
+    def again(
+        self, nodes: Sequence[Node], reads: Sequence[Node]
+    ) -> Callable[[Sequence[torch.Tensor]], Array | None]:
+        """What some nodes make of other tensors in the place of what they read."""
+
+        def compute(tensors: Sequence[torch.Tensor]) -> Any:
+            values = {**self.seen, **dict(zip(reads, tensors, strict=True))}
+            for node in nodes:
+                args, kwargs = (torch.fx.node.map_arg(v, values.__getitem__) for v in (node.args, node.kwargs))
+                target: Any = node.target
+                values[node] = target(*args, **kwargs)
+            return values[nodes[-1]]
+
+        return lambda tensors: _numbers_of(lambda: compute(tensors))
 
     def guard(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
         """The epsilon of a norm that is one of some nodes, and what comes of another; else None twice."""
@@ -218,14 +338,30 @@ class _Runner(Interpreter):
 
 
 def _scopes(nodes: Sequence[Node]) -> list[tuple[str, str, list[Node]]]:
-    """Name, class and nodes of each call of a submodule, in the order in which the calls end."""
+    """Name, kind and nodes of each call of a submodule or a function, in the order in which the calls end."""
     calls: dict[str, tuple[str, str, list[Node]]] = {}
+    computing, moved = [node for node in nodes if node.op == "call_function"], set[Node]()
     for node in nodes:
-        for key, (name, kind) in (node.meta.get("nn_module_stack") or {}).items():
-            if node.op == "call_function":
-                calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
+        if node.op == "placeholder" or moved.intersection(node.all_input_nodes):
+            moved.add(node)
+    stacks = {node: list((node.meta.get("nn_module_stack") or {}).items()) for node in computing}
+    for node, stack in stacks.items():
+        for key, (name, kind) in stack:
+            calls.setdefault(key, (name, str(kind).rpartition(".")[2].rstrip("'>"), []))[2].append(node)
+    parents = {stack[k][0] for stack in stacks.values() for k in range(len(stack) - 1)}
+    functions = [
+        (".".join(filter(None, (stack[-1][1][0], _word(node)))), FUNCTION, [node])
+        for node, stack in stacks.items()
+        if stack and (stack[-1][0] in parents or not stack[-1][1][0])
+        if node in moved and _word(node) not in MOVES
+    ]
     place = {node: k for k, node in enumerate(nodes)}
-    return sorted(calls.values(), key=lambda call: (place[call[2][-1]], -len(call[0])))
+    return sorted([*functions, *calls.values()], key=lambda call: (place[call[2][-1]], -len(call[0])))
+
+
+def _word(node: Node) -> str:
+    """What a node calls, without its overload: "cumsum"."""
+    return str(getattr(node.target, "__name__", node.target)).partition(".")[0]
 
 
 def _read(nodes: Sequence[Node]) -> list[Node]:

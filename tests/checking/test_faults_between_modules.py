@@ -1,0 +1,146 @@
+"""Faults planted between modules: the wrong function is the first place, and nothing behind it is blamed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody calls it
+from coremltools.converters.mil.frontend.torch import ops
+from torch import Tensor, nn
+
+import anesurgery as ane
+from anesurgery.mil import Program, ct, quiet_host
+
+Function = Callable[[Tensor], Tensor]
+HOST = ("remainder", "rms_norm", "atan2", "avg_pool1d")
+
+
+@pytest.fixture(autouse=True)
+def the_hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of the process may have registered ours, which lose nothing."""
+    for name in HOST:
+        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+
+
+class Net(nn.Module):
+    """A product, some functions, a norm and a product."""
+
+    def __init__(self, between: Function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(15, 15)
+        self.between = between
+        self.norm = nn.LayerNorm(between(torch.zeros(1, 8, 15)).shape[-1])
+        self.tail = nn.Linear(self.norm.normalized_shape[0], 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(torch.tanh(self.norm(self.between(self.head(x)))))  # type: ignore[no-any-return]
+
+
+def spiked(h: Tensor) -> Tensor:
+    return h * (1 + 400 * (torch.arange(15) == 7))
+
+
+def attend(h: Tensor, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(h, h, h, scale=scale)
+
+
+FAULTS: dict[str, tuple[Function, Function | None, str]] = {
+    "cumsum along another axis": (lambda h: h.cumsum(1), lambda h: h.cumsum(2), "cumsum"),
+    "a cumsum from the end": (lambda h: h.cumsum(1), lambda h: h.flip(1).cumsum(1).flip(1), "cumsum"),
+    "softmax along another axis": (lambda h: h.softmax(-1), lambda h: h.softmax(1), "softmax"),
+    "x % 1": (lambda h: (3 * h) % 1, None, "remainder"),
+    "atan2": (lambda h: torch.atan2(h.relu(), h.roll(1, 2)), None, "atan2"),
+    "a mean beyond the end": (lambda h: F.avg_pool1d(h, 2, 2, ceil_mode=True), None, "avg_pool1d"),
+    "rms_norm's epsilon": (lambda h: F.rms_norm(spiked(h), (15,), eps=1e-2).sin(), None, "rms_norm"),
+    "layer_norm's epsilon": (
+        lambda h: F.layer_norm(h, (15,), eps=1e-5),
+        lambda h: F.layer_norm(h, (15,), eps=1e-2),
+        "layer_norm",
+    ),
+    "gelu by tanh": (F.gelu, lambda h: F.gelu(h, approximate="tanh"), "gelu"),
+    "a leak": (F.relu, lambda h: F.leaky_relu(h, 0.01), "relu"),
+    "a factor": (lambda h: h * 0.5, lambda h: h * 0.505, "mul"),
+    "a shift": (lambda h: h.exp() + 1, lambda h: h.exp() + 1.01, "add"),
+    "a mean of columns": (
+        lambda h: h - h.mean(-1, keepdim=True),
+        lambda h: h - h.mean(1, keepdim=True),
+        "mean",
+    ),
+    "a power": (lambda h: h.abs() ** 1.5, lambda h: h.abs() ** 1.6, "pow"),
+    "a bound": (lambda h: h.clamp(-0.5, 0.5), lambda h: h.clamp(-0.5, 0.4), "clamp"),
+    "a slope": (lambda h: torch.where(h > 0, h, 0.1 * h), lambda h: torch.where(h > 0.2, h, 0.1 * h), "gt"),
+    "another order": (lambda h: torch.cat([h, h.sin()], -1), lambda h: torch.cat([h.sin(), h], -1), "cat"),
+    "a scale of scores": (lambda h: attend(h, 0.3), lambda h: attend(h, 0.33), "scaled_dot_product_attention"),
+    "corners": (
+        lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=True),
+        lambda h: F.interpolate(h, scale_factor=2, mode="linear", align_corners=False),
+        "interpolate",
+    ),
+    "a frequency": (lambda h: torch.sin(2 * h).exp(), lambda h: torch.sin(2.02 * h).exp(), "mul"),
+}
+
+
+def converted(module: nn.Module) -> Program:
+    with quiet_host(), torch.no_grad():
+        program: Program = ct.convert(
+            torch.jit.trace(module.eval(), torch.zeros(1, 8, 15), check_trace=False),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", (1, 8, 15))],
+            convert_to="milinternal",
+            compute_precision=ct.precision.FLOAT32,
+            minimum_deployment_target=ct.target.iOS17,
+        )
+    return program
+
+
+X = {"x": np.random.default_rng(0).standard_normal((1, 8, 15)).astype(np.float32)}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_first_place_is_right(fault: str) -> None:
+    right, wrong, name = FAULTS[fault]
+    found = ane.against_torch(Net(right), converted(Net(wrong or right)), X, precisions=("fp32",))
+    assert found.first is not None
+    assert found.first.name == name, [(row.name, row.psnr["fp32"], row.state) for row in found.rows]
+    behind = {row.name: row.state for row in found.rows}
+    for module in ("norm", "tanh", "tail"):
+        assert behind[module] in ("carries", "agrees")
+    assert behind["head"] in ("agrees", "not kept")
+
+
+@pytest.mark.parametrize("fault", [f for f, (_, wrong, _) in FAULTS.items() if wrong is not None])
+def test_a_right_conversion_has_none(fault: str) -> None:
+    right, _, _ = FAULTS[fault]
+    found = ane.against_torch(Net(right), converted(Net(right)), X, precisions=("fp32",))
+    assert found.ok, [(row.name, row.psnr["fp32"], row.state) for row in found.rows]
+
+
+def test_a_norm_is_judged_by_its_rows_without_the_spike() -> None:
+    """The model of the report: the first norm is blamed, of whose rows the spike hides all that is wrong."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.up = nn.RMSNorm(64, eps=1e-5), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.up(self.norm(x))  # type: ignore[no-any-return]
+
+    torch.manual_seed(0)
+    module: Any = nn.Sequential(Block(), Block())
+    x = np.random.default_rng(0).standard_normal((1, 8, 64)).astype(np.float32) * 0.02
+    x[:, :, 7] = 40.0
+    with quiet_host(), torch.no_grad():
+        model = ct.convert(
+            torch.jit.trace(module.eval(), torch.from_numpy(x)),  # type: ignore[no-untyped-call]
+            inputs=[ct.TensorType("x", x.shape)],
+            convert_to="milinternal",
+            compute_precision=ct.precision.FLOAT32,
+        )
+    found = ane.against_torch(module, model, {"x": x})
+    assert found.first is not None
+    assert found.first.name == "0.norm"

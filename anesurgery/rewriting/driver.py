@@ -176,7 +176,9 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
     earlier = session.checks.setdefault(str(step), {})
     try:
-        proof = check_site(pairs, built.made, sample, session.seed, built.matched, earlier, step.promise)
+        proof = check_site(
+            pairs, built.made, sample, session.seed, built.matched, earlier, step.promise, session.declared
+        )
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise

@@ -31,9 +31,6 @@ from anesurgery.interpret.features import images
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Function, Var, function_of, is_symbolic, types
 
-MOST = (1 << 19, 1 << 21)
-"""Elements of all values of a model up to which a length is tried, and of all lengths beside the first few:
-half of what an edit gets, since a trial runs both models several times."""
 NOT_TRIED = "only the lengths of the inputs were tried"
 
 
@@ -98,7 +95,7 @@ def shown_at(proof: ModelProof, old: Function, new: Function, values: Mapping[st
 def _plan(old: Function, new: Function, declared: Declared) -> Plan:
     """The lengths to try beside those of the sample, which stand for the first."""
     ops = [*old.operations, *new.operations]
-    plan = plan_of(_tensors(old), ops, [*old.outputs, *new.outputs], declared, MOST)
+    plan = plan_of(_tensors(old), ops, [*old.outputs, *new.outputs], declared)
     return replace(plan, first=plan.first[1:] or plan.first)
 
 

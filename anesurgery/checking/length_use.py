@@ -244,7 +244,7 @@ def _by_places(op: Operation) -> bool:
         elif dynamic and op.op_type not in SPREAD:
             return False
     made = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
-    return made <= fed and (op.op_type in REDUCTIONS or _in_pairs(summed))
+    return (made <= fed or op.op_type in SPREAD) and (op.op_type in REDUCTIONS or _in_pairs(summed))
 
 
 def _in_pairs(summed: Sequence[Any]) -> bool:
@@ -267,7 +267,7 @@ def _ratio(op: Operation) -> int | None:
     if not old or not new:
         return None
     ratio = math.prod(old) / math.prod(new)
-    whole = [r for r in (ratio, 1 / ratio) if not is_symbolic(r) and int(r) == r]
+    whole = [r for r in (ratio, 1 / ratio) if r.is_number and int(r) == r]
     return int(whole[0]) if whole else None
 
 

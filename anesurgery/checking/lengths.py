@@ -89,38 +89,36 @@ def declared_lengths(program: Program, spec: Any) -> Declared:
     listed: list[Lengths] = []
     for name, function in program.functions.items():
         allowed = allowed_shapes(described.get(name) or spec.description.input)
-        dynamic = [v for v in function.inputs.values() if symbols_of([v])]
-        shapes = {v: allowed[v.name] for v in dynamic if allowed.get(v.name)}
-        for var, several in shapes.items():
-            for symbol in symbols_of([var]):
-                ends = [_range(symbol, var, one) for one in several]
-                known = [end for _, end in ends if end is not None]
-                ranges[symbol] = min(low for low, _ in ends), max(known) if len(known) == len(ends) else None
-        if len(shapes) == len(dynamic) and any(len(several) > 1 for several in shapes.values()):
-            listed += _listed(shapes)
+        shapes = {n: [_lengths_in(v, one) for one in allowed.get(n, ())] for n, v in function.inputs.items()}
+        dynamic = [several for n, several in shapes.items() if symbols_of([function.inputs[n]])]
+        for several in filter(None, dynamic):
+            for symbol in several[0]:
+                low, high = _united([one[symbol] for one in several])
+                ranges[symbol] = _intersected(ranges.get(symbol, (1, None)), low, high)
+        if all(dynamic) and any(len(several) > 1 for several in dynamic):
+            listed += [
+                {s: low for several in dynamic for s, (low, _) in several[min(i, len(several) - 1)].items()}
+                for i in range(max(map(len, dynamic)))
+            ]
     return Declared(ranges, tuple(listed))
 
 
-def _range(symbol: Any, var: Var, shape: Sequence[tuple[int, int]]) -> Range:
-    """The range of a symbol by the ranges of the axes of one input."""
-    low, high = 1, None
-    for size, (least, most) in zip(var.shape, shape, strict=False):
-        if is_symbolic(size) and size.free_symbols == {symbol}:
-            low = max(low, least_length(size, symbol, least))
-            if most >= 0:
-                end = least_length(size, symbol, most + 1) - 1
-                high = end if high is None else min(high, end)
-    return low, high
+def _lengths_in(var: Var, shape: Sequence[tuple[int, int]]) -> dict[Any, Range]:
+    """The range of each symbol in one of the shapes that an input may have."""
+    pairs = [(size, ends) for size, ends in zip(var.shape or (), shape, strict=False) if is_symbolic(size)]
+    return {size: (max(low, 1), high if high >= 0 else None) for size, (low, high) in pairs}
 
 
-def _listed(shapes: Mapping[Var, Sequence[Sequence[tuple[int, int]]]]) -> Iterator[Lengths]:
-    """The lengths of each enumerated shape; those of one number in the lists go together."""
-    for number in range(max(map(len, shapes.values()))):
-        lengths = {}
-        for var, several in shapes.items():
-            shape = several[min(number, len(several) - 1)]
-            lengths |= {s: _range(s, var, shape)[0] for s in symbols_of([var])}
-        yield lengths
+def _united(ranges: Sequence[Range]) -> Range:
+    """The least range that holds some."""
+    ends = [high for _, high in ranges if high is not None]
+    return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None
+
+
+def _intersected(known: Range, low: int, high: int | None) -> Range:
+    """What is left of a range, since another holds too."""
+    ends = [end for end in (known[1], high) if end is not None]
+    return max(known[0], low), min(ends, default=None)
 
 
 def least_length(size: Any, symbol: Any, wanted: int) -> int:

@@ -30,9 +30,9 @@ EVERY = 48
 """Ranges of up to this many lengths are tried whole: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
 """Remainders of a length that are tried: strides of four layers that halve it."""
-MOST_AT_ONCE, MOST_IN_ALL = 1 << 20, 1 << 22
-"""Elements of all values of an edit up to which a length is tried, 4 MiB of fp32, and of all lengths beside the
-first few: a proof looks at some 10 million in a second."""
+MOST = 1 << 22
+"""Elements of all values, over all lengths beside the first few, up to which these are tried: a proof looks at
+some 10 million in a second."""
 MOST_TRIALS = 128
 """Lengths of an edit at most: a check by numbers takes some 10 ms at each, however small it is."""
 
@@ -72,7 +72,7 @@ def plan_of(
     ops: Sequence[Operation],
     results: Sequence[Var] = (),
     declared: Declared = NOTHING,
-    most: tuple[int, int] = (MOST_AT_ONCE, MOST_IN_ALL),
+    most: int = MOST,
 ) -> Plan:
     """The lengths to try of an edit or a model.
 
@@ -81,7 +81,7 @@ def plan_of(
         ops: what reads them, in order.
         results: what others read of the ops.
         declared: what the model declares.
-        most: elements of all values at one length, and at all.
+        most: elements of all values, over all lengths beside the first ones.
     """
     inputs = list(inputs)
     symbols = symbols_of(inputs)
@@ -151,14 +151,12 @@ def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
     return [least_length(d, *d.free_symbols, c) for d in made for c in use.constants]
 
 
-def _affordable(
-    wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], most: tuple[int, int]
-) -> list[Lengths]:
+def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], most: int) -> list[Lengths]:
     """The lengths that cost little, the longest of them first to be kept."""
     costs = [(cost_of(one), one) for one in wanted]
     total, kept = 0, list[Lengths]()
     for cost, one in sorted(costs, key=lambda pair: -pair[0]):
-        if cost <= most[0] and total + cost <= most[1] and len(kept) < MOST_TRIALS:
+        if total + cost <= most and len(kept) < MOST_TRIALS:
             total += cost
             kept.append(one)
     return kept[::-1]

@@ -68,7 +68,8 @@ def prove_function(
         assert proof.trial is not None
         lengths = [*_dynamic(old, values), *proof.trial.lengths]
         return proof.on_lengths(min(lengths), max(lengths), plan.gap)
-    for lengths_here in () if plan.alike else plan.all:
+    short = min(_dynamic(old, values), default=2) < 2  # what broadcasts is proved of nothing else
+    for lengths_here in (plan.first[:1] if short else ()) if plan.alike else plan.all:
         if not proof.proved:
             break
         with with_lengths(lengths_here):
@@ -94,8 +95,7 @@ def shown_at(proof: ModelProof, old: Function, new: Function, values: Mapping[st
 
 def _plan(old: Function, new: Function, declared: Declared) -> Plan:
     """The lengths to try beside those of the sample, which stand for the first."""
-    ops = [*old.operations, *new.operations]
-    plan = plan_of(_tensors(old), ops, [*old.outputs, *new.outputs], declared)
+    plan = plan_of(_tensors(old), (old.operations, new.operations), [*old.outputs, *new.outputs], declared)
     return replace(plan, first=plan.first[1:] or plan.first)
 
 

@@ -6,7 +6,7 @@ An op is *alike* at every length where each dynamic axis is one of these:
   place (the rows of `semantics.rows`: pointwise ops, broadcasts of length 1, permutations, lookups in tables by
   rows, products and norms over other axes, slices and pads of other axes);
 * an axis that is reduced, or summed over with another dynamic axis (`reduce_sum`, `matmul`, attention);
-* an axis along which a `softmax`, an `instance_norm` or a `reverse` works.
+* an axis along which a `softmax`, an `instance_norm`, a `cumsum` or a `reverse` works.
 
 No constant meets the length in such an op. A site of such ops adds, moves and reduces in one way, whatever the
 length, so two sides that agree at several lengths, 1 among them, agree at all. What asks for a shape only to
@@ -15,9 +15,9 @@ reshape by it, with the same elements before and after each dynamic axis, is ali
 An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the length
 is beyond all these constants together, nothing new happens, but for the remainder by the strides.
 
-Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`), an order, or steps: constants meet
-these by any arithmetic. Sums of them turn at the neighbours of the constants; where they are multiplied or
-divided before they are compared (*scaled*), no such lengths are known.
+Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a mask
+has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours of the
+constants; where they are multiplied or divided before they are compared (*scaled*), no such lengths are known.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.lengths import sizes_of
 from anesurgery.mil import (
     Array,
     Operation,
@@ -45,11 +46,12 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.ops import BROADCASTING, COMPARISONS, JOINING, LOGICAL, POINTWISE, REDUCTIONS, VIEWS, names
-from anesurgery.semantics.meaning import BROADCAST, CONTRACTED
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.meaning import BROADCAST, CONTRACTED, MIXED
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import places_of
 
-SPREAD = names("softmax instance_norm reverse")
+SPREAD = names("softmax instance_norm reverse cumsum")
 """Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
 CONVOLUTIONS = names("conv conv_transpose")
 LOCAL = CONVOLUTIONS | names("avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape")
@@ -69,6 +71,10 @@ SUMMING |= names(
 )
 SUMMING |= names("band_part one_hot reverse gather_along_axis gather_nd pad")
 """Ops of whose results the constants are at most added to the lengths in them."""
+SUMS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
+"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
+EACH_AXIS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis."""
 ANGLES = names("cos sin")
 """Ops of whose results nothing tells a length."""
 SMOOTH = ANGLES | names("add sub mul real_div exp identity select concat stack transpose expand_dims squeeze")
@@ -108,14 +114,15 @@ class LengthUse:
     """The symbolic sizes that are met."""
 
 
-def use_of(ops: Iterable[Operation], results: Sequence[Var] = ()) -> LengthUse:
-    """How some ops use dynamic lengths.
+def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
+    """How the ops of both sides use dynamic lengths.
 
     Args:
-        ops: in the order in which they run.
+        sides: the ops of each, in the order in which they run.
         results: what others read of them.
     """
-    computed = [op for op in ops if op.op_type != "const"]
+    apart = [[op for op in ops if op.op_type != "const"] for ops in sides]
+    computed = [op for ops in apart for op in ops]
     if not any(_is_dynamic(op) for op in computed):
         return LengthUse()
     numbers = _numbers(computed)
@@ -126,22 +133,18 @@ def use_of(ops: Iterable[Operation], results: Sequence[Var] = ()) -> LengthUse:
         return LengthUse()
     use = max(_worst(op) for op in met)
     use = Use.SCALED if any(_scales(op, numbers) for op in computed) else use
-    several = met if use is Use.LOCAL else computed
-    constants = [n for op in several for n in _constants(op)]
-    periods = [n for op in met for one in (op, *nested_ops(op)) for n in _periods(one)]
-    period = math.prod(periods)
-    sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in _sizes(v) if is_symbolic(d)}
-    return LengthUse(use, tuple(sorted({*constants})), sum(constants) * period, period, tuple(sizes))
-
-
-def _sizes(var: Var) -> Sequence[Any]:
-    return () if types.is_list(var.sym_type) else var.shape or ()
+    counted = {op: _constants(op) for op in (met if use is Use.LOCAL else computed)}
+    period = math.lcm(*(math.prod(_period(op) for op in ops if op in met) for ops in apart))
+    reach = period * max(sum(sum(counted.get(op, ())) for op in ops) for ops in apart)
+    sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in sizes_of(v) if is_symbolic(d)}
+    constants = sorted({n for several in counted.values() for n in several})
+    return LengthUse(use, tuple(constants), reach, period, tuple(sizes))
 
 
 def _is_dynamic(op: Operation) -> bool:
     """Has a value that the op reads or makes a symbolic size?"""
     inner = (v for one in nested_ops(op) for v in one.outputs)
-    return any(any_symbolic(_sizes(v)) for v in (*reads(op), *op.outputs, *inner))
+    return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
 
 def _numbers(ops: Sequence[Operation]) -> dict[Var, bool]:
@@ -149,8 +152,8 @@ def _numbers(ops: Sequence[Operation]) -> dict[Var, bool]:
     numbers: dict[Var, bool] = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
-        counted = op.op_type in COUNTED and any_symbolic(_sizes(read[0])) if read else False
-        if op.op_type in ANGLES or not (counted or (read and all(v in numbers for v in read))):
+        counted = op.op_type in COUNTED and any_symbolic(sizes_of(read[0])) if read else False
+        if op.op_type in ANGLES or not (counted or _counts(op) or (read and all(v in numbers for v in read))):
             continue
         plain = op.op_type in SUMMING and not _steps_apart(op)
         scaled = not plain or any(numbers.get(v, False) for v in read)
@@ -186,7 +189,7 @@ def _alike(op: Operation) -> bool:
     if not _is_dynamic(op):
         return True
     values = [*reads(op), *op.outputs]
-    if op.blocks or any(types.is_list(v.sym_type) or any(map(_is_variadic, _sizes(v))) for v in values):
+    if op.blocks or any(types.is_list(v.sym_type) or any(map(_is_variadic, sizes_of(v))) for v in values):
         return False
     if op.op_type == "reshape":
         return _keeps(op.x.shape, op.outputs[0].shape)
@@ -204,7 +207,7 @@ def _aligned(op: Operation) -> bool:
     given = [
         v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
     ]
-    pairs = [pair for v in given for pair in zip(reversed(_sizes(v)), reversed(out), strict=False)]
+    pairs = [pair for v in given for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
     return all(
         is_symbolic(size) == is_symbolic(length) or (not is_symbolic(size) and size == 1)
         for size, length in pairs
@@ -244,7 +247,19 @@ def _by_places(op: Operation) -> bool:
         elif dynamic and op.op_type not in SPREAD:
             return False
     made = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
-    return (made <= fed or op.op_type in SPREAD) and (op.op_type in REDUCTIONS or _in_pairs(summed))
+    alone = op.op_type in REDUCTIONS or _in_pairs(summed)
+    return (made <= fed or op.op_type in SPREAD) and alone and not _counts(op)
+
+
+def _counts(op: Operation) -> bool:
+    """Does the op sum along a dynamic axis what has known ends, so that the sum tells the length?"""
+    placed = places_of(op) if op.op_type in SUMS else None
+    summed = any(
+        is_symbolic(d) and at in (CONTRACTED, MIXED)
+        for o in placed or ()
+        for d, at in zip(o.var.shape, o.places, strict=True)
+    )
+    return summed and all(math.isfinite(end) for o in placed or () for end in interval(o.var))
 
 
 def _in_pairs(summed: Sequence[Any]) -> bool:
@@ -254,6 +269,8 @@ def _in_pairs(summed: Sequence[Any]) -> bool:
 
 def _worst(op: Operation) -> Use:
     """How an op that is not alike uses the length."""
+    if op.blocks:
+        return Use.SCALED  # what is in a loop may be multiplied in any round
     parameters = [v for name, v in operands(op) if name not in ("x", "values")]
     plain = op.op_type in LOCAL and all(constant(v) is not None or is_stored(v) for v in parameters)
     if op.op_type == "reshape":
@@ -271,11 +288,12 @@ def _ratio(op: Operation) -> int | None:
     return int(whole[0]) if whole else None
 
 
-def _periods(op: Operation) -> list[int]:
+def _period(op: Operation) -> int:
     """By what the op divides or multiplies the length of an axis."""
-    given = [int(n) for name, v in operands(op) if name in PERIODS for n in np.ravel(constant(v))]
-    ratio = _ratio(op) if op.op_type == "reshape" and _is_dynamic(op) else None
-    return [max([abs(n) for n in given] + [1]), ratio or 1]
+    if op.op_type == "reshape":
+        return _ratio(op) or 1
+    given = [abs(int(n)) for name, v in operands(op) if name in PERIODS for n in np.ravel(constant(v))]
+    return max(given, default=1)
 
 
 def _constants(op: Operation) -> list[int]:
@@ -286,13 +304,12 @@ def _constants(op: Operation) -> list[int]:
             if name in NO_PLACES or name in WEIGHTS:
                 met += _kernel(one) if one.op_type in CONVOLUTIONS and name == "weight" else []
             elif not is_stored(var):
-                met += (
-                    _sizes(var) if one.op_type in JOINING or not (one.op_type in LOCAL or _alike(one)) else ()
-                )
-            elif (value := constant(var)) is not None and np.size(value) <= SMALL:
+                beside = one.op_type in JOINING or not (one.op_type in LOCAL or _alike(one))
+                met += sizes_of(var) if beside else ()
+            elif (value := constant(var)) is not None and not isinstance(value, str):
                 met += _whole(one, np.asarray(value))
             else:
-                met += _sizes(var)
+                met += sizes_of(var)
     return [abs(int(n)) for n in met if not is_symbolic(n) and abs(n) > 1]
 
 
@@ -304,12 +321,13 @@ def _kernel(op: Operation) -> list[int]:
 
 def _whole(op: Operation, numbers: Array) -> list[int]:
     """The whole numbers of a small constant, and its lengths; of places by axis, those of dynamic ones."""
-    local, x = op.op_type in LOCAL, op.inputs.get("x")
-    if numbers.dtype.kind not in ("iu" if local else "fiu"):
-        return []
-    lengths = [] if local else list(numbers.shape)
-    if local and isinstance(x, Var) and numbers.ndim == 1 and len(numbers) in (x.rank, 2 * x.rank):
-        each = len(numbers) // x.rank
-        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(x.shape[i // each])])
+    local, lengths = op.op_type in LOCAL, list[int]() if op.op_type in LOCAL else list(numbers.shape)
+    if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
+        return lengths
+    if numbers.size > SMALL:
+        return [*lengths, int(numbers.max())] if numbers.dtype.kind in "iu" else lengths
+    if op.op_type in EACH_AXIS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
+        each = len(numbers) // op.x.rank
+        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // each])])
     kept = [float(n) for n in numbers.ravel() if abs(n) < LARGEST]
     return lengths + [int(n) for n in kept if n == int(n)]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from anesurgery.interpret.features import allowed_shapes
-from anesurgery.mil import Program, Var, is_symbolic
+from anesurgery.mil import Program, Var, is_symbolic, types
 
 SYMBOL_LENGTH = 3
 """Length that stands for a symbolic dimension while an edit is checked, at first."""
@@ -48,9 +48,14 @@ def drawn_shape(var: Var) -> tuple[int, ...]:
     return tuple(map(length_of, var.shape or ()))
 
 
+def sizes_of(var: Var) -> Sequence[Any]:
+    """The sizes of the axes of a value; a list has none."""
+    return () if types.is_list(var.sym_type) else var.shape or ()
+
+
 def symbols_of(values: Iterable[Var]) -> list[Any]:
     """The symbols in the shapes of some values, in the order in which they occur."""
-    sizes = [d for var in values for d in var.shape or () if is_symbolic(d)]
+    sizes = [d for var in values for d in sizes_of(var) if is_symbolic(d)]
     return list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
 
 

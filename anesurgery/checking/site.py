@@ -142,10 +142,15 @@ def _facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
     samples = (sample(v, np.random.default_rng(0)) for v in drawable)
     symbols = symbols_of(site.drawn)
-    lengths = [declared.range_of(s) for s in symbols], [(*one.values(),) for one in declared.together(symbols)]
-    return tuple(map(tuple, lengths)), tuple(
-        (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
-        for v, g in zip(drawable, samples, strict=True)
+    ranges = tuple(declared.range_of(s) for s in symbols)
+    listed = tuple(tuple(one.values()) for one in declared.together(symbols))
+    return (
+        ranges,
+        listed,
+        tuple(
+            (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
+            for v, g in zip(drawable, samples, strict=True)
+        ),
     )
 
 
@@ -157,8 +162,9 @@ def _checked(
     Raises:
         InterpretError: no lengths suit the old side, or the first that do not the new one.
     """
-    ops = [*site.old_ops, *site.new_ops]
-    plan = plan_of(site.drawn, ops, [v for pair in site.replaced for v in pair], declared)
+    plan = plan_of(
+        site.drawn, (site.old_ops, site.new_ops), [v for pair in site.replaced for v in pair], declared
+    )
     weakest, error, tried = None, None, list[Lengths]()
     for number, lengths in enumerate(plan.all):
         with with_lengths(lengths):

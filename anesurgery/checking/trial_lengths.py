@@ -17,10 +17,11 @@ from anesurgery.checking.lengths import (
     Lengths,
     least_length,
     length_of,
+    sizes_of,
     symbols_of,
     with_lengths,
 )
-from anesurgery.mil import Operation, Var, types
+from anesurgery.mil import Operation, Var
 
 APART_LENGTHS = (4, 2, 7, 5)
 """Lengths of the symbolic dimensions after the first one, each with one of its own, in turn."""
@@ -29,7 +30,7 @@ LONG = 17
 EVERY = 48
 """Ranges of up to this many lengths are tried whole: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
-"""Remainders of a length that are tried: strides of four layers that halve it."""
+"""Remainders of a length that are tried: strides of four layers that halve it. So far all lengths are."""
 MOST = 1 << 22
 """Elements of all values, over all lengths beside the first few, up to which these are tried: a proof looks at
 some 10 million in a second."""
@@ -69,7 +70,7 @@ def span(lengths: Iterable[Lengths]) -> tuple[int, int]:
 
 def plan_of(
     inputs: Iterable[Var],
-    ops: Sequence[Operation],
+    sides: Sequence[Sequence[Operation]],
     results: Sequence[Var] = (),
     declared: Declared = NOTHING,
     most: int = MOST,
@@ -78,7 +79,7 @@ def plan_of(
 
     Args:
         inputs: what has the dimensions.
-        ops: what reads them, in order.
+        sides: the ops of both sides, in order.
         results: what others read of the ops.
         declared: what the model declares.
         most: elements of all values, over all lengths beside the first ones.
@@ -87,12 +88,12 @@ def plan_of(
     symbols = symbols_of(inputs)
     if not symbols:
         return Plan()
-    use = use_of(ops, results)
+    use = use_of(sides, results)
     apart = apart_lengths(symbols)
     plain = [dict.fromkeys(symbols, SYMBOL_LENGTH), apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
     if use.use is Use.ALIKE:
         return Plan(tuple(plain))
-    cost = counting(inputs, ops)
+    cost = counting(inputs, [op for ops in sides for op in ops])
     if listed := declared.together(symbols):
         chosen, wanted, gap = [min(listed, key=cost)], listed, ""
     else:
@@ -134,7 +135,7 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
     around = {n for c in (*use.constants, *_solved(use, symbols)) for n in (c - 1, c, c + 1, 2 * c)}
     if use.use is Use.LOCAL:
         beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
-        around |= {low, *beyond, *(range(1, use.reach + 1) if use.reach <= EVERY else ())}
+        around |= {low, *beyond, *(range(1, use.reach + 1) if use.reach <= MOST_PERIOD else ())}
         gap = "strides leave too many remainders of the length" if use.period > MOST_PERIOD else ""
         return at({*around, *(() if high is None or high > beyond[-1] else (high,))}), gap
     if high is None:
@@ -148,7 +149,7 @@ def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
     made = [
         d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1 and d.free_symbols <= {*symbols}
     ]
-    return [least_length(d, *d.free_symbols, c) for d in made for c in use.constants]
+    return [least_length(d, next(iter(d.free_symbols)), c) for d in made for c in use.constants]
 
 
 def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], most: int) -> list[Lengths]:
@@ -164,9 +165,8 @@ def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], mo
 
 def counting(inputs: Sequence[Var], ops: Sequence[Operation]) -> Callable[[Lengths], int]:
     """Counts the elements of all values at some lengths; a symbol not among them is as long as the longest."""
-    made = [v for op in ops if op.op_type != "const" for v in op.outputs if not types.is_list(v.sym_type)]
-    values = [*inputs, *made]
-    symbols, shapes = symbols_of(values), Counter(tuple(v.shape or ()) for v in values)
+    values = [*inputs, *(v for op in ops if op.op_type != "const" for v in op.outputs)]
+    symbols, shapes = symbols_of(values), Counter(tuple(sizes_of(v)) for v in values)
 
     def elements(lengths: Lengths) -> int:
         with with_lengths(dict.fromkeys(symbols, max(lengths.values())) | dict(lengths)):

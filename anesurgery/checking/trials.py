@@ -57,6 +57,8 @@ AGAIN, FEWEST = 3, 2
 MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
 """Operations and bytes moved in all rounds, about, which take seconds on one core; what an op costs however
 small it is."""
+SHOWN = 8
+"""Lengths that a report names each: about what a line holds."""
 
 Outputs = dict[str, torch.Tensor]
 
@@ -79,7 +81,10 @@ class Trial:
     @property
     def words(self) -> str:
         """What was tried, and what came out."""
-        lengths = f", at the lengths {', '.join(map(str, self.lengths))}" if self.lengths else ""
+        listed = f"the lengths {', '.join(map(str, self.lengths))}"
+        if len(self.lengths) > SHOWN:
+            listed = f"{len(self.lengths)} lengths from {min(self.lengths)} to {max(self.lengths)}"
+        lengths = f", at {listed}" if self.lengths else ""
         count = f"{self.values} numbers within the gate" if self.values else "no number that shows anything"
         said = self.failure or f"adversarial inputs{lengths}: {count}"
         return said + ("; they differ on infinities or NaN" if self.finite_only else "")

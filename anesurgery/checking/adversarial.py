@@ -61,7 +61,7 @@ MODERATE = (8.0, 1e4)
 """Magnitudes of constants whose neighbours are drawn without larger numbers beside them: at 8 a sigmoid of fp16
 still differs from 1, and 1e4 is large and within fp16."""
 TRUE = {"near": 1.0, "largest": 1.0, "small": 0.0}
-"""Share of conditions that hold, in rounds where it is not half of them: sums of masks reach their ends there."""
+"""Share of conditions that hold, in rounds where it is not half: sums of masks reach their ends there."""
 FEW_PLACES = 8
 """Integers of a vector of up to this many elements may have a range each: begins and ends of slices have one
 for each axis, of which there are five at most."""

@@ -204,10 +204,10 @@ def _is_variadic(size: Any) -> bool:
 def _aligned(op: Operation) -> bool:
     """Is each size of an operand dynamic where that of the result is, or 1?"""
     out = op.outputs[0].shape
-    given = [
+    operands_aligned = [
         v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
     ]
-    pairs = [pair for v in given for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
+    pairs = [pair for v in operands_aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
     return all(
         is_symbolic(size) == is_symbolic(length) or (not is_symbolic(size) and size == 1)
         for size, length in pairs
@@ -230,8 +230,8 @@ def _keeps(old: Sequence[Any], new: Sequence[Any]) -> bool:
 def _by_places(op: Operation) -> bool:
     """Where the axes go by the row of the op type: see the first lines of this file."""
     placed = places_of(op)
-    given = {o.var for o in placed or ()}
-    if not placed or any(v not in given and constant(v) is None for v in reads(op)):
+    stated = {o.var for o in placed or ()}
+    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
         return False
     fed, summed = set[int](), list[Any]()
     for size, place in ((d, at) for o in placed for d, at in zip(o.var.shape, o.places, strict=True)):
@@ -246,9 +246,9 @@ def _by_places(op: Operation) -> bool:
             summed.append(size)
         elif dynamic and op.op_type not in SPREAD:
             return False
-    made = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
+    dynamic_axes = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
     alone = op.op_type in REDUCTIONS or _in_pairs(summed)
-    return (made <= fed or op.op_type in SPREAD) and alone and not _counts(op)
+    return (dynamic_axes <= fed or op.op_type in SPREAD) and alone and not _counts(op)
 
 
 def _counts(op: Operation) -> bool:
@@ -292,8 +292,8 @@ def _period(op: Operation) -> int:
     """By what the op divides or multiplies the length of an axis."""
     if op.op_type == "reshape":
         return _ratio(op) or 1
-    given = [abs(int(n)) for name, v in operands(op) if name in PERIODS for n in np.ravel(constant(v))]
-    return max(given, default=1)
+    steps = [abs(int(n)) for name, v in operands(op) if name in PERIODS for n in np.ravel(constant(v))]
+    return max(steps, default=1)
 
 
 def _constants(op: Operation) -> list[int]:

@@ -120,10 +120,10 @@ def _united(ranges: Sequence[Range]) -> Range:
     return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None
 
 
-def _intersected(known: Range, low: int, high: int | None) -> Range:
+def _intersected(before: Range, low: int, high: int | None) -> Range:
     """What is left of a range, since another holds too."""
-    ends = [end for end in (known[1], high) if end is not None]
-    return max(known[0], low), min(ends, default=None)
+    ends = [end for end in (before[1], high) if end is not None]
+    return max(before[0], low), min(ends, default=None)
 
 
 def least_length(size: Any, symbol: Any, wanted: int) -> int:

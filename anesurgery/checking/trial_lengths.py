@@ -146,10 +146,10 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
 
 def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:
     """The lengths of a symbol at which a size that is made of it meets a constant: 2 s + 1 meets 9 at 4."""
-    made = [
+    grown = [
         d for d in use.sizes if not d.is_Symbol and len(d.free_symbols) == 1 and d.free_symbols <= {*symbols}
     ]
-    return [least_length(d, next(iter(d.free_symbols)), c) for d in made for c in use.constants]
+    return [least_length(d, next(iter(d.free_symbols)), c) for d in grown for c in use.constants]
 
 
 def _affordable(wanted: Sequence[Lengths], cost_of: Callable[[Lengths], int], most: int) -> list[Lengths]:

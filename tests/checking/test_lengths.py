@@ -69,12 +69,13 @@ def repeated(rows: int) -> Body:
 
 
 def banded(mask: Any) -> Body:
-    """Products of rows, weighted by a square cut out of a table."""
+    """A sum of rows, weighted by a square cut out of a table."""
 
     def body(b: Any, x: Var) -> Any:
         n = b.expand_dims(x=count(b, x), axes=[0])
         square = b.slice_by_size(x=mask, begin=[0, 0], size=b.concat(values=[n, n], axis=0))
-        return b.matmul(x=b.matmul(x=x, y=square, transpose_x=True), y=x)
+        weights = b.expand_dims(x=b.reduce_sum(x=square, axes=[1], keep_dims=True), axes=[0])
+        return b.reduce_sum(x=b.mul(x=x, y=weights), axes=[1])
 
     return body
 

@@ -154,7 +154,8 @@ class SiteCheck:
 
 def on_lengths(lengths: Sequence[int]) -> str:
     """The grade of what was tried on some lengths, and is not known of others."""
-    return f"checked on lengths {lengths[0]} to {lengths[1]}"
+    least, most = lengths
+    return f"checked on length {most}" if least == most else f"checked on lengths {least} to {most}"
 
 
 def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:

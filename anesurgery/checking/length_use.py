@@ -188,17 +188,18 @@ def _alike(op: Operation) -> bool:
     """Does the op do the same at every place of each dynamic axis, whatever the length?"""
     if not _is_dynamic(op):
         return True
-    values = [*reads(op), *op.outputs]
-    if op.blocks or any(types.is_list(v.sym_type) or any(map(_is_variadic, sizes_of(v))) for v in values):
+    if op.blocks or _is_open(op):
         return False
     if op.op_type == "reshape":
         return _keeps(op.x.shape, op.outputs[0].shape)
     return _aligned(op) if op.op_type in POINTWISE else _by_places(op)
 
 
-def _is_variadic(size: Any) -> bool:
-    """Does a symbol stand for any number of sizes?"""
-    return is_symbolic(size) and str(size).startswith("*")
+def _is_open(op: Operation) -> bool:
+    """Has the op a list, or a value of any number of axes?"""
+    values = [*reads(op), *op.outputs]
+    variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
+    return any(types.is_list(v.sym_type) for v in values) or any(variadic)
 
 
 def _aligned(op: Operation) -> bool:
@@ -253,7 +254,7 @@ def _by_places(op: Operation) -> bool:
 
 def _counts(op: Operation) -> bool:
     """Does the op sum along a dynamic axis what has known ends, so that the sum tells the length?"""
-    placed = places_of(op) if op.op_type in SUMS else None
+    placed = places_of(op) if op.op_type in SUMS and not _is_open(op) else None
     summed = any(
         is_symbolic(d) and at in (CONTRACTED, MIXED)
         for o in placed or ()
@@ -292,7 +293,7 @@ def _period(op: Operation) -> int:
     """By what the op divides or multiplies the length of an axis."""
     if op.op_type == "reshape":
         return _ratio(op) or 1
-    steps = [abs(int(n)) for name, v in operands(op) if name in PERIODS for n in np.ravel(constant(v))]
+    steps = [abs(n) for name, _ in operands(op) if name in PERIODS for n in ints(op, name)]
     return max(steps, default=1)
 
 
@@ -315,7 +316,7 @@ def _constants(op: Operation) -> list[int]:
 
 def _kernel(op: Operation) -> list[int]:
     """How far the kernel of a convolution reaches along each axis."""
-    sizes, apart = op.weight.shape[2:], ints(op, "dilations")
+    sizes, apart = [1 if is_symbolic(d) else d for d in op.weight.shape[2:]], ints(op, "dilations")
     return [(int(n) - 1) * d + 1 for n, d in zip(sizes, apart or [1] * len(sizes), strict=True)]
 
 
@@ -329,5 +330,5 @@ def _whole(op: Operation, numbers: Array) -> list[int]:
     if op.op_type in EACH_AXIS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
         each = len(numbers) // op.x.rank
         numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // each])])
-    kept = [float(n) for n in numbers.ravel() if abs(n) < LARGEST]
+    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LARGEST]
     return lengths + [int(n) for n in kept if n == int(n)]

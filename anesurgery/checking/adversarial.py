@@ -60,6 +60,8 @@ SHARES = (0.1, 0.5)
 MODERATE = (8.0, 1e4)
 """Magnitudes of constants whose neighbours are drawn without larger numbers beside them: at 8 a sigmoid of fp16
 still differs from 1, and 1e4 is large and within fp16."""
+TRUE = {"near": 1.0, "largest": 1.0, "small": 0.0}
+"""Share of conditions that hold, in rounds where it is not half: sums of masks reach their ends there."""
 FEW_PLACES = 8
 """Integers of a vector of up to this many elements may have a range each: begins and ends of slices have one
 for each axis, of which there are five at most."""
@@ -107,7 +109,7 @@ class Drawing:
             return self._aimed(var, np.asarray(sampled), kind, rng)
         shape, dtype = drawn_shape(var), np_dtype(var)
         if dtype.kind == "b":
-            return rng.random(shape) < 0.5
+            return rng.random(shape) < TRUE.get(kind, 0.5)
         if dtype.kind not in "fiu":
             raise ValueError(f"%{var.name} holds {dtype}")
         if dtype.kind != "f":

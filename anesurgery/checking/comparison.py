@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.lengths import drawn_shape, other_lengths, with_lengths
+from anesurgery.checking.lengths import drawn_shape, symbols_of, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.checking.trial_lengths import apart_lengths
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
@@ -283,24 +284,11 @@ def _defined(outputs: Mapping[str, Any]) -> float:
 
 
 def _proved(
-    a: Loaded,
-    b: Loaded,
-    inputs: Mapping[str, Any],
-    function: str | None,
-    last: bool,
-    *,
-    assume: Mapping[str, tuple[int, int]],
-    **how: Any,
+    a: Loaded, b: Loaded, inputs: Mapping[str, Any], function: str | None, last: bool, **how: Any
 ) -> ModelProof:
-    from anesurgery.checking.lockstep import prove_models
-    from anesurgery.checking.trials import tried
+    from anesurgery.checking.function_proofs import prove_function
 
-    def proof_of(name: str | None, values: Mapping[str, Any]) -> ModelProof:
-        old, new = (function_of(model.program, name) for model in (a, b))
-        proof = prove_models(old, new, values, last=last, **how)
-        return proof if last else proof.tried(tried(old, new, values, assume=assume, **how))
-
-    proof = proof_of(function, inputs)
+    proof = prove_function(a, b, function, inputs, last=last, **how)
     if function is not None or how["contract"] or last:
         return proof
     for name in _others(a, b):
@@ -308,7 +296,7 @@ def _proved(
         values = sample_inputs(
             a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
         )
-        proof = proof.beside(name, proof_of(name, values))
+        proof = proof.beside(name, prove_function(a, b, name, values, **how))
     return proof
 
 
@@ -338,10 +326,10 @@ def _described(model: Loaded, function: str | None, seed: int) -> dict[str, tupl
 def _apart(a: Loaded, b: Loaded, function: str | None, seed: int) -> dict[str, tuple[int, ...]]:
     """Shapes in which each dynamic dimension has a length of its own; none where a model does not take them."""
     variables = [v for v in function_of(a.program, function).inputs.values() if not types.is_state(v.sym_type)]
-    lengths = other_lengths(variables)
-    if not lengths or len(lengths[0]) < 2 or _fixed(a, b, function):
+    lengths = apart_lengths(symbols_of(variables))
+    if len(lengths) < 2 or _fixed(a, b, function):
         return {}
-    with with_lengths(lengths[0]):
+    with with_lengths(lengths):
         shapes = {v.name: drawn_shape(v) for v in variables}
     if not all(allows(model.described_inputs, shapes) for model in (a, b)):
         return {}
@@ -389,6 +377,7 @@ def _prove_pipelines(
     a: Any, b: Any, inputs: Mapping[str, Array] | None, gate: float, seed: int, last: bool
 ) -> ModelProof:
     """The proof of what two pipelines, or a pipeline and a model, give in the end: of their ops in a row."""
+    from anesurgery.checking.function_proofs import shown_at
     from anesurgery.checking.lockstep import prove_models
     from anesurgery.files.joining import join
 
@@ -396,7 +385,8 @@ def _prove_pipelines(
     values = dict(first.sample(seed) if inputs is None else inputs)
     bound_values = bind(first.inputs, values) if first.inputs else values
     old, new = (function_of(join(p.models, p.outputs), None) for p in (first, second))
-    return prove_models(old, new, bound_values, gate=gate, seed=seed, last=last)
+    proof = prove_models(old, new, bound_values, gate=gate, seed=seed, last=last)
+    return shown_at(proof, old, new, bound_values)
 
 
 def _rows(

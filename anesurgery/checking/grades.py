@@ -118,10 +118,28 @@ class SiteCheck:
     """Why there is no proof."""
     counterexample: str = ""
     """Inputs on which both sides differ, to be pasted into Python."""
+    lengths: tuple[int, ...] = ()
+    """The least and the largest length of dynamic axes that was tried, where nothing is known of others."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        return {k: finite(v) for k, v in {**vars(self), "grade": self.grade.words}.items()}
+        return {k: finite(v) for k, v in {**vars(self), "grade": self.words}.items()}
+
+    @property
+    def words(self) -> str:
+        """The grade as reports say it, with the lengths on which it was reached."""
+        return on_lengths(self.lengths) if self.lengths else self.grade.words
+
+    def on_lengths(self, least: int, most: int, gap: str) -> SiteCheck:
+        """The same as far as it was shown: on lengths up to one.
+
+        Args:
+            least: the least length of dynamic axes that was tried.
+            most: the largest one.
+            gap: why nothing is known of others.
+        """
+        grade = min(self.grade, Grade.NUMBERS)
+        return replace(self, grade=grade, bound=None, no_proof=self.no_proof or gap, lengths=(least, most))
 
     @property
     def preconditions(self) -> str:
@@ -132,6 +150,12 @@ class SiteCheck:
     def within(self, tolerance: Tolerance) -> bool:
         """Does the difference keep the promise?"""
         return self.max_abs == 0 if tolerance.rtol == 0 else self.max_rel <= tolerance.rtol
+
+
+def on_lengths(lengths: Sequence[int]) -> str:
+    """The grade of what was tried on some lengths, and is not known of others."""
+    least, most = lengths
+    return f"checked on length {most}" if least == most else f"checked on lengths {least} to {most}"
 
 
 def weaker(one: SiteCheck, other: SiteCheck) -> SiteCheck:
@@ -161,14 +185,13 @@ def summary(checks: Iterable[SiteCheck], *, fine: bool = True) -> str:
         checks: of the edits.
         fine: with what each grade rests on, and what stands against a higher one?
     """
-    by_grade: dict[Grade, list[SiteCheck]] = {}
+    by_grade: dict[tuple[Grade, tuple[int, ...]], list[SiteCheck]] = {}
     for check in checks:
-        by_grade.setdefault(check.grade, []).append(check)
+        by_grade.setdefault((check.grade, check.lengths), []).append(check)
     said = []
-    for grade in sorted(by_grade, reverse=True):
-        reached = by_grade[grade]
-        words = f"{len(reached)} {grade.words}"
-        if grade is Grade.NUMBERS:
+    for (grade, lengths), reached in sorted(by_grade.items(), key=lambda item: item[0], reverse=True):
+        words = f"{len(reached)} {reached[0].words}"
+        if grade is Grade.NUMBERS and not lengths:
             least = min(c.values for c in reached)
             words += f" on {'at least ' if any(c.values != least for c in reached) else ''}{least} numbers"
             words += " each" if len(reached) > 1 else ""

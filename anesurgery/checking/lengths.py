@@ -1,33 +1,21 @@
-"""What symbolic dimensions stand for while an edit or a model is checked: several lengths in turn."""
+"""What symbolic dimensions stand for while an edit or a model is checked, and the lengths that are declared."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
-from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, reads
+from anesurgery.interpret.features import allowed_shapes
+from anesurgery.mil import Program, Var, is_symbolic, types
 
 SYMBOL_LENGTH = 3
 """Length that stands for a symbolic dimension while an edit is checked, at first."""
-APART_LENGTHS = (4, 2, 7, 5)
-"""Lengths of the symbolic dimensions after that, each with one of its own, in turn."""
-LONG = 17
-"""Length of all of them in the end: what holds up to a limit only is seen there."""
-FARTHEST_LIMIT = 512
-"""A limit that a site names by a constant is crossed if it is no larger: windows, kernels and relative places
-are; lengths of whole contexts would make each check a long one."""
-MOST_BEYOND = 1 << 18
-"""Numbers read up to which that is tried, 1 MiB of fp32: beyond, the check would take many times what it took
-at the other lengths."""
-SMALL = 64
-"""Constants of up to this many elements may hold a limit: parameters of ops do, weights and tables do not."""
+FARTHEST = 1 << 24
+"""Where the search for the length of a symbol ends: an axis of 16 million elements is longer than any."""
 
 Lengths = Mapping[Any, int]
 """Symbolic dimension -> what it stands for; `SYMBOL_LENGTH` for any other."""
@@ -44,41 +32,13 @@ def with_lengths(lengths: Lengths) -> Iterator[None]:
         _lengths.reset(token)
 
 
-def other_lengths(inputs: Iterable[Var], ops: Iterable[Operation] = ()) -> list[Lengths]:
-    """The lengths to try after the first ones: each dimension with a length of its own, long ones, and 1.
-
-    Args:
-        inputs: what has the dimensions.
-        ops: what may hold up to a length only; those beyond the integers that these read are tried too.
-    """
-    inputs = list(inputs)
-    sizes = [d for var in inputs for d in var.shape or () if is_symbolic(d)]
-    symbols = list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
-    if not symbols:
-        return []
-    apart = dict(zip(symbols, itertools.cycle(APART_LENGTHS), strict=False))
-    lengths: list[Lengths] = [apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
-    if (limit := _limit(ops)) >= LONG:
-        beyond = dict.fromkeys(symbols, limit + 1)
-        with with_lengths(beyond):
-            affordable = sum(math.prod(drawn_shape(v)) for v in inputs) <= MOST_BEYOND
-        lengths += [beyond] if affordable else []
-    return lengths
-
-
-def _limit(ops: Iterable[Operation]) -> int:
-    """The largest integer up to `FARTHEST_LIMIT` among the small constants that some ops read."""
-    whole = (v for op in ops for v in reads(op) if np_dtype(v).kind in "iu")
-    held = (np.asarray(value) for v in whole if (value := constant(v)) is not None)
-    numbers = (int(n) for array in held if array.size <= SMALL for n in array.ravel().tolist())
-    return max((n for n in numbers if n <= FARTHEST_LIMIT), default=0)
-
-
 def length_of(dimension: Any) -> int:
     """A dimension, or what a symbolic one stands for: 2 s + 1 follows from s."""
     if not is_symbolic(dimension):
         return int(dimension)
     lengths = _lengths.get()
+    if dimension.is_Symbol:
+        return max(1, lengths.get(dimension, SYMBOL_LENGTH))
     size = dimension.subs({s: lengths.get(s, SYMBOL_LENGTH) for s in dimension.free_symbols})
     return max(1, int(size))
 
@@ -86,3 +46,92 @@ def length_of(dimension: Any) -> int:
 def drawn_shape(var: Var) -> tuple[int, ...]:
     """The shape of the values that stand for a var."""
     return tuple(map(length_of, var.shape or ()))
+
+
+def sizes_of(var: Var) -> Sequence[Any]:
+    """The sizes of the axes of a value; a list has none."""
+    return () if types.is_list(var.sym_type) else var.shape or ()
+
+
+def symbols_of(values: Iterable[Var]) -> list[Any]:
+    """The symbols in the shapes of some values, in the order in which they occur."""
+    sizes = [d for var in values for d in sizes_of(var) if is_symbolic(d)]
+    return list(dict.fromkeys(s for d in sizes for s in sorted(d.free_symbols, key=str)))
+
+
+Range = tuple[int, "int | None"]
+"""The least and the largest length; None for no bound."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """The lengths that a model declares for the symbols in the shapes of its inputs."""
+
+    ranges: Mapping[Any, Range] = field(default_factory=dict)
+    listed: tuple[Lengths, ...] = ()
+    """The lengths that may occur together, where a model lists its shapes."""
+
+    def range_of(self, symbol: Any) -> Range:
+        """The range of a symbol; one of which nothing is known begins at 1."""
+        return self.ranges.get(symbol, (1, None))
+
+    def together(self, symbols: Sequence[Any]) -> list[Lengths]:
+        """The listed lengths of some symbols; none where they are not listed."""
+        listed = [{s: one[s] for s in symbols} for one in self.listed if set(symbols) <= one.keys()]
+        return list({tuple(one.values()): one for one in listed}.values())
+
+
+NOTHING = Declared()
+"""What a bare program declares."""
+
+
+def declared_lengths(program: Program, spec: Any) -> Declared:
+    """The lengths that a specification declares for the inputs of a program, in all its functions."""
+    if spec is None:
+        return NOTHING
+    described = {f.name: list(f.input) for f in spec.description.functions}
+    ranges: dict[Any, Range] = {}
+    listed: list[Lengths] = []
+    for name, function in program.functions.items():
+        allowed = allowed_shapes(described.get(name) or spec.description.input)
+        shapes = {n: [_lengths_in(v, one) for one in allowed.get(n, ())] for n, v in function.inputs.items()}
+        dynamic = [several for n, several in shapes.items() if symbols_of([function.inputs[n]])]
+        for several in filter(None, dynamic):
+            for symbol in several[0]:
+                low, high = _united([one[symbol] for one in several])
+                ranges[symbol] = _intersected(ranges.get(symbol, (1, None)), low, high)
+        if all(dynamic) and any(len(several) > 1 for several in dynamic):
+            listed += [
+                {s: low for several in dynamic for s, (low, _) in several[min(i, len(several) - 1)].items()}
+                for i in range(max(map(len, dynamic)))
+            ]
+    return Declared(ranges, tuple(listed))
+
+
+def _lengths_in(var: Var, shape: Sequence[tuple[int, int]]) -> dict[Any, Range]:
+    """The range of each symbol in one of the shapes that an input may have."""
+    pairs = [(size, ends) for size, ends in zip(var.shape or (), shape, strict=False) if is_symbolic(size)]
+    return {size: (max(low, 1), high if high >= 0 else None) for size, (low, high) in pairs}
+
+
+def _united(ranges: Sequence[Range]) -> Range:
+    """The least range that holds some."""
+    ends = [high for _, high in ranges if high is not None]
+    return min(low for low, _ in ranges), max(ends) if len(ends) == len(ranges) else None
+
+
+def _intersected(before: Range, low: int, high: int | None) -> Range:
+    """What is left of a range, since another holds too."""
+    ends = [end for end in (before[1], high) if end is not None]
+    return max(before[0], low), min(ends, default=None)
+
+
+def least_length(size: Any, symbol: Any, wanted: int) -> int:
+    """The least length of a symbol at which a size that grows with it is as large as wanted."""
+    if size.is_Symbol:
+        return max(1, wanted)
+    low, high = 1, FARTHEST
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if int(size.subs({symbol: middle})) >= wanted else (middle + 1, high)
+    return low

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from anesurgery.checking.grades import Grade
+from anesurgery.checking.grades import Grade, on_lengths
 from anesurgery.checking.proofs import words
 from anesurgery.checking.trials import Trial
 
@@ -48,6 +48,20 @@ class ModelProof:
     seed: int
     trial: Trial | None = None
     """What adversarial inputs showed."""
+    lengths: tuple[int, ...] = ()
+    """The least and the largest length of dynamic axes that was tried, where nothing is known of others."""
+    gap: str = ""
+    """Why nothing is known of other lengths."""
+
+    def on_lengths(self, least: int, most: int, gap: str) -> ModelProof:
+        """The same as far as it was shown: on lengths up to one; see `SiteCheck.on_lengths`."""
+        grade = None if self.grade is None else min(self.grade, Grade.NUMBERS)
+        return replace(self, grade=grade, lengths=(least, most), gap=gap)
+
+    def weaker(self, other: ModelProof) -> ModelProof:
+        """The weaker of two proofs of the same models at different lengths, with what both rest on."""
+        order = [-1 if p.grade is None else p.grade for p in (self, other)]
+        return replace(self if order[0] <= order[1] else other, bound=self.bound + other.bound)
 
     def tried(self, trial: Trial) -> ModelProof:
         """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
@@ -65,6 +79,8 @@ class ModelProof:
             counts=Counter(self.counts) + Counter(other.counts),
             seams=(*self.seams, *(replace(s, op=f"{name}: {s.op}") for s in other.seams)),
             trial=other.trial if failed else self.trial,
+            lengths=min(filter(None, (self.lengths, other.lengths)), key=max, default=()),
+            gap=self.gap or other.gap,
         )
 
     @property
@@ -81,8 +97,15 @@ class ModelProof:
         if self.grade is None:
             return f"not proved ({ops})"
         if self.grade < Grade.PROVED:
-            return f"not proved, but {self.grade.words} ({ops})"
+            return f"not proved, but {self._grade} ({ops})"
         return f"{self.grade.words}, probability of error below {words(self.bound)} ({ops})"
+
+    @property
+    def _grade(self) -> str:
+        """The grade in words, with the lengths on which it was reached."""
+        if self.grade is None or not self.lengths:
+            return "" if self.grade is None else self.grade.words
+        return on_lengths(self.lengths)
 
     @property
     def lines(self) -> list[str]:
@@ -91,18 +114,20 @@ class ModelProof:
         more = len(self.seams) - SHOWN
         rest = [f"... and {more} more"] if more > 0 else []
         shown = [] if self.trial is None else [self.trial.words, *self.trial.counterexample.splitlines()]
-        return [self.words, *shown, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
+        others = [f"other lengths are not proved: {self.gap}"] if self.gap else []
+        return [self.words, *others, *shown, *ends, *(f"  {s}" for s in self.seams[:SHOWN]), *rest]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
-            "grade": None if self.grade is None else self.grade.words,
+            "grade": self._grade or None,
             "proved": self.proved,
             "bound": self.bound,
             "outputs": dict(self.outputs),
             "ops": dict(self.counts),
             "seams": [vars(s) for s in self.seams],
             "seed": self.seed,
+            **({"lengths": list(self.lengths), "gap": self.gap} if self.lengths else {}),
             **({} if self.trial is None else {"trial": vars(self.trial)}),
         }
 

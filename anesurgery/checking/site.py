@@ -26,7 +26,8 @@ from anesurgery.checking.adversarial import (
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
-from anesurgery.checking.lengths import LONG, drawn_shape, other_lengths, with_lengths
+from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape, symbols_of, with_lengths
+from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
 from anesurgery.semantics.intervals import interval
@@ -62,6 +63,7 @@ def check_site(
     matched: Sequence[Operation] = (),
     memo: dict[Hashable, SiteCheck | Refusal] | None = None,
     promise: Promise = PLAIN,
+    declared: Declared = NOTHING,
 ) -> SiteCheck | Refusal:
     """Compare each old value with its replacement; a refusal says why this edit cannot be compared.
 
@@ -73,6 +75,7 @@ def check_site(
         matched: the ops of the match; what they make is computed, even where the new side reads it.
         memo: checks of this pass by fingerprint; an edit that is the same computation is not run again.
         promise: what the pass says about its edits.
+        declared: the lengths that the model declares for dynamic axes.
     """
     site = site_of(replaced, new_ops, matched)
     if len(site.old_ops) > LARGEST_SITE:
@@ -81,11 +84,11 @@ def check_site(
     proof = _for_any_weights(site, seed, promise, memo)
     if isinstance(proof, SiteCheck):
         return proof
-    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
+    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample, declared))
     if key not in memo:
         try:
             with _trimmed(site):
-                memo[key] = _checked(site, sample, seed, promise)
+                memo[key] = _checked(site, sample, seed, promise, declared)
         except Refused as reason:
             return Refusal(str(reason))
     return memo[key]
@@ -99,7 +102,7 @@ def _for_any_weights(
     from anesurgery.checking.stand_ins import AT_ONCE, MOST, StandIns
 
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
-    if not 0 < stand_ins.size <= MOST or other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
+    if not 0 < stand_ins.size <= MOST or symbols_of(site.drawn):
         return Refusal(f"{stand_ins.size} weights, or shapes that are not static")
     if stand_ins.size > AT_ONCE:
         shape = fingerprint(site.replaced, site.old_ops, site.new_ops, dict.fromkeys(stand_ins.weights, 0))
@@ -133,50 +136,91 @@ def _of_bits(proof: Proof, seed: int) -> SiteCheck:
     return dataclasses.replace(check, ranged=proof.ranged)
 
 
-def _facts(site: Site, sample: Sampler) -> Hashable:
+def _facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
     """What a check rests on besides the ops: where the values lie that both sides read."""
     drawable = [v for v in site.drawn if types.is_tensor(v.sym_type) or types.is_scalar(v.sym_type)]
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
     samples = (sample(v, np.random.default_rng(0)) for v in drawable)
-    return tuple(
-        (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
-        for v, g in zip(drawable, samples, strict=True)
+    symbols = symbols_of(site.drawn)
+    ranges = tuple(declared.range_of(s) for s in symbols)
+    listed = tuple(tuple(one.values()) for one in declared.together(symbols))
+    return (
+        ranges,
+        listed,
+        tuple(
+            (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
+            for v, g in zip(drawable, samples, strict=True)
+        ),
     )
 
 
-def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
-    """The weakest result over the lengths that symbolic dimensions stand for."""
-    weakest = _at_lengths(site, sample, seed, promise)
-    for lengths in other_lengths(site.drawn, (*site.old_ops, *site.new_ops)):
-        if isinstance(weakest, Refusal) or not weakest.within(promise.tolerance):
-            break
-        with with_lengths(lengths):
-            other = _at_other_lengths(site, sample, seed, promise, alike=len(set(lengths.values())) == 1)
-        if isinstance(other, SiteCheck):
-            weakest = weaker(weakest, other)
-        else:
-            weakest = dataclasses.replace(weakest, untried=(*weakest.untried, "other sizes"))
-    return weakest
-
-
-def _at_other_lengths(
-    site: Site, sample: Sampler, seed: int, promise: Promise, *, alike: bool
+def _checked(
+    site: Site, sample: Sampler, seed: int, promise: Promise, declared: Declared
 ) -> SiteCheck | Refusal:
-    """Compare both sides at other lengths.
+    """The weakest result over the lengths that symbolic dimensions stand for.
+
+    Raises:
+        InterpretError: no lengths suit the old side, or the first that do not the new one.
+    """
+    plan = plan_of(
+        site.drawn, (site.old_ops, site.new_ops), [v for pair in site.replaced for v in pair], declared
+    )
+    weakest, error, tried = None, None, list[Lengths]()
+    for number, lengths in enumerate(plan.all):
+        with with_lengths(lengths):
+            proving = weakest is None or weakest.grade > Grade.NUMBERS
+            trial = _Trial(seed, promise, proving, thorough=number < len(plan.first))
+            try:
+                result = _at_lengths(site, sample, trial)
+            except InterpretError as reason:
+                error = error or reason
+                result = _without_meaning(site, sample, seed, lengths, reason, first=weakest is None)
+        if isinstance(result, SiteCheck):
+            tried.append(lengths)
+            weakest = result if weakest is None else weaker(weakest, result)
+            if not weakest.within(promise.tolerance):
+                return weakest
+        elif weakest is None and error is None:
+            return result
+        elif trial.thorough and weakest is not None:
+            weakest = dataclasses.replace(weakest, untried=(*weakest.untried, "other sizes"))
+    if weakest is None:
+        assert error is not None
+        raise error
+    return weakest.on_lengths(*span(tried), plan.gap) if plan.gap else weakest
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trial:
+    """How both sides are compared at some lengths."""
+
+    seed: int
+    promise: Promise
+    proving: bool = True
+    """May a proof still raise the grade?"""
+    thorough: bool = True
+    """Are all kinds of numbers tried?"""
+
+
+def _without_meaning(
+    site: Site, sample: Sampler, seed: int, lengths: Lengths, error: InterpretError, *, first: bool
+) -> SiteCheck | Refusal:
+    """What an error shows at some lengths: a difference, where the old side can be computed.
 
     Dimensions with lengths of their own may be equal for a reason upstream, so there a new side that cannot be
     computed shows nothing.
 
-    Returns:
-        The result; a refusal where nothing can be compared.
+    Raises:
+        InterpretError: the new side cannot be computed at the first lengths.
     """
-    try:
-        return _at_lengths(site, sample, seed, promise)
-    except InterpretError as error:
-        if not alike or not _has_meaning(site, sample, seed):
-            return Refusal("the old side has no meaning there")
-        why = f"# the new side cannot be computed where dynamic sizes are {LONG}: {str(error).splitlines()[0]}"
+    alike = len(set(lengths.values())) <= 1
+    if (first or alike) and _has_meaning(site, sample, seed):
+        if first:
+            raise error
+        size = next(iter(lengths.values()))
+        why = f"# the new side cannot be computed where dynamic sizes are {size}: {str(error).splitlines()[0]}"
         return SiteCheck(np.inf, np.inf, 0, seed=seed, counterexample=why)
+    return Refusal("the old side has no meaning there")
 
 
 def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
@@ -214,20 +258,23 @@ def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None =
     return True
 
 
-def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:
+def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refusal:
     """The result of the strongest check that the site passes; what is not bit for bit also meets numbers."""
     from anesurgery.checking.numbers import BothSides
-    from anesurgery.checking.proofs import Proof, prove
+    from anesurgery.checking.proofs import NoProof, Proof, prove
     from anesurgery.interpret import Unsupported
 
+    promise = trial.promise
     try:
         sides = BothSides(
             site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried, promise.tolerance.rtol == 0
         )
-        proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
+        proof: Proof | NoProof = NoProof("")
+        if trial.proving:
+            proof = prove(site, trial.seed, finite=not promise.tolerates_nonfinite)
         if isinstance(proof, Proof) and proof.grade is Grade.BITS:
-            return _of_bits(proof, seed)
-        check = _on_numbers(site, sides, sample, seed, promise)
+            return _of_bits(proof, trial.seed)
+        check = _on_numbers(site, sides, sample, trial)
     except Unsupported as reason:
         return Refusal(str(reason))
     if not isinstance(proof, Proof):
@@ -237,13 +284,13 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
     return dataclasses.replace(check, grade=proof.grade, bound=proof.bound)
 
 
-def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promise: Promise) -> SiteCheck:
+def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) -> SiteCheck:
     from anesurgery.checking.counterexample import shrunk
     from anesurgery.checking.domains import aim, combinations, compare_all, sweep
     from anesurgery.checking.numbers import compare_numbers
     from anesurgery.checking.overflow import InHalves, in_halves
 
-    ops = [*site.old_ops, *site.new_ops]
+    ops, seed, promise = [*site.old_ops, *site.new_ops], trial.seed, trial.promise
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
     bounds = _bounds(site, sample, seed)
     rows = {v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds}
@@ -254,12 +301,12 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     else:
         rng = np.random.default_rng(seed)
         worst = compare_numbers(sides, drawing, rng, promise)
-        for more in (aim, sweep):
+        for more in (aim, sweep) if trial.thorough else ():
             if worst.within(promise):
                 more(sides, drawing, worst, rng, promise)
     kept = worst.within(promise)
     example = "" if kept else shrunk(sides, worst.numbers, promise)
-    halves = in_halves(site, drawing, seed, promise) if kept else InHalves()
+    halves = in_halves(site, drawing, seed, promise) if kept and trial.thorough else InHalves()
     example = example or halves.example
     shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)
     return SiteCheck(

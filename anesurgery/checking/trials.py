@@ -20,9 +20,10 @@ import torch
 from anesurgery.checking.adversarial import Bounds, Drawing, address_bounds, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.counterexample import made_smaller, written
-from anesurgery.checking.lengths import Lengths, drawn_shape, other_lengths, with_lengths
+from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
+from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs
@@ -56,6 +57,8 @@ AGAIN, FEWEST = 3, 2
 MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
 """Operations and bytes moved in all rounds, about, which take seconds on one core; what an op costs however
 small it is."""
+SHOWN = 8
+"""Lengths that a report names each: about what a line holds."""
 
 Outputs = dict[str, torch.Tensor]
 
@@ -78,7 +81,10 @@ class Trial:
     @property
     def words(self) -> str:
         """What was tried, and what came out."""
-        lengths = f", at the lengths {', '.join(map(str, self.lengths))}" if self.lengths else ""
+        listed = f"the lengths {', '.join(map(str, self.lengths))}"
+        if len(self.lengths) > SHOWN:
+            listed = f"{len(self.lengths)} lengths from {min(self.lengths)} to {max(self.lengths)}"
+        lengths = f", at {listed}" if self.lengths else ""
         count = f"{self.values} numbers within the gate" if self.values else "no number that shows anything"
         said = self.failure or f"adversarial inputs{lengths}: {count}"
         return said + ("; they differ on infinities or NaN" if self.finite_only else "")
@@ -201,6 +207,7 @@ def tried(
     gate: float = 60.0,
     assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
     seed: int = 0,
+    plan: Plan = Plan(),  # noqa: B008
 ) -> Trial:
     """Run both functions on adversarial inputs.
 
@@ -212,14 +219,15 @@ def tried(
         gate: PSNR in dB up to which outputs count as equal.
         assume: input -> the least and the largest integer that is given.
         seed: of the numbers.
+        plan: other lengths to try.
     """
     both = _Both(old, new, contract, gate, assume)
     ops = [*walk_ops(old), *walk_ops(new)]
-    free = not contract and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
     compared, lengths = 0, list[int]()
-    for size in [_lengths(both.inputs, sample), *(other_lengths(both.inputs, ops) if free else [])]:
+    for size in (sampled_lengths(both.inputs, sample), *filter(None, plan.all)):
         with with_lengths(size):
-            for numbers in _drawn(both, ops, sample, seed):
+            fewest = size in plan.others
+            for numbers in _drawn(both, ops, sample, seed, fewest=fewest):
                 if (wanted := both.meaning(numbers)) is None:
                     continue
                 if words := _failure(both, numbers, wanted, size):
@@ -257,7 +265,9 @@ def _failure(both: _Both, numbers: Numbers, old: Outputs, size: Lengths) -> str:
     return f"adversarial inputs give another {', '.join(names)}" if names else ""
 
 
-def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int) -> Iterator[Numbers]:
+def _drawn(
+    both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], seed: int, *, fewest: bool
+) -> Iterator[Numbers]:
     """Inputs, round by round; integers as in the sample where the old side takes no others."""
     bounds = both.bounds()
     rng, constants = np.random.default_rng(seed), constants_of(ops)
@@ -267,9 +277,10 @@ def _drawn(both: _Both, ops: Sequence[Operation], sample: Mapping[str, Array], s
     runs = [run for side in (both.old, both.new) for run in times_run(side) if not is_weight(run[0])]
     effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
+    count = FEWEST if fewest else count
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
-    aims = itertools.islice(_aims(both, ops, bounds, rng), count)
+    aims = itertools.islice(_aims(both, ops, bounds, rng), 0 if fewest else count)
     rounds: list[tuple[str, float, dict[Var, Array]]] = [
         (kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)
     ]
@@ -314,12 +325,7 @@ def _state_shape(var: Var) -> tuple[int, ...]:
     return tuple(int(d) for d in var.sym_type.wrapped_type().get_shape())
 
 
-def _alike(a: Var, b: Var | None) -> bool:
-    """Have two inputs dynamic dimensions at the same places?"""
-    return b is not None and [*map(is_symbolic, a.shape or ())] == [*map(is_symbolic, b.shape or ())]
-
-
-def _lengths(inputs: Sequence[Var], sample: Mapping[str, Array]) -> Lengths:
+def sampled_lengths(inputs: Sequence[Var], sample: Mapping[str, Array]) -> Lengths:
     """The lengths that the sample has."""
     pairs = ((d, n) for v in inputs for d, n in zip(v.shape or (), np.shape(sample[v.name]), strict=True))
     return {d: n for d, n in pairs if is_symbolic(d) and d.is_Symbol}

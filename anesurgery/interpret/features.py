@@ -147,6 +147,23 @@ def allows(features: Iterable[Any], shapes: Mapping[str, tuple[int, ...]]) -> bo
     return True
 
 
+def allowed_shapes(features: Iterable[Any]) -> dict[str, list[list[Range]]]:
+    """The shapes that each input may have, a range for each axis; those of an image as its program sees it.
+
+    None are given for an input that may have any.
+    """
+    shapes = {}
+    for feature in features:
+        kind = feature.type
+        if kind.WhichOneof("Type") == "imageType":
+            (_, channels, _, _) = default_shapes([feature])[feature.name]
+            front: list[Range] = [(1, 1), (channels, channels)]
+            shapes[feature.name] = [[*front, high, wide] for wide, high in _sizes(kind.imageType)]
+        elif kind.WhichOneof("Type") == "multiArrayType":
+            shapes[feature.name] = [one for one in _shapes(kind.multiArrayType) if one]
+    return shapes
+
+
 def images(features: Iterable[Any]) -> frozenset[str]:
     """The features that are images."""
     return frozenset(f.name for f in features if f.type.WhichOneof("Type") == "imageType")

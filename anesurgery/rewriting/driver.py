@@ -15,7 +15,6 @@ import numpy as np
 
 from anesurgery.checking.adversarial import Sampler
 from anesurgery.checking.grades import EXACT, SiteCheck
-from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import check_site
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
@@ -176,11 +175,13 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
     earlier = session.checks.setdefault(str(step), {})
     try:
-        proof = check_site(pairs, built.made, sample, session.seed, built.matched, earlier, step.promise)
+        proof = check_site(
+            pairs, built.made, sample, session.seed, built.matched, earlier, step.promise, session.declared
+        )
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):
             raise
-        return {"unchecked": f"cannot be computed where dynamic sizes are {SYMBOL_LENGTH}"}
+        return {"unchecked": "cannot be computed at the dynamic sizes that were tried"}
     if not isinstance(proof, SiteCheck):
         return {"unchecked": proof.reason}
     if not proof.within(step.tolerance):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anesurgery.checking.comparison import Comparison, compare_as_stored
+from anesurgery.checking.lengths import Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
 from anesurgery.files.chain import Chain
 from anesurgery.files.interface import Interface
@@ -135,6 +136,10 @@ class MLProgram(Subject):
     def spec_of(self, graph: Program) -> Any:
         """That of the program's own model."""
         return next(part.spec for part in self.parts if part.program is graph)
+
+    def declared_in(self, graph: Program) -> Declared:
+        """Those of the inputs in the specification of the program's own model."""
+        return declared_lengths(graph, self.spec_of(graph))
 
     def notes(self, before: Self) -> list[str]:
         """What changed when a neural network became a program, and what that means for the ANE."""

@@ -294,6 +294,7 @@ def run_on(step: Pass, subject: Subject, session: Session) -> None:
     session.whole = subject
     for graph in subject.chosen:
         session.spec = subject.spec_of(graph)
+        session.declared = subject.declared_in(graph)
         run_pass(step, graph, session)
 
 

@@ -34,7 +34,7 @@ def check_grades(changes: Sequence[Change], require: str | None) -> None:
     lower = [c for c in changes if c.proof is None or c.proof.grade < REQUIRED[require]]
     if lower:
         first = lower[0]
-        grade = f"not checked: {first.unchecked}" if first.proof is None else first.proof.grade.words
+        grade = f"not checked: {first.unchecked}" if first.proof is None else first.proof.words
         words = f"{len(lower)} of {len(changes)} edits have a lower grade than {require!r}"
         raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({grade})")
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.checking.grades import SiteCheck
+from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.display import Drawn, drawn
 from anesurgery.errors import Named, Refusal
 from anesurgery.files import arrays
@@ -98,6 +99,8 @@ class Session(Report):
     """What the caller gave to compare by, or to calibrate with: arrays by input name, or a list of such."""
     spec: Any = None
     """The specification that describes the inputs of the graph that is edited."""
+    declared: Declared = NOTHING
+    """The lengths that it declares for dynamic axes."""
     seed: int = 0
     compressed: str = KEEP
     """How compressed weights are stored whose values a pass computes with."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.errors import Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange, call_of
@@ -150,6 +151,10 @@ class Subject(ABC):
     def spec_of(self, graph: Graph) -> Any:
         """The specification that describes the inputs of one of its graphs; None where there is none."""
         return None
+
+    def declared_in(self, graph: Graph) -> Declared:
+        """The lengths that are declared for the dynamic axes of one of its graphs."""
+        return NOTHING
 
     @property
     def wired(self) -> bool:

@@ -87,14 +87,15 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         matched: Any,
         known: Any,
         promise: Any,
+        declared: Any,
     ) -> Any:
         arguments = (replaced, new_ops, sample, seed, matched)
-        right = check_site(*arguments, promise=promise)
+        right = check_site(*arguments, promise=promise, declared=declared)
         every = list(mutations(new_ops)) if isinstance(right, SiteCheck) else []
         for mutation in every:
             with mutation.made():
                 try:
-                    check = check_site(*arguments, promise=promise)
+                    check = check_site(*arguments, promise=promise, declared=declared)
                 except (SurgeryError, ValueError):  # a mutated split may make too many outputs
                     check = None
             caught = check is None or (isinstance(check, SiteCheck) and not check.within(promise.tolerance))

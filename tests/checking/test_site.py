@@ -11,8 +11,9 @@ from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.adversarial import ROUNDS, Drawing, address_bounds
 from anesurgery.checking.grades import Grade, SiteCheck, Tolerance
-from anesurgery.checking.lengths import APART_LENGTHS, LONG, SYMBOL_LENGTH
+from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE
+from anesurgery.checking.trial_lengths import APART_LENGTHS, LONG
 from anesurgery.errors import ProofError
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.interpret import TABLE

@@ -1,0 +1,334 @@
+"""How ops use the length of a dynamic axis: what is shown at a few lengths may then hold at every length.
+
+An op is *alike* at every length where each dynamic axis is one of these:
+
+* an axis of the result, of which each slice is made of the same slice of each operand, in the same way at every
+  place (the rows of `semantics.rows`: pointwise ops, broadcasts of length 1, permutations, lookups in tables by
+  rows, products and norms over other axes, slices and pads of other axes);
+* an axis that is reduced, or summed over with another dynamic axis (`reduce_sum`, `matmul`, attention);
+* an axis along which a `softmax`, an `instance_norm`, a `cumsum` or a `reverse` works.
+
+No constant meets the length in such an op. A site of such ops adds, moves and reduces in one way, whatever the
+length, so two sides that agree at several lengths, 1 among them, agree at all. What asks for a shape only to
+reshape by it, with the same elements before and after each dynamic axis, is alike too.
+
+An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the length
+is beyond all these constants together, nothing new happens, but for the remainder by the strides.
+
+Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a mask
+has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours of the
+constants; where they are multiplied or divided before they are compared (*scaled*), no such lengths are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+from anesurgery.checking.lengths import sizes_of
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    is_stored,
+    is_symbolic,
+    nested_ops,
+    np_dtype,
+    operands,
+    reads,
+    types,
+)
+from anesurgery.ops import BROADCASTING, COMPARISONS, JOINING, LOGICAL, POINTWISE, REDUCTIONS, VIEWS, names
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.meaning import BROADCAST, CONTRACTED, MIXED
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import places_of
+
+SPREAD = names("softmax instance_norm reverse cumsum")
+"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
+CONVOLUTIONS = names("conv conv_transpose")
+LOCAL = CONVOLUTIONS | names("avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape")
+LOCAL |= names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle")
+"""Ops whose constants say which places along an axis they read or make."""
+PERIODS = names("strides stride block_size upscale_factor downscale_factor")
+"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
+NO_PLACES = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
+"""Parameters of integers that no place along an axis meets."""
+COUNTED = names("shape fill_like")
+"""Ops that make numbers, or constants, of a shape alone."""
+SHAPING = VIEWS | JOINING | names("gather slice_by_index cast identity split")
+"""Ops through which lengths go from a shape to a reshape."""
+SUMMING = SHAPING | COMPARISONS | LOGICAL | COUNTED
+SUMMING |= names(
+    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs"
+)
+SUMMING |= names("band_part one_hot reverse gather_along_axis gather_nd pad")
+"""Ops of whose results the constants are at most added to the lengths in them."""
+SUMS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
+"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
+EACH_AXIS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis."""
+ANGLES = names("cos sin")
+"""Ops of whose results nothing tells a length."""
+SMOOTH = ANGLES | names("add sub mul real_div exp identity select concat stack transpose expand_dims squeeze")
+SMOOTH |= names("matmul linear")
+"""Ops that do the same whatever number they read."""
+WEIGHTS = names(
+    "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
+)
+"""Parameters whose numbers no place and no length meets."""
+LARGEST = 1 << 24
+"""Numbers beyond this are no lengths."""
+SMALL = 64
+"""Constants of up to this many elements may hold a limit: parameters of ops do, weights and tables do not."""
+
+
+class Use(IntEnum):
+    """How the length is used, from the least to the most."""
+
+    ALIKE = 0
+    LOCAL = 1
+    NUMBERS = 2
+    SCALED = 3
+
+
+@dataclass(frozen=True)
+class LengthUse:
+    """How some ops use the lengths of their dynamic axes."""
+
+    use: Use = Use.ALIKE
+    constants: tuple[int, ...] = ()
+    """The integers that a length may meet, ascending."""
+    reach: int = 0
+    """Beyond this length, windows and places meet no constant."""
+    period: int = 1
+    """By its remainder the length is used differently."""
+    sizes: tuple[Any, ...] = ()
+    """The symbolic sizes that are met."""
+
+
+def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
+    """How the ops of both sides use dynamic lengths.
+
+    Args:
+        sides: the ops of each, in the order in which they run.
+        results: what others read of them.
+    """
+    apart = [[op for op in ops if op.op_type != "const"] for ops in sides]
+    computed = [op for ops in apart for op in ops]
+    if not any(_is_dynamic(op) for op in computed):
+        return LengthUse()
+    numbers = _numbers(computed)
+    if numbers and _only_shapes(computed, numbers, results):
+        computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
+    met = [op for op in computed if not _alike(op)]
+    if not met:
+        return LengthUse()
+    use = max(_worst(op) for op in met)
+    use = Use.SCALED if any(_scales(op, numbers) for op in computed) else use
+    counted = {op: _constants(op) for op in (met if use is Use.LOCAL else computed)}
+    period = math.lcm(*(math.prod(_period(op) for op in ops if op in met) for ops in apart))
+    reach = period * max(sum(sum(counted.get(op, ())) for op in ops) for ops in apart)
+    sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in sizes_of(v) if is_symbolic(d)}
+    constants = sorted({n for several in counted.values() for n in several})
+    return LengthUse(use, tuple(constants), reach, period, tuple(sizes))
+
+
+def _is_dynamic(op: Operation) -> bool:
+    """Has a value that the op reads or makes a symbolic size?"""
+    inner = (v for one in nested_ops(op) for v in one.outputs)
+    return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
+
+
+def _numbers(ops: Sequence[Operation]) -> dict[Var, bool]:
+    """The values that are computed of lengths and constants alone; were they multiplied?"""
+    numbers: dict[Var, bool] = {}
+    for op in ops:
+        read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
+        counted = op.op_type in COUNTED and any_symbolic(sizes_of(read[0])) if read else False
+        if op.op_type in ANGLES or not (counted or _counts(op) or (read and all(v in numbers for v in read))):
+            continue
+        plain = op.op_type in SUMMING and not _steps_apart(op)
+        scaled = not plain or any(numbers.get(v, False) for v in read)
+        booleans = op.op_type in COMPARISONS | LOGICAL
+        numbers |= dict.fromkeys(op.outputs, scaled and not booleans)
+    return numbers
+
+
+def _steps_apart(op: Operation) -> bool:
+    """Is it a range by another step than 1?"""
+    return op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
+
+
+def _scales(op: Operation, numbers: dict[Var, bool]) -> bool:
+    """Does the op compare, round or divide to integers what was multiplied or divided?"""
+    read = [v for v in reads(op) if v in numbers]
+    if read and op.op_type in ("floor_div", "mod"):
+        return True
+    whole = op.op_type == "cast" and np_dtype(op.outputs[0]).kind != "f"
+    return any(numbers[v] for v in read) and (whole or op.op_type not in SMOOTH | {"cast"})
+
+
+def _only_shapes(ops: Sequence[Operation], numbers: dict[Var, bool], results: Sequence[Var]) -> bool:
+    """Are lengths only asked for to reshape by them?"""
+    carried = all(op.op_type in SHAPING | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
+    readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]
+    apart = not numbers.keys() & {*results}
+    return carried and apart and all(op.op_type == "reshape" and op.x not in numbers for op in readers)
+
+
+def _alike(op: Operation) -> bool:
+    """Does the op do the same at every place of each dynamic axis, whatever the length?"""
+    if not _is_dynamic(op):
+        return True
+    if op.blocks or _is_open(op):
+        return False
+    if op.op_type == "reshape":
+        return _keeps(op.x.shape, op.outputs[0].shape)
+    return _aligned(op) if op.op_type in POINTWISE else _by_places(op)
+
+
+def _is_open(op: Operation) -> bool:
+    """Has the op a list, or a value of any number of axes?"""
+    values = [*reads(op), *op.outputs]
+    variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
+    return any(types.is_list(v.sym_type) for v in values) or any(variadic)
+
+
+def _aligned(op: Operation) -> bool:
+    """Is each size of an operand dynamic where that of the result is, or 1?"""
+    out = op.outputs[0].shape
+    operands_aligned = [
+        v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
+    ]
+    pairs = [pair for v in operands_aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
+    return all(
+        is_symbolic(size) == is_symbolic(length) or (not is_symbolic(size) and size == 1)
+        for size, length in pairs
+    )
+
+
+def _keeps(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Do as many elements as before stand around each dynamic axis?"""
+    sides = [[i for i, d in enumerate(shape) if is_symbolic(d)] for shape in (old, new)]
+    dynamic = [[shape[i] for i in at] for shape, at in zip((old, new), sides, strict=True)]
+    if len(sides[0]) != len(sides[1]) or (len(sides[0]) > 1 and dynamic[0] != dynamic[1]):
+        return False
+    cut = [
+        [math.prod(shape[a + 1 : b]) for a, b in zip([-1, *at], [*at, len(shape)], strict=True)]
+        for shape, at in zip((old, new), sides, strict=True)
+    ]
+    return cut[0] == cut[1]
+
+
+def _by_places(op: Operation) -> bool:
+    """Where the axes go by the row of the op type: see the first lines of this file."""
+    placed = places_of(op)
+    stated = {o.var for o in placed or ()}
+    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
+        return False
+    fed, summed = set[int](), list[Any]()
+    for size, place in ((d, at) for o in placed for d, at in zip(o.var.shape, o.places, strict=True)):
+        dynamic = is_symbolic(size)
+        if isinstance(place, int):
+            if any(is_symbolic(v.shape[place]) != dynamic for v in op.outputs):
+                return False
+            fed |= {place} if dynamic else set()
+        elif place == BROADCAST and (dynamic or size != 1):
+            return False
+        elif place == CONTRACTED:
+            summed.append(size)
+        elif dynamic and op.op_type not in SPREAD:
+            return False
+    dynamic_axes = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
+    alone = op.op_type in REDUCTIONS or _in_pairs(summed)
+    return (dynamic_axes <= fed or op.op_type in SPREAD) and alone and not _counts(op)
+
+
+def _counts(op: Operation) -> bool:
+    """Does the op sum along a dynamic axis what has known ends, so that the sum tells the length?"""
+    placed = places_of(op) if op.op_type in SUMS and not _is_open(op) else None
+    summed = any(
+        is_symbolic(d) and at in (CONTRACTED, MIXED)
+        for o in placed or ()
+        for d, at in zip(o.var.shape, o.places, strict=True)
+    )
+    return summed and all(math.isfinite(end) for o in placed or () for end in interval(o.var))
+
+
+def _in_pairs(summed: Sequence[Any]) -> bool:
+    """Is each size that is summed over that of two operands, where one of them is dynamic?"""
+    return not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
+
+
+def _worst(op: Operation) -> Use:
+    """How an op that is not alike uses the length."""
+    if op.blocks:
+        return Use.SCALED  # what is in a loop may be multiplied in any round
+    parameters = [v for name, v in operands(op) if name not in ("x", "values")]
+    plain = op.op_type in LOCAL and all(constant(v) is not None or is_stored(v) for v in parameters)
+    if op.op_type == "reshape":
+        plain = plain and _ratio(op) is not None
+    return Use.LOCAL if plain else Use.NUMBERS
+
+
+def _ratio(op: Operation) -> int | None:
+    """By what a reshape divides or multiplies a dynamic axis; None where that is no integer."""
+    old, new = ([d for d in v.shape if is_symbolic(d)] for v in (op.x, op.outputs[0]))
+    if not old or not new:
+        return None
+    ratio = math.prod(old) / math.prod(new)
+    whole = [r for r in (ratio, 1 / ratio) if r.is_number and int(r) == r]
+    return int(whole[0]) if whole else None
+
+
+def _period(op: Operation) -> int:
+    """By what the op divides or multiplies the length of an axis."""
+    if op.op_type == "reshape":
+        return _ratio(op) or 1
+    steps = [abs(n) for name, _ in operands(op) if name in PERIODS for n in ints(op, name)]
+    return max(steps, default=1)
+
+
+def _constants(op: Operation) -> list[int]:
+    """The integers of an op that a place, or a number made of a length, may meet."""
+    met: list[Any] = []
+    for one in (op, *nested_ops(op)):
+        for name, var in operands(one):
+            if name in NO_PLACES or name in WEIGHTS:
+                met += _kernel(one) if one.op_type in CONVOLUTIONS and name == "weight" else []
+            elif not is_stored(var):
+                beside = one.op_type in JOINING or not (one.op_type in LOCAL or _alike(one))
+                met += sizes_of(var) if beside else ()
+            elif (value := constant(var)) is not None and not isinstance(value, str):
+                met += _whole(one, np.asarray(value))
+            else:
+                met += sizes_of(var)
+    return [abs(int(n)) for n in met if not is_symbolic(n) and abs(n) > 1]
+
+
+def _kernel(op: Operation) -> list[int]:
+    """How far the kernel of a convolution reaches along each axis."""
+    sizes, apart = [1 if is_symbolic(d) else d for d in op.weight.shape[2:]], ints(op, "dilations")
+    return [(int(n) - 1) * d + 1 for n, d in zip(sizes, apart or [1] * len(sizes), strict=True)]
+
+
+def _whole(op: Operation, numbers: Array) -> list[int]:
+    """The whole numbers of a small constant, and its lengths; of places by axis, those of dynamic ones."""
+    local, lengths = op.op_type in LOCAL, list[int]() if op.op_type in LOCAL else list(numbers.shape)
+    if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
+        return lengths
+    if numbers.size > SMALL:
+        return [*lengths, int(numbers.max())] if numbers.dtype.kind in "iu" else lengths
+    if op.op_type in EACH_AXIS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
+        each = len(numbers) // op.x.rank
+        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // each])])
+    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LARGEST]
+    return lengths + [int(n) for n in kept if n == int(n)]

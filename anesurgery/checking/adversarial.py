@@ -210,7 +210,7 @@ class Drawing:
             hit = rng.random(shape) < 0.5
             return np.where(hit, rng.choice(special, shape), anywhere) if special.size else np.asarray(anywhere)
         near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
-        special = np.array([0, 1, -1, low, high, *near], np.int64)
+        special = np.array([0, -1, low, low + 1, high, *near], np.int64)
         special = special[(special >= low) & (special <= high)]
         few: Array = rng.integers(max(low, -8), 9, shape)
         if kind in ("large", "largest"):

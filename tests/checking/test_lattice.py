@@ -106,6 +106,121 @@ def test_the_same_extreme_is_the_same_bit_for_bit(name: str) -> None:
     assert found.grade is Grade.BITS, found
 
 
+I32 = ((types.int32, (2, 4)),) * 2
+
+
+def minus(x: Var) -> Any:
+    """The negative, which of the least integer is itself."""
+    return mb.mul(x=x, y=np.int32(-1))
+
+
+WHOLE: dict[str, Both] = {
+    "order and repetition": SAME["order and repetition"],
+    "largest of three": (
+        lambda x, y: mb.maximum(x=mb.maximum(x=x, y=np.int32(3)), y=y),
+        lambda x, y: mb.maximum(x=mb.maximum(x=y, y=x), y=np.int32(3)),
+        I32,
+    ),
+    "between two bounds, twice": (
+        lambda x: mb.minimum(
+            x=mb.maximum(x=mb.minimum(x=mb.maximum(x=x, y=np.int32(0)), y=np.int32(6)), y=np.int32(-1)),
+            y=np.int32(7),
+        ),
+        lambda x: mb.minimum(x=mb.maximum(x=x, y=np.int32(0)), y=np.int32(6)),
+        I32[:1],
+    ),
+    "the least in two steps": (
+        lambda x: mb.reduce_min(x=x, axes=[0, 1]),
+        lambda x: mb.reduce_min(x=mb.reduce_min(x=x, axes=[1]), axes=[0]),
+        I32[:1],
+    ),
+    "the negative of an extreme": (
+        lambda x, y: minus(mb.maximum(x=x, y=y)),
+        lambda x, y: minus(mb.maximum(x=y, y=x)),
+        I32,
+    ),
+    "an extreme of a sum that may wrap": (
+        lambda x, y: mb.maximum(x=mb.add(x=x, y=y), y=x),
+        lambda x, y: mb.maximum(x=x, y=mb.add(x=y, y=x)),
+        I32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_extremes_of_integers_are_the_same_bit_for_bit(name: str) -> None:
+    old, new, inputs = WHOLE[name]
+    found = checked(old, new, *I32[: len(inputs)])
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.BITS, found
+
+
+WRAPPED: dict[str, Both] = {
+    "largest of the negatives": (
+        lambda x, y: mb.maximum(x=minus(x), y=minus(y)),
+        lambda x, y: minus(mb.minimum(x=x, y=y)),
+        I32,
+    ),
+    "least of the negatives": (
+        lambda x, y: mb.minimum(x=mb.sub(x=np.int32(0), y=x), y=minus(y)),
+        lambda x, y: minus(mb.maximum(x=x, y=y)),
+        I32,
+    ),
+    "reduction of the negatives": (
+        lambda x: mb.reduce_max(x=minus(x), axes=[1]),
+        lambda x: minus(mb.reduce_min(x=x, axes=[1])),
+        I32[:1],
+    ),
+    "a bound of the negative": (
+        lambda x: mb.maximum(x=minus(x), y=np.int32(-5)),
+        lambda x: minus(mb.minimum(x=x, y=np.int32(5))),
+        I32[:1],
+    ),
+    "negatives that are chosen": (
+        lambda x, y: mb.maximum(x=mb.select(cond=mb.equal(x=x, y=y), a=minus(x), b=y), y=np.int32(0)),
+        lambda x, y: minus(
+            mb.minimum(x=mb.select(cond=mb.equal(x=x, y=y), a=x, b=minus(y)), y=np.int32(0))
+        ),
+        I32,
+    ),
+    "negatives side by side": (
+        lambda x, y: mb.maximum(x=mb.concat(values=[minus(x), y], axis=0), y=np.int32(0)),
+        lambda x, y: minus(mb.minimum(x=mb.concat(values=[x, minus(y)], axis=0), y=np.int32(0))),
+        I32,
+    ),
+    "quotient of a negative": (
+        lambda x: mb.real_div(x=minus(x), y=np.int32(2)),
+        lambda x: minus(mb.real_div(x=x, y=np.int32(2))),
+        I32[:1],
+    ),
+    "difference below zero": (
+        lambda x, y: mb.less(x=mb.sub(x=x, y=y), y=np.int32(0)),
+        lambda x, y: mb.less(x=x, y=y),
+        I32,
+    ),
+    "order of the negatives": (
+        lambda x, y: mb.greater(x=minus(x), y=minus(y)),
+        lambda x, y: mb.less(x=x, y=y),
+        I32,
+    ),
+    "an absolute value is not negative": (
+        lambda x: mb.maximum(x=mb.abs(x=minus(x)), y=np.int32(0)),
+        lambda x: mb.abs(x=x),
+        I32[:1],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 2)])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_order_is_lost_where_integers_wrap(name: str, shape: tuple[int, ...]) -> None:
+    old, new, inputs = WRAPPED[name]
+    found = checked(old, new, *((types.int32, shape),) * len(inputs))
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.NUMBERS, found
+    assert found.max_abs > 0, found
+
+
 WRONG: dict[str, Both] = {
     "relu6 to relu": (lambda x: mb.relu6(x=x), lambda x: mb.relu(x=x), ()),
     "upper bound one ulp off": (lambda x: mb.relu6(x=x), lambda x: clip(x, 0, UP), ()),

@@ -12,7 +12,7 @@ from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.mil import Operation, np_dtype, operands
-from anesurgery.ops import MOVING, names
+from anesurgery.ops import JOINING, MOVING, PADDING, names
 
 MOST_FACTORS = 8
 """Whole exponents up to which a power is a product: models square, cube and raise to four; more raises the
@@ -23,6 +23,8 @@ WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}
 """Bytes of a float -> up to where it holds every integer."""
 AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
 """Ops whose integers may wrap around."""
+HANDING_ON = MOVING | JOINING | PADDING | names("cast select slice_update scatter scatter_nd scatter_along_axis")
+"""Ops that hand on integers which wrapped around before."""
 
 
 def _in_order(rule: Rule) -> Rule:
@@ -53,8 +55,8 @@ def _wraps(a: Algebraic, var: Any) -> bool:
     """May integers of a value have wrapped around?"""
     if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
         return False
-    moves = var.op.op_type in MOVING
-    return var.op.op_type in AROUND or (moves and any(_wraps(a, v) for _, v in operands(var.op)))
+    hands_on = var.op.op_type in HANDING_ON
+    return var.op.op_type in AROUND or (hands_on and any(_wraps(a, v) for _, v in operands(var.op)))
 
 
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:

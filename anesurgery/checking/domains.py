@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import ADDRESSES, Drawing, weights
+from anesurgery.checking.addresses import ADDRESSES
+from anesurgery.checking.adversarial import Drawing, weights
 from anesurgery.checking.aiming import aimed, targets
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import address_bounds, weights
+from anesurgery.checking.addresses import address_bounds
+from anesurgery.checking.adversarial import weights
 from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
@@ -156,7 +158,8 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
 
     def span(var: Var) -> tuple[float, float]:
-        return bounds[var] if var in bounds else interval(var)
+        low, high = bounds[var] if var in bounds else interval(var)
+        return float(np.min(low, initial=math.inf)), float(np.max(high, initial=-math.inf))
 
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
 

@@ -10,19 +10,12 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import (
-    FEW_PLACES,
-    Bounds,
-    Drawing,
-    Sampler,
-    address_bounds,
-    constants_of,
-    rows_apart,
-)
+from anesurgery.checking.addresses import Bounds, address_bounds
+from anesurgery.checking.adversarial import FEW_PLACES, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
@@ -139,9 +132,14 @@ def _facts(site: Site, sample: Sampler) -> Hashable:
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
     samples = (sample(v, np.random.default_rng(0)) for v in drawable)
     return tuple(
-        (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
+        (interval(v), _exactly(bounds.get(v)), _exactly(g))
         for v, g in zip(drawable, samples, strict=True)
     )
+
+
+def _exactly(numbers: Any) -> Hashable:
+    """Numbers as a key."""
+    return None if numbers is None else np.asarray(numbers, np.float64).tobytes()
 
 
 def _checked(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | Refusal:

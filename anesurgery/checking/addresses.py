@@ -20,7 +20,7 @@ from anesurgery.interpret.sampling import LOOKUPS, is_guard
 from anesurgery.mil import Operation, Var, constant, consumers, ct, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, PADDING, REARRANGING, names
 from anesurgery.semantics.byte_sizes import is_tensor
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 from anesurgery.semantics.reading import number
 
 Bounds = dict[Var, tuple[Any, Any]]
@@ -85,7 +85,7 @@ def address_bounds(
 def _joint(var: Var, asked: Sequence[_Asked]) -> tuple[Any, Any]:
     """The least and the largest number: of all elements where all are asked for, else of each."""
     info = np.iinfo(np_dtype(var))
-    low, high = (float(min(max(end, info.min), info.max)) for end in interval(var))
+    low, high = (float(min(max(end, info.min), info.max)) for end in stored_interval(var))
     least, most = np.full(drawn_shape(var), low), np.full(drawn_shape(var), high)
     for one in asked:
         at = slice(None) if one.at is None else one.at[one.at >= 0].numpy()

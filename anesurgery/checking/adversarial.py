@@ -18,7 +18,7 @@ from anesurgery.checking.addresses import Bounds, among
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
@@ -215,7 +215,7 @@ class Drawing:
 
     def bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
         """Inside what is known of the var."""
-        low, high = interval(var)
+        low, high = stored_interval(var)
         with np.errstate(over="ignore", invalid="ignore"):
             if math.isfinite(low) or math.isfinite(high):
                 if math.isfinite(low) and math.isfinite(high):

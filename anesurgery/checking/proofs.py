@@ -33,7 +33,7 @@ from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Operation, Var, np_dtype, types
 from anesurgery.ops import names
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added: less than one wrong proof in 10^12."""
@@ -141,7 +141,7 @@ def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]
 
 def _range_of(var: Var) -> tuple[float, float] | None:
     """Where a float lies, by the interval analysis."""
-    low, high = interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
+    low, high = stored_interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
     return None if math.isinf(low) and math.isinf(high) else (float(low), float(high))
 
 
@@ -158,7 +158,7 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
 
     def span(var: Var) -> tuple[float, float]:
-        low, high = bounds[var] if var in bounds else interval(var)
+        low, high = bounds[var] if var in bounds else stored_interval(var)
         return float(np.min(low, initial=math.inf)), float(np.max(high, initial=-math.inf))
 
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
@@ -167,7 +167,7 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
 def at_points(
     agree: Callable[[Algebraic], int | NoProof],
     seed: int,
-    span: Callable[[Var], tuple[float, float]] = interval,
+    span: Callable[[Var], tuple[float, float]] = stored_interval,
 ) -> Proof | NoProof:
     """Points are added until the bound holds; each has to agree.
 

@@ -22,7 +22,7 @@ from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promis
 from anesurgery.checking.lengths import LONG, drawn_shape, other_lengths, with_lengths
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 if TYPE_CHECKING:
     from anesurgery.checking.numbers import BothSides
@@ -74,7 +74,17 @@ def check_site(
     proof = _for_any_weights(site, seed, promise, memo)
     if isinstance(proof, SiteCheck):
         return proof
-    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
+    result = _with_memo(site, sample, seed, promise, memo)
+    if isinstance(result, SiteCheck) and result.ranged and (left := _left_range(site, seed)):
+        return dataclasses.replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {left}")
+    return result
+
+
+def _with_memo(
+    site: Site, sample: Sampler, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
+) -> SiteCheck | Refusal:
+    """The check of the edit, or that of an earlier one that is the same computation."""
+    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _facts(site, sample))
     if key not in memo:
         try:
             with _trimmed(site):
@@ -82,6 +92,14 @@ def check_site(
         except Refused as reason:
             return Refusal(str(reason))
     return memo[key]
+
+
+def _left_range(site: Site, seed: int) -> str:
+    """A number outside of a range that the check rests on, in words; empty where none was found."""
+    from anesurgery.checking.upstream import leaves_range
+
+    floats = (v for v in site.drawn if np_dtype(v).kind == "f")
+    return next(filter(None, (leaves_range(v, seed) for v in floats)), "")
 
 
 def _for_any_weights(
@@ -132,7 +150,7 @@ def _facts(site: Site, sample: Sampler) -> Hashable:
     bounds = address_bounds(drawable, site.old_ops, set(site.new_ops))
     samples = (sample(v, np.random.default_rng(0)) for v in drawable)
     return tuple(
-        (interval(v), _exactly(bounds.get(v)), _exactly(g))
+        (stored_interval(v), _exactly(bounds.get(v)), _exactly(g))
         for v, g in zip(drawable, samples, strict=True)
     )
 
@@ -223,11 +241,14 @@ def _at_lengths(site: Site, sample: Sampler, seed: int, promise: Promise) -> Sit
             site.replaced, site.old_ops, site.new_ops, site.drawn, site.carried, promise.tolerance.rtol == 0
         )
         proof = prove(site, seed, finite=not promise.tolerates_nonfinite)
-        if isinstance(proof, Proof) and proof.grade is Grade.BITS:
+        bits = isinstance(proof, Proof) and proof.grade is Grade.BITS
+        if isinstance(proof, Proof) and bits and not proof.ranged:
             return _of_bits(proof, seed)
         check = _on_numbers(site, sides, sample, seed, promise)
     except Unsupported as reason:
         return Refusal(str(reason))
+    if isinstance(proof, Proof) and bits and check.within(promise.tolerance):
+        return _of_bits(proof, seed)
     if not isinstance(proof, Proof):
         return dataclasses.replace(check, no_proof=proof.reason)
     if not check.within(promise.tolerance):
@@ -280,5 +301,5 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
 
 def _lie_within(drawn: Sequence[Var], magnitude: float) -> bool:
     """Does the interval analysis show that no float that is read is larger?"""
-    floats = [interval(v) for v in drawn if np_dtype(v).kind == "f"]
+    floats = [stored_interval(v) for v in drawn if np_dtype(v).kind == "f"]
     return all(-magnitude <= low and high <= magnitude for low, high in floats)

@@ -216,10 +216,7 @@ ROWS: dict[str, Meaning] = {
     "conv_transpose": Meaning(axes=_images, work=_conv_transpose),
     "einsum": Meaning(axes=_einsum_axes, work=_einsum),
     "linear": Meaning(
-        _bounded,
-        _linear_axes,
-        lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1],
-        terms=_terms,
+        _bounded, _linear_axes, lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1], terms=_terms
     ),
     "matmul": Meaning(_of_values, _matmul_axes, _matmul, terms=_terms),
     "scaled_dot_product_attention": Meaning(axes=_attention_axes, work=_attention),

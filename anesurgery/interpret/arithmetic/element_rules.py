@@ -23,7 +23,9 @@ WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}
 """Bytes of a float -> up to where it holds every integer."""
 AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
 """Ops whose integers may wrap around."""
-HANDING_ON = MOVING | JOINING | PADDING | names("cast select slice_update scatter scatter_nd scatter_along_axis")
+HANDING_ON = (
+    MOVING | JOINING | PADDING | names("cast select slice_update scatter scatter_nd scatter_along_axis")
+)
 """Ops that hand on integers which wrapped around before."""
 
 

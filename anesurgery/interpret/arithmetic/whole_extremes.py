@@ -1,7 +1,7 @@
 """Largest and smallest integers: they are known by their order alone, and not by their negatives.
 
-The negative of the least integer is itself, so max(-x, -y) is not -min(x, y). An integer enters the lattice under
-a name of its own, whose negative stands for the same integer in the reverse order and for no result of an op.
+The negative of the least integer is itself, so max(-x, -y) is not -min(x, y). An integer enters the lattice
+under a name of its own, whose negative stands for the same integer in the reverse order and for no result.
 """
 
 from __future__ import annotations

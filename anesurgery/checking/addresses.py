@@ -76,10 +76,16 @@ def address_bounds(
         if not is_tensor(var) or np_dtype(var).kind not in "iu":
             continue
         asked = list(_asked(var, new_ops))
-        counts = _says_how_many(var, ops)
-        if asked or counts:
-            bounds[var] = _joint(var, [*asked, *([_Asked(None, 0, AS_DRAWN)] if counts else [])])
+        if _says_how_many(var, ops):
+            asked.append(_Asked(None, 0, AS_DRAWN))
+        if asked:
+            bounds[var] = _joint(var, asked)
     return bounds
+
+
+def looked_up(var: Var, new_ops: Collection[Operation] = ()) -> bool:
+    """Does a lookup bound some numbers of a value?"""
+    return next(_asked(var, new_ops), None) is not None
 
 
 def _joint(var: Var, asked: Sequence[_Asked]) -> tuple[Any, Any]:

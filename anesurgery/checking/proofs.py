@@ -159,7 +159,8 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
 
     def span(var: Var) -> tuple[float, float]:
         low, high = bounds[var] if var in bounds else stored_interval(var)
-        return float(np.min(low, initial=math.inf)), float(np.max(high, initial=-math.inf))
+        least, most = (np.asarray(end, np.float64) for end in (low, high))  # of each element, perhaps
+        return float(least.min(initial=math.inf)), float(most.max(initial=-math.inf))
 
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.addresses import Bounds, address_bounds
+from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
 from anesurgery.checking.adversarial import FEW_PLACES, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
@@ -199,6 +199,7 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
     """Where integers must lie; for places that the old side does not all take, up to where it takes each."""
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
     dynamic = any(op.op_type in PLACED for op in site.old_ops) and bool(bounds)
+    bounds = _widened(site, sample, seed, bounds) if dynamic else bounds
     if not dynamic or all(_has_meaning(site, sample, seed + i, bounds) for i in range(TRIES)):
         return bounds
     none: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in bounds}
@@ -212,6 +213,20 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
                     break
                 most[at] = place
     return ends
+
+
+def _widened(site: Site, sample: Sampler, seed: int, bounds: Bounds) -> Bounds:
+    """The bounds, but for integers that the old side makes fit: these may be any, or any from 0 up."""
+    for var in bounds:
+        if looked_up(var, set(site.new_ops)):
+            continue
+        most = float(np.iinfo(np_dtype(var)).max)
+        for least in (-most, 0.0):
+            wide = bounds | {var: (least, most)}
+            if all(_has_meaning(site, sample, seed + i, wide) for i in range(TRIES)):
+                bounds = wide
+                break
+    return bounds
 
 
 def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None = None) -> bool:

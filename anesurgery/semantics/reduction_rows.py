@@ -26,7 +26,7 @@ from anesurgery.semantics.meaning import (
     unless_summed,
 )
 from anesurgery.semantics.reading import axis_of, flag, ints, number
-from anesurgery.semantics.rounding import CORRECT
+from anesurgery.semantics.rounded_ends import CORRECT
 from anesurgery.semantics.row_lengths import epsilon_of, longest
 
 

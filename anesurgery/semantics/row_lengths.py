@@ -12,7 +12,7 @@ import numpy as np
 from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import MOST, gain, of_constant
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
-from anesurgery.semantics.rounding import norm_growth
+from anesurgery.semantics.rounded_ends import norm_growth
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rounding import EXACT as EXACT_ENDS
-from anesurgery.semantics.rounding import outwards
+from anesurgery.semantics.rounded_ends import EXACT as EXACT_ENDS
+from anesurgery.semantics.rounded_ends import outwards
 from anesurgery.semantics.rows import places_of, slices_read
 
 DRAWS = 2

@@ -53,6 +53,11 @@ def _compared(rule: Rule) -> Rule:
     return _in_order(ruled)
 
 
+def absolute(a: Algebraic, var: Any, x: Image) -> Image:
+    """The absolute value; that of integers which may have wrapped around tells nothing of their order."""
+    return a.even("abs of wrapped" if _wraps(a, var) else "abs", x)
+
+
 def _wraps(a: Algebraic, var: Any) -> bool:
     """May integers of a value have wrapped around?"""
     if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
@@ -122,7 +127,7 @@ RULES: dict[str, Rule] = {
     "sqrt": lambda a, op, x: a.root(a.image(x)),
     "rsqrt": lambda a, op, x, epsilon=1e-12: divide(a.lift(1.0), a.root(a.plus(x, float(epsilon)))),
     "pow": _pow,
-    "abs": lambda a, op, x: a.even("abs", a.image(x)),
+    "abs": lambda a, op, x: absolute(a, op.inputs["x"], a.image(x)),
     "relu": _in_order(lambda a, op, x: a.larger(x, 0)),
     "relu6": _in_order(lambda a, op, x: a.smaller(a.larger(x, 0), 6)),
     "maximum": _in_order(lambda a, op, x, y: a.larger(x, y)),

@@ -144,7 +144,7 @@ def _runs_with(op: Operation, var: Var) -> bool:
     block = op.enclosing_block
     if var.op is not None:
         return block is var.op.enclosing_block
-    return block.outer_op is None or var in block.inputs
+    return block is not None and (block.outer_op is None or var in block.inputs)
 
 
 def _bound(op: Operation, reached: _Reached) -> _Asked | None:

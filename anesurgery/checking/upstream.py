@@ -44,10 +44,10 @@ def leaves_range(var: Var, seed: int) -> str:
     run = Evaluator(ops, [var], "fp16")
     for numbers in _tried(boundary, ops, seed):
         try:
-            (made,) = run(numbers)
+            (values,) = run(numbers)
         except InterpretError:
             continue  # places or lengths that do not go together
-        held = made.double()[~torch.isnan(made)]
+        held = values.double()[~torch.isnan(values)]
         beyond = held[(held < low) | (held > high)]
         if beyond.numel():
             return f"%{var.name} is {float(beyond[0]):.9g}, outside of {low:.9g} to {high:.9g}"

@@ -74,7 +74,7 @@ FEWER: dict[str, Any] = {
     "a choice": lambda x: mb.select(
         cond=mb.logical_and(x=mb.greater(x=x, y=np.int32(0)), y=mb.less(x=x, y=np.int32(5))),
         a=x,
-        b=np.int32([0]),
+        b=np.array([0], np.int32),
     ),
 }
 

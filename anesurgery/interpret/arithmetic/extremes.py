@@ -60,8 +60,8 @@ def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: boo
         else [image.shape[i] for i in others]
     )
     rows = image.map(lambda v: v.permute(*others, *chosen).reshape(-1, width))
-    known = a.extremes(op)
-    extreme = known.largest(rows) if op.op_type == "reduce_max" else known.smallest(rows)
+    sets = a.extremes(op)
+    extreme = sets.largest(rows) if op.op_type == "reduce_max" else sets.smallest(rows)
     return extreme.map(lambda v: v.reshape(shape))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
-from anesurgery.interpret.arithmetic.lattice import Lattice
+from anesurgery.interpret.arithmetic.lattice import SMALL, Lattice
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor
@@ -31,7 +31,8 @@ class WholeExtremes:
 
     def know(self, names: Image, values: Array) -> None:
         """Remember the names of constants."""
-        self._lattice.know(self._entered(names), values)
+        if values.size <= SMALL:
+            self._lattice.know(self._entered(names), values)
 
     def largest(self, names: Image) -> Image:
         """The largest of the integers along the last axis."""
@@ -44,10 +45,10 @@ class WholeExtremes:
     def _extreme(self, names: Image, extreme: Callable[[Image], Image]) -> Image:
         """The extreme: one of the integers where no other counts, else a name of its own."""
         entered = self._entered(names)
-        found = packed(extreme(entered))
-        named = packed(opaque(key(self.seed, "whole extreme"), found))
-        self._remember(named.reshape(-1), found.reshape(-1))
-        same = packed(entered) == found.unsqueeze(-1)
+        inside = packed(extreme(entered))
+        named = packed(opaque(key(self.seed, "whole extreme"), inside))
+        self._remember(named.reshape(-1), inside.reshape(-1))
+        same = packed(entered) == inside.unsqueeze(-1)
         first = packed(names).gather(-1, same.int().argmax(-1, keepdim=True)).squeeze(-1)
         return Image.of(torch.where(same.any(-1), first, named))
 
@@ -60,9 +61,11 @@ class WholeExtremes:
             inside = torch.where(extremes[at] == outside, entered[at], inside)
         return Image.of(inside)
 
-    def _remember(self, named: Tensor, found: Tensor) -> None:
+    def _remember(self, named: Tensor, inside: Tensor) -> None:
+        if not len(named):
+            return
         order = named.sort()
-        self._made = [made for made in self._made if not torch.equal(made[0], order.values)]
-        self._made.append((order.values, found[order.indices]))
+        self._made = [pair for pair in self._made if not torch.equal(pair[0], order.values)]
+        self._made.append((order.values, inside[order.indices]))
         while len(self._made) > 1 and sum(len(names) for names, _ in self._made) > KEPT:
             self._made.pop(0)

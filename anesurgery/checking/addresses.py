@@ -17,7 +17,7 @@ from anesurgery.checking.lengths import drawn_shape, length_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.sampling import LOOKUPS, is_guard
-from anesurgery.mil import Operation, Var, constant, consumers, ct, np_dtype, operands
+from anesurgery.mil import Operation, Var, constant, consumers, ct, is_symbolic, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, PADDING, REARRANGING, names
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
@@ -94,7 +94,7 @@ def _joint(var: Var, asked: Sequence[_Asked]) -> tuple[Any, Any]:
     low, high = (float(min(max(end, info.min), info.max)) for end in stored_interval(var))
     least, most = np.full(drawn_shape(var), low), np.full(drawn_shape(var), high)
     for one in asked:
-        at = slice(None) if one.at is None else one.at[one.at >= 0].numpy()
+        at = slice(None) if one.at is None else one.at[one.at >= 0].long().numpy()
         least.reshape(-1)[at] = np.maximum(least.reshape(-1)[at], one.least)
         most.reshape(-1)[at] = np.minimum(most.reshape(-1)[at], one.most)
     most = np.maximum(most, least)
@@ -132,8 +132,7 @@ def _asked(var: Var, without: Collection[Operation]) -> Iterator[_Asked]:
         for op in consumers(reached.value):
             if op in without or not _runs_with(op, var):
                 continue
-            if (asked := _bound(op, reached)) is not None:
-                yield asked
+            yield from _bounds_of(op, reached)
             fresh = [further for further in _further(op, reached) if further.value not in seen]
             seen.update(further.value for further in fresh)
             stack += fresh
@@ -147,25 +146,28 @@ def _runs_with(op: Operation, var: Var) -> bool:
     return block is not None and (block.outer_op is None or var in block.inputs)
 
 
-def _bound(op: Operation, reached: _Reached) -> _Asked | None:
+def _bounds_of(op: Operation, reached: _Reached) -> Iterator[_Asked]:
     """What an op asks of the numbers that it reads as indices."""
     scatters = op.op_type.startswith("scatter")
     index, table = ("indices", "data") if scatters else LOOKUPS.get(op.op_type, ("", ""))
     if not index or op.inputs.get(index) is not reached.value:
-        return None
-    rows = _length(op.inputs[table], op)
-    if rows is None:
-        return None
+        return
     back = reached.guarded or (not scatters and op.opset_version < ct.target.iOS17)
-    return _Asked(reached.at, (-rows if back else 0) - reached.shift, rows - 1 - reached.shift)
+    for at, rows in _indexed(op, op.inputs[table], reached):
+        yield _Asked(at, (-rows if back else 0) - reached.shift, rows - 1 - reached.shift)
 
 
-def _length(table: Var, op: Operation) -> int | None:
-    """The length of the axis that an op indexes; of the shortest one where there are several."""
-    if op.op_type.endswith("_nd"):
-        return min(map(length_of, table.shape), default=None)
-    axis = constant(op.inputs.get("axis"))
-    return length_of(table.shape[int(axis or 0)]) if table.rank else None
+def _indexed(op: Operation, table: Var, reached: _Reached) -> list[tuple[torch.Tensor | None, int]]:
+    """Which numbers index an axis of a table, and how long it is."""
+    if not op.op_type.endswith("_nd"):
+        axis = int(constant(op.inputs.get("axis")) or 0)
+        return [(reached.at, length_of(table.shape[axis]))] if table.rank else []
+    first = int(constant(op.inputs.get("batch_dims")) or 0)
+    count = reached.value.shape[-1]
+    lengths = [] if is_symbolic(count) else [length_of(n) for n in table.shape[first : first + int(count)]]
+    if reached.at is None:  # each may be of the longest axis
+        return [(None, max(lengths))] if lengths else []
+    return [(reached.at[..., i], rows) for i, rows in enumerate(lengths)]
 
 
 def _further(op: Operation, reached: _Reached) -> list[_Reached]:

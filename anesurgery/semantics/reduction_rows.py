@@ -178,7 +178,8 @@ def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
     count = math.prod(shape[a] for a in axes)
     scale, shift = gain(op)
     together = count if ranges.stored else max(count - 1, 1)
-    most = longest(op.x, together, epsilon_of(op), stored=ranges.stored) * scale + shift
+    normal = longest(op.x, together, epsilon_of(op), stored=ranges.stored)
+    most = normal * scale + shift if math.isfinite(normal) else math.inf
     return -most, most
 
 

@@ -85,7 +85,7 @@ def row_length(var: Any, *, stored: bool = False) -> float:
         scale, shift = gain(op)
         growth = 1 + 4 * float(np.finfo(np_dtype(var)).eps) if stored else 1.0  # of the scale and the shift
         normal = longest(op.x, shape[-1], epsilon_of(op), stored=stored)
-        return (normal * scale + math.sqrt(shape[-1]) * shift) * growth
+        return (normal * scale + math.sqrt(shape[-1]) * shift) * growth if math.isfinite(normal) else math.inf
     if op.op_type == "mul":
         for one, other in ((op.x, op.y), (op.y, op.x)):
             factor = mean_square(other)

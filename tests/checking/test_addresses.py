@@ -102,6 +102,12 @@ def test_a_guard_of_ids_that_are_not_all_looked_up_stays(name: str) -> None:
         (SOME["the first column"], ([[0, LOW, LOW, LOW]] * 2, [[ROWS - 1, HIGH, HIGH, HIGH]] * 2)),
         (SOME["chosen columns"], ([[0, LOW, 0, LOW]] * 2, [[ROWS - 1, HIGH, ROWS - 1, HIGH]] * 2)),
         (SOME["clipped"], None),
+        (
+            lambda ids: mb.gather_nd(
+                x=np.zeros((5, 9), np.float32), indices=part(ids, 1, 3), batch_dims=0, validate_indices=False
+            ),
+            ([[LOW, 0, 0, LOW]] * 2, [[HIGH, 4, 8, HIGH]] * 2),
+        ),
     ],
 )
 def test_where_ids_lie(looks_up: Body, bounds: Any) -> None:

@@ -22,9 +22,10 @@ def _pictures(op: Operation) -> Axes:
 
 
 def _average(op: Operation, ranges: Ranges) -> Interval:
-    """Zeros that pad an edge may count."""
+    """Zeros that pad an edge may count, and those beyond the data."""
     low, high = ranges.at(op.x)
-    bare = constant(op.inputs.get("pad_type")) == "valid" or flag(op, "exclude_padding_from_average")
+    unpadded = constant(op.inputs.get("pad_type")) == "valid" and not flag(op, "ceil_mode")
+    bare = unpadded or flag(op, "exclude_padding_from_average")
     return unless_summed(op, (low, high) if bare else (min(low, 0.0), max(high, 0.0)), _window(op), ranges)
 
 

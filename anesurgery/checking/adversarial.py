@@ -14,14 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.lengths import drawn_shape, length_of
-from anesurgery.interpret.sampling import LOOKUPS, index_range
-from anesurgery.mil import Array, Operation, Var, constant, ct, np_dtype, reads, types
-from anesurgery.ops import names
-from anesurgery.semantics.intervals import interval
+from anesurgery.checking.addresses import Bounds, among
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.interpret.sampling import LOOKUPS
+from anesurgery.mil import Array, Operation, Var, constant, np_dtype, reads, types
+from anesurgery.semantics.intervals import stored_interval
 
-Bounds = dict[Var, tuple[Any, Any]]
-"""Value -> the least and the largest number of all its elements, or of each."""
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
 ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
@@ -67,13 +65,6 @@ FEW_PLACES = 8
 for each axis, of which there are five at most."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at: limits, slopes and ends are few, weights many."""
-ADDRESSES = names(
-    """
-    shape begin end stride size reps pad axis axes k one_hot_vector_size start step lengths init_length index
-    num_splits split_sizes begins ends pred elem_shape
-    """
-)
-"""Parameters whose numbers say where or how many: any large number there is an error, not a test."""
 IMPLIED: dict[str, tuple[float, ...]] = {"relu6": (6.0,), "softsign": (1.0,), "sigmoid_hard": (-2.5, 2.5)}
 """Constants that an op type has by itself."""
 
@@ -212,7 +203,7 @@ class Drawing:
             hit = rng.random(shape) < 0.5
             return np.where(hit, rng.choice(special, shape), anywhere) if special.size else np.asarray(anywhere)
         near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
-        special = np.array([0, 1, -1, low, high, *near], np.int64)
+        special = np.array([0, -1, low, low + 1, high, *near], np.int64)
         special = special[(special >= low) & (special <= high)]
         few: Array = rng.integers(max(low, -8), 9, shape)
         if kind in ("large", "largest"):
@@ -226,7 +217,7 @@ class Drawing:
 
     def bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
         """Inside what is known of the var."""
-        low, high = interval(var)
+        low, high = stored_interval(var)
         with np.errstate(over="ignore", invalid="ignore"):
             if math.isfinite(low) or math.isfinite(high):
                 if math.isfinite(low) and math.isfinite(high):
@@ -292,46 +283,6 @@ def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
     return tuple(sorted(numbers))
 
 
-def address_bounds(
-    inputs: Iterable[Var], ops: Sequence[Operation], new_ops: Collection[Operation] = ()
-) -> Bounds:
-    """Where integers must lie that say which element, or how many; old lookups count back from the end too.
-
-    Args:
-        inputs: what a site reads.
-        ops: the old ops, and what else is known to be asked of the integers.
-        new_ops: what these ask does not count: it has to hold for whatever the old ones take.
-    """
-    bounds: Bounds = {}
-    for var in inputs:
-        if np_dtype(var).kind not in "iu":
-            continue
-        rows = [index_range(var, without=new_ops)]
-        reached, from_end = {var}, []
-        for op in ops:
-            for name, value in op.inputs.items():
-                if not _among(value, reached):
-                    continue
-                if name in ADDRESSES:
-                    rows.append(2)
-                    from_end.append(False)
-                elif op.op_type in LOOKUPS and name == LOOKUPS[op.op_type][0]:
-                    rows.append(_rows(op))
-                    from_end.append(op.opset_version < ct.target.iOS17)
-                elif op.op_type.startswith("scatter") and name == "indices":
-                    rows.append(_length(op.inputs["data"], op))
-                    from_end.append(False)
-                else:
-                    reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
-        counts = [n for n in rows if n is not None]
-        if counts:
-            low, high = interval(var)
-            top = max(min(min(counts) - 1.0, high), 0.0)
-            least = -float(min(counts)) if from_end and all(from_end) else 0.0
-            bounds[var] = (max(least, low), top)
-    return bounds
-
-
 def rows_apart(old: Var, old_ops: Sequence[Operation], new: Var, new_ops: Sequence[Operation]) -> list[int]:
     """Some rows at which a table that one value indexes differs from its counterpart: few of many may.
 
@@ -359,25 +310,9 @@ def _tables(index: Var, ops: Sequence[Operation]) -> list[Array]:
             value, axis = constant(op.inputs[table]), constant(op.inputs.get("axis"))
             plain = not op.op_type.endswith("_nd") and np.ndim(value)
             tables += [np.moveaxis(np.asarray(value), int(axis or 0), 0)] if plain else []
-        elif any(_among(value, reached) for value in op.inputs.values()):
+        elif any(among(value, reached) for value in op.inputs.values()):
             reached.update(v for v in op.outputs if np_dtype(v).kind in "iu")
     return tables
-
-
-def _among(value: Any, reached: set[Var]) -> bool:
-    return any(v in reached for v in (value if isinstance(value, (list, tuple)) else (value,)) if v is not None)
-
-
-def _rows(op: Operation) -> int | None:
-    return _length(op.inputs[LOOKUPS[op.op_type][1]], op)
-
-
-def _length(table: Var, op: Operation) -> int | None:
-    """The length of the axis that an op indexes; of the shortest one where there are several."""
-    if op.op_type.endswith("_nd"):
-        return min(map(length_of, table.shape), default=None)
-    axis = constant(op.inputs.get("axis"))
-    return length_of(table.shape[int(axis or 0)])
 
 
 def weights(ops: Iterable[Operation]) -> int:

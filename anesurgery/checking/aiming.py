@@ -115,8 +115,10 @@ def _around(var: Var, band: Sequence[float], constants: set[float], drawing: Dra
     dtype = np_dtype(var)
     if dtype.kind != "f":
         info = np.iinfo(dtype)
-        whole = {int(n) + d for n in band if abs(n) < 2**31 for d in ((-1, 0, 1) if n in constants else (0,))}
-        return np.array([n for n in sorted(whole | {-n for n in whole}) if info.min <= n <= info.max], np.int64)
+        near = {int(n) + d for n in band if n in constants and abs(n) < 2**31 for d in (-1, 0, 1)}
+        ends = {0, info.min, info.min + 1, info.max, -1} if 0 in band else set()
+        whole = near | ends | {-n for n in near}
+        return np.array([n for n in sorted(whole) if info.min <= n <= info.max], np.int64)
     with np.errstate(over="ignore", invalid="ignore"):
         here = np.array(band, np.float64).astype(dtype)
         own = here[[n in constants or n == 0 for n in band]]

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import ADDRESSES, Drawing, weights
+from anesurgery.checking.addresses import ADDRESSES
+from anesurgery.checking.adversarial import Drawing, weights
 from anesurgery.checking.aiming import aimed, targets
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape
@@ -23,7 +24,7 @@ from anesurgery.checking.numbers import (
 )
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Operation, Var, any_symbolic, constant, ct, np_dtype, types
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 WHOLE = 1024
 """Combinations of values up to which all are tried: ten booleans, or two integers of five bits. A choice."""
@@ -46,7 +47,7 @@ def values_of(var: Var, drawing: Drawing) -> range | None:
     if dtype.kind == "b":
         return range(2)
     info = np.iinfo(dtype)
-    low, high = (drawing.bounds or {}).get(var, interval(var))
+    low, high = (drawing.bounds or {}).get(var, stored_interval(var))
     if np.ndim(low) or np.ndim(high):
         return None  # each has ends of its own
     return range(int(max(low, info.min)), int(min(high, info.max)) + 1)
@@ -74,7 +75,7 @@ def _partly_drawn(op: Operation) -> bool:
     if op.op_type not in LOOKUPS:
         return op.op_type.startswith("scatter")
     index, table = (op.inputs[name] for name in LOOKUPS[op.op_type])
-    counts_back = op.opset_version < ct.target.iOS17 and interval(index)[0] < 0
+    counts_back = op.opset_version < ct.target.iOS17 and stored_interval(index)[0] < 0
     return constant(index) is None and (counts_back or any_symbolic(table.shape))
 
 

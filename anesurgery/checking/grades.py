@@ -205,7 +205,10 @@ def _fine_print(checks: Sequence[SiteCheck]) -> list[str]:
     needs = Counter(c.preconditions for c in checks if c.preconditions)
     said = [f"{n} {'holds' if n == 1 else 'hold'} for {what} only" for what, n in needs.items()]
     if ranged := sum(c.ranged for c in checks):
-        said.append(f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows")
+        said.append(
+            f"{ranged} {'rests' if ranged == 1 else 'rest'} on ranges that the interval analysis shows"
+            + " with rounding, and numbers upstream keep"
+        )
     said += _in_halves(checks)
     unproved = Counter(c.no_proof for c in checks if c.no_proof)
     said += [f"{n} not proved: {why}" for why, n in unproved.items()]

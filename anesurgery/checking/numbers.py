@@ -22,7 +22,7 @@ from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING
 from anesurgery.semantics.byte_sizes import is_tensor
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
@@ -107,7 +107,7 @@ def _to_half(op: Operation) -> bool:
     """Does the op cast to a float that cannot hold all that it is given?"""
     if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind not in "iu":
         return narrows(op)
-    low, high = interval(op.inputs["x"])
+    low, high = stored_interval(op.inputs["x"])
     return np_dtype(op.outputs[0]) == np.float16 and max(-low, high) > WHOLE_HALVES
 
 

@@ -23,7 +23,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Var, np_dtype
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 ORDINARY, BOTH_SIGNS, ONE_SIGN, ALIKE = 1.0, (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0)
 """The magnitude at which no digits may be lost; shares of a magnitude between which numbers lie."""
@@ -150,7 +150,7 @@ def _of_magnitude(
     low, high = ends
     drawn = rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude
     signed = drawn * rng.choice([-1, 1], drawn.shape) if low < 0 else drawn
-    return as_tensor(np.clip(signed, *interval(var)).astype(np.float16))
+    return as_tensor(np.clip(signed, *stored_interval(var)).astype(np.float16))
 
 
 def _only_new(old: torch.Tensor, new: torch.Tensor) -> bool:

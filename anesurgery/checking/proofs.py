@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import address_bounds, weights
+from anesurgery.checking.addresses import address_bounds
+from anesurgery.checking.adversarial import weights
 from anesurgery.checking.both import Site
 from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
@@ -31,7 +33,7 @@ from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Operation, Var, np_dtype, types
 from anesurgery.ops import names
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added: less than one wrong proof in 10^12."""
@@ -139,7 +141,7 @@ def _ways(site: Site, seed: int, finite: bool) -> Iterator[tuple[Bitwise, bool]]
 
 def _range_of(var: Var) -> tuple[float, float] | None:
     """Where a float lies, by the interval analysis."""
-    low, high = interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
+    low, high = stored_interval(var) if np_dtype(var).kind == "f" else (-math.inf, math.inf)
     return None if math.isinf(low) and math.isinf(high) else (float(low), float(high))
 
 
@@ -156,7 +158,9 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
 
     def span(var: Var) -> tuple[float, float]:
-        return bounds[var] if var in bounds else interval(var)
+        low, high = bounds[var] if var in bounds else stored_interval(var)
+        least, most = (np.asarray(end, np.float64) for end in (low, high))  # of each element, perhaps
+        return float(least.min(initial=math.inf)), float(most.max(initial=-math.inf))
 
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
 
@@ -164,7 +168,7 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
 def at_points(
     agree: Callable[[Algebraic], int | NoProof],
     seed: int,
-    span: Callable[[Var], tuple[float, float]] = interval,
+    span: Callable[[Var], tuple[float, float]] = stored_interval,
 ) -> Proof | NoProof:
     """Points are added until the bound holds; each has to agree.
 

@@ -10,19 +10,12 @@ import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import (
-    FEW_PLACES,
-    Bounds,
-    Drawing,
-    Sampler,
-    address_bounds,
-    constants_of,
-    rows_apart,
-)
+from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
+from anesurgery.checking.adversarial import FEW_PLACES, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
@@ -30,7 +23,7 @@ from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape,
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 if TYPE_CHECKING:
     from anesurgery.checking.numbers import BothSides
@@ -84,7 +77,22 @@ def check_site(
     proof = _for_any_weights(site, seed, promise, memo)
     if isinstance(proof, SiteCheck):
         return proof
-    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample, declared))
+    result = _with_memo(site, sample, seed, promise, declared, memo)
+    if isinstance(result, SiteCheck) and result.ranged and (left := _left_range(site, seed)):
+        return dataclasses.replace(result, max_abs=np.inf, max_rel=np.inf, counterexample=f"# {left}")
+    return result
+
+
+def _with_memo(
+    site: Site,
+    sample: Sampler,
+    seed: int,
+    promise: Promise,
+    declared: Declared,
+    memo: dict[Hashable, SiteCheck | Refusal],
+) -> SiteCheck | Refusal:
+    """The check of the edit, or that of an earlier one that is the same computation."""
+    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _facts(site, sample, declared))
     if key not in memo:
         try:
             with _trimmed(site):
@@ -92,6 +100,14 @@ def check_site(
         except Refused as reason:
             return Refusal(str(reason))
     return memo[key]
+
+
+def _left_range(site: Site, seed: int) -> str:
+    """A number outside of a range that the check rests on, in words; empty where none was found."""
+    from anesurgery.checking.upstream import leaves_range
+
+    floats = (v for v in site.drawn if np_dtype(v).kind == "f")
+    return next(filter(None, (leaves_range(v, seed) for v in floats)), "")
 
 
 def _for_any_weights(
@@ -148,10 +164,15 @@ def _facts(site: Site, sample: Sampler, declared: Declared) -> Hashable:
         ranges,
         listed,
         tuple(
-            (interval(v), bounds.get(v), None if g is None else hash(np.asarray(g).tobytes()))
+            (stored_interval(v), _exactly(bounds.get(v)), _exactly(g))
             for v, g in zip(drawable, samples, strict=True)
         ),
     )
+
+
+def _exactly(numbers: Any) -> Hashable:
+    """Numbers as a key."""
+    return None if numbers is None else np.asarray(numbers, np.float64).tobytes()
 
 
 def _checked(
@@ -227,6 +248,7 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
     """Where integers must lie; for places that the old side does not all take, up to where it takes each."""
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
     dynamic = any(op.op_type in PLACED for op in site.old_ops) and bool(bounds)
+    bounds = _widened(site, sample, seed, bounds) if dynamic else bounds
     if not dynamic or all(_has_meaning(site, sample, seed + i, bounds) for i in range(TRIES)):
         return bounds
     none: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in bounds}
@@ -240,6 +262,20 @@ def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
                     break
                 most[at] = place
     return ends
+
+
+def _widened(site: Site, sample: Sampler, seed: int, bounds: Bounds) -> Bounds:
+    """The bounds, but for integers that the old side makes fit: these may be any, or any from 0 up."""
+    for var in bounds:
+        if looked_up(var, set(site.new_ops)):
+            continue
+        most = float(np.iinfo(np_dtype(var)).max)
+        for least in (-most, 0.0):
+            wide = bounds | {var: (least, most)}
+            if all(_has_meaning(site, sample, seed + i, wide) for i in range(TRIES)):
+                bounds = wide
+                break
+    return bounds
 
 
 def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None = None) -> bool:
@@ -272,11 +308,14 @@ def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refus
         proof: Proof | NoProof = NoProof("")
         if trial.proving:
             proof = prove(site, trial.seed, finite=not promise.tolerates_nonfinite)
-        if isinstance(proof, Proof) and proof.grade is Grade.BITS:
+        bits = isinstance(proof, Proof) and proof.grade is Grade.BITS
+        if isinstance(proof, Proof) and bits and not proof.ranged:
             return _of_bits(proof, trial.seed)
         check = _on_numbers(site, sides, sample, trial)
     except Unsupported as reason:
         return Refusal(str(reason))
+    if isinstance(proof, Proof) and bits and check.within(promise.tolerance):
+        return _of_bits(proof, trial.seed)
     if not isinstance(proof, Proof):
         return dataclasses.replace(check, no_proof=proof.reason)
     if not check.within(promise.tolerance):
@@ -329,5 +368,5 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
 
 def _lie_within(drawn: Sequence[Var], magnitude: float) -> bool:
     """Does the interval analysis show that no float that is read is larger?"""
-    floats = [interval(v) for v in drawn if np_dtype(v).kind == "f"]
+    floats = [stored_interval(v) for v in drawn if np_dtype(v).kind == "f"]
     return all(-magnitude <= low and high <= magnitude for low, high in floats)

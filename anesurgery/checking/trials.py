@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Bounds, Drawing, address_bounds, constants_of, rows_apart
+from anesurgery.checking.addresses import Bounds, address_bounds
+from anesurgery.checking.adversarial import Drawing, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
@@ -111,7 +112,7 @@ class _Both:
         limits = address_bounds(self.inputs, list(walk_ops(self.old)))
         for var, (low, high) in self.assumed.items():
             least, most = limits.get(var, (low, high))
-            limits[var] = max(least, low), min(most, high)
+            limits[var] = np.maximum(least, low), np.minimum(most, high)
         return limits
 
     def _run(self, function: Function, numbers: Mapping[str, Any], arithmetic: Any) -> Outputs:

@@ -203,14 +203,14 @@ def stays_finite(op: Operation) -> bool:
         return False
     if op.op_type == "real_div":
         known = is_stored(op.y) and constant(op.y) is not None
-        low, high = of_constant(op.y) if known else Intervals().of(op.y)
+        low, high = of_constant(op.y) if known else Intervals(stored=True).of(op.y)
         return low > 0 or high < 0
     if op.op_type == "pow":
         power = np.asarray(constant(op.y) if constant(op.y) is not None else -1)
         return bool((power > 0).all() and (power == np.round(power)).all())
     if op.op_type not in POSITIVE | WITHIN | {"sqrt"}:
         return True
-    low, high = Intervals().of(op.x)
+    low, high = Intervals(stored=True).of(op.x)
     if op.op_type in POSITIVE:
         epsilon = constant(op.inputs.get("epsilon"))
         return low > 0 or (low == 0 and epsilon is not None and float(epsilon) > 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from anesurgery.mil import Operation, Var, consumers, is_constant, is_output, np_dtype, producer
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import stored_interval
 
 
 def before_casts(ids: Var, low: int, high: int) -> Var:
@@ -55,4 +55,4 @@ def serves_only(ids: Var, lookup: Operation) -> bool:
 
 def never_negative(var: Var) -> bool:
     """Is it certain that no element of `var` is below zero, whatever the inputs of the program are?"""
-    return interval(var)[0] >= 0
+    return stored_interval(var)[0] >= 0

@@ -155,15 +155,15 @@ def rows_read(var: Var) -> int | None:
                 axis = constant(op.inputs.get("axis"))
                 size = op.x.shape[int(axis or 0)]
                 rows += [] if is_symbolic(size) else [int(size)]
-            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or _guards(op):
+            elif (op.op_type in WHOLE and op.inputs.get("x", value) is value) or is_guard(op, value):
                 fresh = [v for v in op.outputs if v not in seen]
                 seen.update(fresh)
                 stack += fresh
     return min(rows, default=None)
 
 
-def _guards(op: Operation) -> bool:
-    """Does it count a negative id from the end of its table?"""
+def is_guard(op: Operation, ids: Var) -> bool:
+    """Does it count negative ids from the end of their table?"""
     cond = producer(op.cond, "greater_equal", "less") if op.op_type == "select" else None
     zero = None if cond is None else constant(cond.y)
     return zero is not None and not np.any(zero) and any(producer(v, "add") for v in (op.a, op.b))

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, is_constant, np_dtype, producer, static_shape
+from anesurgery.mil import Operation, Var, is_constant, np_dtype, producer
 from anesurgery.ops import BROADCASTING, MONOTONE, UNARY, names
 from anesurgery.semantics.computed import image
 from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval
 from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE, Meaning, Operand, Ranges, aligned, times
 from anesurgery.semantics.reading import clipped_divisor, exponential, number, scaled
-from anesurgery.semantics.row_lengths import mean_square, spans_rows, squared
+from anesurgery.semantics.row_lengths import epsilon_of, mean_square, spans_rows, squared
 
 DIP = -0.2785
 """Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
@@ -28,16 +28,6 @@ STEP = 2.0**-9
 
 def _monotone(op: Operation, ranges: Ranges) -> Interval:
     return image(op, ranges.at(op.x)) or ANY
-
-
-def _saturating(least: float) -> Callable[[Operation, Ranges], Interval]:
-    """Of an op that rises from `least` to 1."""
-
-    def between(op: Operation, ranges: Ranges) -> Interval:
-        low, high = _monotone(op, ranges)
-        return max(low, least), min(high, 1.0)
-
-    return between
 
 
 def _abs(op: Operation, ranges: Ranges) -> Interval:
@@ -83,13 +73,14 @@ def _power_of_number(op: Operation, ranges: Ranges) -> Interval:
 
 
 def _log(op: Operation, ranges: Ranges) -> Interval:
-    """Of numbers below 6e-8 nothing is said from below; a step of fp16 is added.
+    """Of numbers below 6e-8 nothing is said from below, of what is stored below 6e-5; a step of fp16 is added.
 
     What is above -epsilon has a logarithm too.
     """
-    low, high = (max(v + (number(op.inputs.get("epsilon")) or 0.0), 0.0) for v in ranges.at(op.x))
-    least = math.log(min(low, sys.float_info.max)) if low >= LEAST else -math.inf
-    return least - abs(least) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
+    low, high = (max(v + epsilon_of(op), 0.0) for v in ranges.at(op.x))
+    enough = low >= (NORMAL if ranges.stored else LEAST)
+    least = math.log(min(low, sys.float_info.max)) if enough else -math.inf
+    return least - max(abs(least), 1.0) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
 
 
 def _bent(op: Operation, ranges: Ranges) -> Interval:
@@ -136,23 +127,25 @@ def _sub(op: Operation, ranges: Ranges) -> Interval:
 def _mul(op: Operation, ranges: Ranges) -> Interval:
     if op.x is op.y:
         return _square(op, ranges)
-    if mean_square(op.y) is op.x or mean_square(op.x) is op.y:
-        root = math.sqrt((static_shape(op.outputs[0]) or (math.inf,))[-1])
-        return (-root, root)
-    if (multiple := _multiple_of_square(op)) is not None:
-        return times(multiple[1], _squares(ranges.at(multiple[0])))
+    for one, other in ((op.x, op.y), (op.y, op.x)):
+        factor = mean_square(other)
+        most = factor.largest(stored=ranges.stored) if factor is not None and factor.x is one else math.inf
+        if math.isfinite(most):
+            return (-most, most)
     left, right = ranges.at(op.x), ranges.at(op.y)
     ends = [end for factor in left for end in times(factor, right)]
-    return min(ends), max(ends)
+    low, high = min(ends), max(ends)
+    by = _multiple_of_square(op) or math.nan
+    return (max(low, 0.0) if by > 0 else low), (min(high, 0.0) if by < 0 else high)
 
 
-def _multiple_of_square(op: Operation) -> tuple[Var, float] | None:
-    """The x and the c of `(c * x) * x`."""
+def _multiple_of_square(op: Operation) -> float | None:
+    """The c of `(c * x) * x`."""
     for one, other in ((op.x, op.y), (op.y, op.x)):
         maker = producer(other, "mul", "real_div")
         times_number = None if maker is None else scaled(maker)
         if times_number is not None and times_number[0] is one:
-            return times_number
+            return times_number[1]
     return None
 
 
@@ -160,7 +153,7 @@ def _divide(op: Operation, ranges: Ranges) -> Interval:
     """By what is never 0, or by no less than the largest magnitude of the same value."""
     if _no_less_than_size(op.y, op.x, ranges):
         return -1.0, 1.0
-    if (most := _quiet(op.y, op.x, ranges)) is not None:
+    if not ranges.stored and (most := _quiet(op.y, op.x, ranges)) is not None:
         return -most, most
     (a, b), (c, d) = ranges.at(op.x), ranges.at(op.y)
     if (bounds := clipped_divisor(op)) is not None and a > 0 and bounds[0] > 0:
@@ -255,7 +248,7 @@ def _gate(op: Operation, ranges: Ranges) -> Interval:
 def _guarded(op: Operation, ranges: Ranges) -> Interval | None:
     """What an op with an epsilon reads, the epsilon added; None where fp16 may make it 0 or subnormal."""
     low, high = ranges.at(op.x)
-    epsilon = number(op.inputs.get("epsilon")) or 0.0
+    epsilon = epsilon_of(op)
     return None if low < 0 or low + epsilon < NORMAL else (low + epsilon, high + epsilon)
 
 
@@ -276,9 +269,7 @@ def _by_channel(op: Operation) -> tuple[Operand, ...]:
 
 RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     **dict.fromkeys(MONOTONE, _monotone),
-    "sigmoid": _saturating(0.0),
     "sigmoid_hard": (0.0, 1.0),
-    **dict.fromkeys(names("tanh erf softsign"), _saturating(-1.0)),
     **dict.fromkeys(names("sin cos sign"), (-1.0, 1.0)),
     **dict.fromkeys(names("elu leaky_relu"), _bent),
     "log": _log,
@@ -304,12 +295,18 @@ RANGES: dict[str, Interval | Callable[[Operation, Ranges], Interval]] = {
     "sub": _sub,
 }
 
+LIMITS = {"sigmoid": (0.0, 1.0), **dict.fromkeys(names("tanh erf softsign"), (-1.0, 1.0))}
+"""Where ops saturate."""
+
 WHOLE = {
     **dict.fromkeys(names("ceil floor round sign floor_div"), ALWAYS),
     **dict.fromkeys(names("abs add maximum minimum mod mul relu select sub"), OF_WHOLE),
 }
 
 ROWS: dict[str, Meaning] = {
-    **{t: Meaning(RANGES.get(t), aligned, whole=WHOLE.get(t)) for t in sorted(UNARY | BROADCASTING)},
+    **{
+        t: Meaning(RANGES.get(t), aligned, whole=WHOLE.get(t), limits=LIMITS.get(t, ANY))
+        for t in sorted(UNARY | BROADCASTING)
+    },
     **dict.fromkeys(("prelu", "softplus_parametric"), Meaning(axes=_by_channel)),
 }

@@ -1,7 +1,9 @@
 """Where a value lies before any input is known: an interval from the ops that make it.
 
-The unknown is infinite: `(-inf, inf)` says nothing. Weights are read only where what they multiply is bounded,
-and those of more than `MOST` elements never.
+The unknown is infinite: `(-inf, inf)` says nothing. `interval` is that of real numbers, which findings ask for:
+what a value would be where its dtype ends. `stored_interval` is that of the numbers which the program computes,
+rounded outwards in the dtype of each value; it is infinite where a value may overflow, and proofs rest on it.
+Weights are read only where what they multiply is bounded, and those of more than `MOST` elements never.
 """
 
 from __future__ import annotations
@@ -13,9 +15,11 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Operation, Var, np_dtype
-from anesurgery.ops import names
+from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
 from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.semantics.meaning import Meaning
 from anesurgery.semantics.product_rows import reach
+from anesurgery.semantics.rounded_ends import CORRECT, EXACT, FUNCTION, outwards
 from anesurgery.semantics.rows import MEANINGS
 from anesurgery.semantics.unedited import kept
 
@@ -30,12 +34,19 @@ OF_TYPES: dict[str, Interval] = {"b": (0, 1), "u": (0, math.inf)}
 WRAPPING = names("abs add cast cumsum exp2 floor_div matmul mul pow real_div reduce_prod reduce_sum square sub")
 """Ops whose results, in integers, start again or stop at the ends of their type."""
 
+UNCHANGED = UNROUNDED | MOVING | PADDING | names("max_pool resize_nearest_neighbor upsample_nearest_neighbor")
+"""Ops whose results are numbers of their dtype before they are rounded; a cast to a narrower float is not."""
+ROUNDED_ONCE = names("add sub mul real_div sqrt square")
+"""Ops that IEEE arithmetic rounds correctly."""
+
 
 class Intervals:
     """One question, and how far it may still look; or many questions that share what is learned."""
 
-    def __init__(self, products: int = 0, assume: Mapping[str, Interval] | None = None) -> None:
-        self.products, self.assume = products, assume or {}
+    def __init__(
+        self, products: int = 0, assume: Mapping[str, Interval] | None = None, *, stored: bool = False
+    ) -> None:
+        self.products, self.assume, self.stored = products, assume or {}, stored
         self.steps = STEPS if assume is None else DEEP
         self.shared: dict[Var, Interval] | None = None if assume is None else {}
 
@@ -75,7 +86,7 @@ class Intervals:
         return max(low, of_type[0]), min(high, of_type[1])
 
     def _result(self, op: Operation, var: Var) -> Interval:
-        """In numbers without end."""
+        """In numbers without end, of operands as they are."""
         row = MEANINGS.get(op.op_type)
         if row is None:
             return ANY
@@ -83,7 +94,22 @@ class Intervals:
             return 0.0, math.inf
         if row.range is None or isinstance(row.range, tuple):
             return row.range or ANY
-        return row.range(op, self)
+        low, high = self.rounded(op, row.range(op, self), _roundings(op, row))
+        return max(low, row.limits[0]), min(high, row.limits[1])
+
+    def rounded(self, op: Operation, ends: Interval, roundings: float) -> Interval:
+        """Where numbers lie that an op makes, its result or others on the way, after so many roundings."""
+        dtype = np_dtype(op.outputs[0])
+        return outwards(ends, dtype, roundings) if self.stored and dtype.kind == "f" else ends
+
+
+def _roundings(op: Operation, row: Meaning) -> float:
+    """How often the result of an op is rounded, the sums on the way to it included."""
+    if op.op_type in UNCHANGED:
+        return EXACT
+    if op.op_type in ROUNDED_ONCE:
+        return CORRECT
+    return FUNCTION + (0 if row.terms is None else 2 * row.terms(op))  # a product and a sum for each
 
 
 def _holds(var: Var, low: float, high: float) -> bool:
@@ -99,12 +125,17 @@ def interval(var: Any, products: int = 0) -> Interval:
         var: the value.
         products: through how many products with stored weights to look.
     """
-    return _interval(var, products) if isinstance(var, Var) else ANY
+    return _interval(var, products, stored=False) if isinstance(var, Var) else ANY
+
+
+def stored_interval(var: Var) -> Interval:
+    """Where a value lies as the program computes it, rounded in the dtype of each value on the way."""
+    return _interval(var, 0, stored=True)
 
 
 @kept
-def _interval(var: Var, products: int) -> Interval:
-    return Intervals(products).at(var)
+def _interval(var: Var, products: int, *, stored: bool) -> Interval:
+    return Intervals(products, stored=stored).at(var)
 
 
 def magnitude(var: Any, products: int = 0) -> float:

@@ -5,12 +5,13 @@ A row leaves out what is not known. Every row is held against the interpreter on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from anesurgery.mil import Operation, Var, operands
-from anesurgery.semantics.constant_ends import Interval
+from anesurgery.semantics.constant_ends import ANY, Interval
 from anesurgery.semantics.reading import ints
 
 BROADCAST, CONTRACTED, MIXED = "broadcast", "contracted", "mixed"
@@ -43,9 +44,14 @@ class Ranges(Protocol):
 
     products: int
     """Through how many products with stored weights to look."""
+    stored: bool
+    """Are these the numbers that are computed in the dtypes of the program? Else real numbers without end."""
 
     def at(self, var: Any) -> Interval:
         """Where a value lies."""
+
+    def rounded(self, op: Operation, ends: Interval, roundings: float) -> Interval:
+        """Where numbers lie that an op makes on the way to its result."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +59,7 @@ class Meaning:
     """The row of an op type."""
 
     range: Interval | Callable[[Operation, Ranges], Interval] | None = None
-    """Of every result, in numbers without end; None: anything."""
+    """Of every result, but for its rounding; None: anything."""
     axes: Callable[[Operation], Axes | None] | None = None
     """The same for all results; None: nothing is known."""
     work: Callable[[Operation], int] | None = None
@@ -62,6 +68,10 @@ class Meaning:
     """Are its results whole, `ALWAYS` or `OF_WHOLE` operands? Floats then tell the same as integers."""
     positions: int | None = None
     """The result that holds positions or lengths, which are never negative."""
+    terms: Callable[[Operation], float] | None = None
+    """How many numbers it sums for one result; None: none."""
+    limits: Interval = ANY
+    """What no result leaves, however it is rounded."""
 
 
 def same(op: Operation, ranges: Ranges) -> Interval:
@@ -79,6 +89,14 @@ def times(count: float, numbers: Interval) -> Interval:
     """A number times others, ends in order; 0 times infinity is 0."""
     low, high = (0.0 if 0 in (count, v) else v * count for v in numbers)
     return min(low, high), max(low, high)
+
+
+def unless_summed(op: Operation, numbers: Interval, count: float, ranges: Ranges) -> Interval:
+    """The means of numbers; infinite where their sum may leave the dtype before it is divided."""
+    if not ranges.stored:
+        return numbers
+    low, high = ranges.rounded(op, times(count, numbers), 2 * count)
+    return numbers[0] if math.isfinite(low) else low, numbers[1] if math.isfinite(high) else high
 
 
 def axes_given(op: Operation, name: str, rank: int, default: Sequence[int] = ()) -> set[int]:

@@ -33,7 +33,7 @@ def reach(op: Operation, ranges: Ranges) -> float:
     if channels(op) is None or flag(op, "transpose_x"):
         return math.inf
     x = op.inputs.get("x")
-    length = row_length(x) if op.op_type != "conv" else math.inf
+    length = row_length(x, stored=ranges.stored) if op.op_type != "conv" else math.inf
     low, high = ranges.at(x) if math.isinf(length) else (0.0, length)
     most = max(abs(low), abs(high))
     weight = norms(op) if most <= GUARD else None
@@ -62,6 +62,15 @@ def _of_values(op: Operation, ranges: Ranges) -> Interval:
         return ANY
     ends = [a * b for a in ranges.at(op.x) for b in ranges.at(op.y)]
     return ANY if any(map(math.isnan, ends)) else times(int(length), (min(ends), max(ends)))
+
+
+def _terms(op: Operation) -> float:
+    """How many products are added up for one result, and the bias."""
+    if op.op_type == "matmul":
+        length = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+        return math.inf if is_symbolic(length) else int(length)
+    size = channels(op)
+    return math.inf if size is None else size[1] * size[2] + 1
 
 
 def _linear_axes(op: Operation) -> Axes:
@@ -203,11 +212,13 @@ def _recurrent(op: Operation) -> int:
 
 
 ROWS: dict[str, Meaning] = {
-    "conv": Meaning(_bounded, _conv_axes, _conv),
+    "conv": Meaning(_bounded, _conv_axes, _conv, terms=_terms),
     "conv_transpose": Meaning(axes=_images, work=_conv_transpose),
     "einsum": Meaning(axes=_einsum_axes, work=_einsum),
-    "linear": Meaning(_bounded, _linear_axes, lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1]),
-    "matmul": Meaning(_of_values, _matmul_axes, _matmul),
+    "linear": Meaning(
+        _bounded, _linear_axes, lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1], terms=_terms
+    ),
+    "matmul": Meaning(_of_values, _matmul_axes, _matmul, terms=_terms),
     "scaled_dot_product_attention": Meaning(axes=_attention_axes, work=_attention),
     **dict.fromkeys(("gru", "lstm", "rnn"), Meaning(work=_recurrent)),
 }

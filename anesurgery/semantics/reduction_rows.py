@@ -23,8 +23,11 @@ from anesurgery.semantics.meaning import (
     only,
     same,
     times,
+    unless_summed,
 )
-from anesurgery.semantics.reading import flag, ints, number
+from anesurgery.semantics.reading import axis_of, flag, ints, number
+from anesurgery.semantics.rounded_ends import CORRECT
+from anesurgery.semantics.row_lengths import epsilon_of, longest
 
 
 def _softmax(op: Operation, ranges: Ranges) -> Interval:
@@ -98,8 +101,12 @@ def _length(op: Operation, ranges: Ranges) -> Interval:
         return ANY
     low, high = ranges.at(op.x)
     least = 0.0 if low <= 0 <= high else min(abs(low), abs(high))
-    ends = times(summed(op), (least**2, max(low * low, high * high)))
-    return ends if op.op_type == "reduce_sum_square" else (math.sqrt(ends[0]), math.sqrt(ends[1]))
+    squares = ranges.rounded(op, (least**2, max(low * low, high * high)), CORRECT)
+    ends = times(summed(op), squares)
+    if op.op_type == "reduce_sum_square":
+        return ends
+    low, high = ranges.rounded(op, ends, 2 * summed(op))
+    return math.sqrt(low), math.sqrt(high)
 
 
 def _log_sum_exp(op: Operation, ranges: Ranges) -> Interval:
@@ -145,8 +152,24 @@ def _running(op: Operation, ranges: Ranges) -> Interval:
     return min(low, numbers[0], first), max(high, numbers[1], 0.0)
 
 
+def _mean(op: Operation, ranges: Ranges) -> Interval:
+    return unless_summed(op, ranges.at(op.x), summed(op), ranges)
+
+
+def _axis_length(op: Operation) -> float:
+    """How long the axis is that an op works along; infinite where that is symbolic."""
+    shape = static_shape(op.x)
+    return math.inf if not shape else float(shape[axis_of(op)])
+
+
+def _l2_norm(op: Operation, ranges: Ranges) -> Interval:
+    """No number is above the length of all."""
+    most = longest(op.x, 1, epsilon_of(op), stored=ranges.stored)
+    return -most, most
+
+
 def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
-    """A normalised element is at most sqrt(n - 1), for n elements."""
+    """A normalised element is at most sqrt(n - 1), for n elements; rounded means leave sqrt(n)."""
     shape, axes = static_shape(op.x), ints(op, "axes") or [-1]
     if op.op_type == "instance_norm":
         axes = list(range(2, op.x.rank))
@@ -154,27 +177,29 @@ def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
         return ANY
     count = math.prod(shape[a] for a in axes)
     scale, shift = gain(op)
-    most = math.sqrt(max(count - 1, 1)) * scale + shift
+    together = count if ranges.stored else max(count - 1, 1)
+    normal = longest(op.x, together, epsilon_of(op), stored=ranges.stored)
+    most = normal * scale + shift if math.isfinite(normal) else math.inf
     return -most, most
 
 
 ROWS: dict[str, Meaning] = {
     **dict.fromkeys(REDUCTIONS, Meaning(axes=_reduced)),
     **dict.fromkeys(names("reduce_max reduce_min"), Meaning(same, _reduced, whole=OF_WHOLE)),
-    "reduce_mean": Meaning(same, _reduced),
-    "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE),
-    **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), Meaning(_length, _reduced)),
-    "reduce_prod": Meaning(_product, _reduced),
+    "reduce_mean": Meaning(_mean, _reduced, terms=summed),
+    "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE, terms=summed),
+    **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), Meaning(_length, _reduced, terms=summed)),
+    "reduce_prod": Meaning(_product, _reduced, terms=summed),
     "reduce_log_sum_exp": Meaning(_log_sum_exp, _reduced),
     **dict.fromkeys(
         names("reduce_argmax reduce_argmin"), Meaning(axes=lambda op: _reduced(op, MIXED), positions=0)
     ),
     "argsort": Meaning(axes=_along, positions=0),
     "topk": Meaning(same, _along, positions=1),
-    "cumsum": Meaning(_running, _along, whole=OF_WHOLE),
-    "softmax": Meaning(_softmax, _along),
+    "cumsum": Meaning(_running, _along, whole=OF_WHOLE, terms=_axis_length),
+    "softmax": Meaning(_softmax, _along, terms=_axis_length, limits=(0.0, 1.0)),
     "layer_norm": Meaning(_layer_norm, _normalized),
     "batch_norm": Meaning(axes=_channels),
     "instance_norm": Meaning(_layer_norm, _channels),
-    "l2_norm": Meaning((-1.0, 1.0), _pictures),
+    "l2_norm": Meaning(_l2_norm, _pictures),
 }

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, producer, static_shape
+from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import MOST, gain, of_constant
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
+from anesurgery.semantics.rounded_ends import norm_growth
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,57 @@ def norms(op: Operation) -> Norms | None:
     return _NORMS[maker]
 
 
-def row_length(var: Any) -> float:
-    """The largest Euclidean length of a row (last axis) of a normalised value; infinite for others."""
+class RootMeanSquare(NamedTuple):
+    """The factor `rsqrt(mean(x * x) + epsilon)` of a root mean square norm, over the last axis."""
+
+    x: Var
+    epsilon: float
+    """The least of all that is added."""
+
+    def largest(self, *, stored: bool) -> float:
+        """The largest magnitude of a normalised number, which is also the largest length of a row."""
+        return longest(self.x, (static_shape(self.x) or (math.inf,))[-1], self.epsilon, stored=stored)
+
+
+def longest(x: Var, count: float, epsilon: float, *, stored: bool) -> float:
+    """The largest length of numbers of x that are normalised together; infinite where nothing bounds it.
+
+    Args:
+        x: the value.
+        count: how many.
+        epsilon: what is added to the mean of their squares.
+        stored: in the dtype of the value? Squares then become 0 where they are small, and so may the epsilon.
+    """
+    if epsilon < 0:
+        return math.inf
+    return math.sqrt(count) * (norm_growth(epsilon, np_dtype(x)) if stored else 1.0)
+
+
+def row_length(var: Any, *, stored: bool = False) -> float:
+    """The largest Euclidean length of a row (last axis) of a normalised value; infinite for others.
+
+    Args:
+        var: the value.
+        stored: as it is computed in its dtype? Else in real numbers.
+    """
     op = producer(var) if isinstance(var, Var) else None
     shape = static_shape(var) if isinstance(var, Var) else None
     if op is None or not shape:
         return math.inf
-    root = math.sqrt(shape[-1])
     if op.op_type == "layer_norm" and _last_only(ints(op, "axes"), len(shape)):
-        return root * sum(gain(op))
+        scale, shift = gain(op)
+        growth = 1 + 4 * float(np.finfo(np_dtype(var)).eps) if stored else 1.0  # of the scale and the shift
+        normal = longest(op.x, shape[-1], epsilon_of(op), stored=stored)
+        return (normal * scale + math.sqrt(shape[-1]) * shift) * growth if math.isfinite(normal) else math.inf
     if op.op_type == "mul":
         for one, other in ((op.x, op.y), (op.y, op.x)):
-            if mean_square(other) is one:
-                return root
-            if producer(other, "const") is not None and math.isfinite(inner := row_length(one)):
-                return inner * max(map(abs, of_constant(other)))
+            factor = mean_square(other)
+            if factor is not None and factor.x is one:
+                return factor.largest(stored=stored)
+            inner = row_length(one, stored=stored) if producer(other, "const") is not None else math.inf
+            if math.isfinite(inner):
+                growth = 1 + float(np.finfo(np_dtype(var)).eps) if stored else 1.0
+                return inner * max(map(abs, of_constant(other))) * growth
     return math.inf
 
 
@@ -65,17 +102,27 @@ def _last_only(axes: list[int], rank: int) -> bool:
     return axes in ([-1], [rank - 1])
 
 
-def mean_square(var: Any) -> Var | None:
-    """The x of `rsqrt(mean(x * x) + epsilon)` over the last axis, the factor of a root mean square norm."""
+def mean_square(var: Any) -> RootMeanSquare | None:
+    """The factor of a root mean square norm; None for other values."""
     op = producer(var, "rsqrt") if isinstance(var, Var) else None
     inner = producer(op.x) if op is not None else None
-    if inner is not None and inner.op_type == "add":
+    if op is None or inner is None:
+        return None
+    epsilon = epsilon_of(op)
+    if inner.op_type == "add":
         mean, added = (inner.x, inner.y) if producer(inner.x, "reduce_mean") else (inner.y, inner.x)
-        inner = producer(mean) if of_constant(added)[0] >= 0 else None
+        epsilon += of_constant(added)[0]
+        inner = producer(mean)
     if inner is None or inner.op_type != "reduce_mean" or not spans_rows(inner):
         return None
-    axes = ints(inner, "axes")
-    return squared(producer(inner.x)) if _last_only(axes, inner.x.rank) else None
+    x = squared(producer(inner.x)) if _last_only(ints(inner, "axes"), inner.x.rank) else None
+    return RootMeanSquare(x, epsilon) if x is not None and epsilon >= 0 else None
+
+
+def epsilon_of(op: Operation) -> float:
+    """The epsilon of an op as the dtype of its operand holds it; 0 where it has none."""
+    epsilon = number(op.inputs.get("epsilon"))
+    return 0.0 if epsilon is None else float(np.asarray(epsilon, np_dtype(op.x)))
 
 
 def spans_rows(op: Operation) -> bool:

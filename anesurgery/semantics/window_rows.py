@@ -7,7 +7,7 @@ import math
 from anesurgery.mil import Operation, constant
 from anesurgery.ops import names
 from anesurgery.semantics.constant_ends import Interval
-from anesurgery.semantics.meaning import Axes, Meaning, Ranges, mixing, same
+from anesurgery.semantics.meaning import Axes, Meaning, Ranges, mixing, same, unless_summed
 from anesurgery.semantics.reading import flag, ints
 
 
@@ -22,10 +22,15 @@ def _pictures(op: Operation) -> Axes:
 
 
 def _average(op: Operation, ranges: Ranges) -> Interval:
-    """Zeros that pad an edge may count."""
+    """Zeros that pad an edge may count, and those beyond the data."""
     low, high = ranges.at(op.x)
-    bare = constant(op.inputs.get("pad_type")) == "valid" or flag(op, "exclude_padding_from_average")
-    return (low, high) if bare else (min(low, 0.0), max(high, 0.0))
+    unpadded = constant(op.inputs.get("pad_type")) == "valid" and not flag(op, "ceil_mode")
+    bare = unpadded or flag(op, "exclude_padding_from_average")
+    return unless_summed(op, (low, high) if bare else (min(low, 0.0), max(high, 0.0)), _window(op), ranges)
+
+
+def _window(op: Operation) -> float:
+    return float(math.prod(ints(op, "kernel_sizes")))
 
 
 def _largest(op: Operation, ranges: Ranges) -> Interval:
@@ -38,7 +43,7 @@ def _largest(op: Operation, ranges: Ranges) -> Interval:
 
 
 ROWS: dict[str, Meaning] = {
-    "avg_pool": Meaning(_average, _planes),
+    "avg_pool": Meaning(_average, _planes, terms=_window),
     "l2_pool": Meaning(axes=_planes),
     "max_pool": Meaning(_largest, _planes),
     **dict.fromkeys(names("resize_nearest_neighbor upsample_nearest_neighbor"), Meaning(same, _pictures)),

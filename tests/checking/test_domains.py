@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from both_sides import checked
 
 from anesurgery.checking.grades import EXACT, Grade, SiteCheck
@@ -60,6 +61,34 @@ def test_dynamic_places_are_not_all_tried() -> None:
         return made
 
     assert grade(part, other, types.int32, (1,)) is Grade.NUMBERS
+
+
+def rows_from(begin: Any) -> Any:
+    made: Var = mb.slice_by_size(x=np.arange(9, dtype=np.float32), begin=begin, size=[2])
+    return made
+
+
+FEWER: dict[str, Any] = {
+    "a minimum": lambda x: mb.minimum(x=mb.maximum(x=x, y=np.int32(0)), y=np.int32(3)),
+    "a remainder": lambda x: mb.mod(x=x, y=np.int32(7)),
+    "a choice": lambda x: mb.select(
+        cond=mb.logical_and(x=mb.greater(x=x, y=np.int32(0)), y=mb.less(x=x, y=np.int32(5))),
+        a=x,
+        b=np.array([0], np.int32),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEWER)
+def test_places_that_are_made_to_fit_may_be_any_integers(name: str) -> None:
+    """What makes them fit may not go, although the old side runs on 0 and 1."""
+    made_to_fit = FEWER[name]
+
+    def otherwise(x: Any) -> Var:
+        return rows_from(mb.minimum(x=mb.maximum(x=x, y=np.int32(-9)), y=np.int32(6)))
+
+    assert grade(lambda x: rows_from(made_to_fit(x)), otherwise, types.int32, (1,)) is None
+    assert grade(lambda x: rows_from(made_to_fit(x)), lambda x: rows_from(made_to_fit(x)), types.int32, (1,))
 
 
 def test_conditions() -> None:

@@ -8,14 +8,17 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from both_sides import checked
+from both_sides import checked, side_by_side
 
+from anesurgery.checking.both import site_of
 from anesurgery.checking.grades import Grade, SiteCheck, summary
+from anesurgery.checking.proofs import prove
 from anesurgery.errors import ProofError
 from anesurgery.mil import Var, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.semantics import row_lengths
 from anesurgery.surgery import apply
 
 f = np.float32
@@ -104,6 +107,132 @@ def test_the_same_extreme_is_the_same_bit_for_bit(name: str) -> None:
     found = checked(old, new, *inputs)
     assert isinstance(found, SiteCheck), found
     assert found.grade is Grade.BITS, found
+
+
+I32 = ((types.int32, (2, 4)),) * 2
+
+
+def minus(x: Var) -> Any:
+    """The negative, which of the least integer is itself."""
+    return mb.mul(x=x, y=np.int32(-1))
+
+
+WHOLE: dict[str, Both] = {
+    "order and repetition": SAME["order and repetition"],
+    "largest of three": (
+        lambda x, y: mb.maximum(x=mb.maximum(x=x, y=np.int32(3)), y=y),
+        lambda x, y: mb.maximum(x=mb.maximum(x=y, y=x), y=np.int32(3)),
+        I32,
+    ),
+    "between two bounds, twice": (
+        lambda x: mb.minimum(
+            x=mb.maximum(x=mb.minimum(x=mb.maximum(x=x, y=np.int32(0)), y=np.int32(6)), y=np.int32(-1)),
+            y=np.int32(7),
+        ),
+        lambda x: mb.minimum(x=mb.maximum(x=x, y=np.int32(0)), y=np.int32(6)),
+        I32[:1],
+    ),
+    "the least in two steps": (
+        lambda x: mb.reduce_min(x=x, axes=[0, 1]),
+        lambda x: mb.reduce_min(x=mb.reduce_min(x=x, axes=[1]), axes=[0]),
+        I32[:1],
+    ),
+    "the negative of an extreme": (
+        lambda x, y: minus(mb.maximum(x=x, y=y)),
+        lambda x, y: minus(mb.maximum(x=y, y=x)),
+        I32,
+    ),
+    "an extreme of a sum that may wrap": (
+        lambda x, y: mb.maximum(x=mb.add(x=x, y=y), y=x),
+        lambda x, y: mb.maximum(x=x, y=mb.add(x=y, y=x)),
+        I32,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_extremes_of_integers_are_the_same_bit_for_bit(name: str) -> None:
+    old, new, inputs = WHOLE[name]
+    found = checked(old, new, *I32[: len(inputs)])
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.BITS, found
+
+
+WRAPPED: dict[str, Both] = {
+    "largest of the negatives": (
+        lambda x, y: mb.maximum(x=minus(x), y=minus(y)),
+        lambda x, y: minus(mb.minimum(x=x, y=y)),
+        I32,
+    ),
+    "least of the negatives": (
+        lambda x, y: mb.minimum(x=mb.sub(x=np.int32(0), y=x), y=minus(y)),
+        lambda x, y: minus(mb.maximum(x=x, y=y)),
+        I32,
+    ),
+    "reduction of the negatives": (
+        lambda x: mb.reduce_max(x=minus(x), axes=[1]),
+        lambda x: minus(mb.reduce_min(x=x, axes=[1])),
+        I32[:1],
+    ),
+    "a bound of the negative": (
+        lambda x: mb.maximum(x=minus(x), y=np.int32(-5)),
+        lambda x: minus(mb.minimum(x=x, y=np.int32(5))),
+        I32[:1],
+    ),
+    "negatives that are chosen": (
+        lambda x, y: mb.maximum(x=mb.select(cond=mb.equal(x=x, y=y), a=minus(x), b=y), y=np.int32(0)),
+        lambda x, y: minus(mb.minimum(x=mb.select(cond=mb.equal(x=x, y=y), a=x, b=minus(y)), y=np.int32(0))),
+        I32,
+    ),
+    "negatives side by side": (
+        lambda x, y: mb.maximum(x=mb.concat(values=[minus(x), y], axis=0), y=np.int32(0)),
+        lambda x, y: minus(mb.minimum(x=mb.concat(values=[x, minus(y)], axis=0), y=np.int32(0))),
+        I32,
+    ),
+    "quotient of a negative": (
+        lambda x: mb.real_div(x=minus(x), y=np.int32(2)),
+        lambda x: minus(mb.real_div(x=x, y=np.int32(2))),
+        I32[:1],
+    ),
+    "difference below zero": (
+        lambda x, y: mb.less(x=mb.sub(x=x, y=y), y=np.int32(0)),
+        lambda x, y: mb.less(x=x, y=y),
+        I32,
+    ),
+    "order of the negatives": (
+        lambda x, y: mb.greater(x=minus(x), y=minus(y)),
+        lambda x, y: mb.less(x=x, y=y),
+        I32,
+    ),
+    "a maximum by an absolute value": (
+        lambda x, y: mb.mul(x=mb.maximum(x=x, y=y), y=np.int32(2)),
+        lambda x, y: mb.add(x=mb.add(x=x, y=y), y=mb.abs(x=mb.sub(x=x, y=y))),
+        I32,
+    ),
+    "an absolute value is not negative": (
+        lambda x: mb.maximum(x=mb.abs(x=minus(x)), y=np.int32(0)),
+        lambda x: mb.abs(x=x),
+        I32[:1],
+    ),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (1, 2)])
+@pytest.mark.parametrize("name", WRAPPED)
+def test_order_is_lost_where_integers_wrap(name: str, shape: tuple[int, ...]) -> None:
+    old, new, inputs = WRAPPED[name]
+    found = checked(old, new, *((types.int32, shape),) * len(inputs))
+    assert isinstance(found, SiteCheck), found
+    assert found.grade is Grade.NUMBERS, found
+    assert found.max_abs > 0, found
+
+
+def test_the_field_knows_no_order_of_integers_that_wrap() -> None:
+    """Numbers catch these too; no proof may say that they are the same."""
+    for name, (old, new, inputs) in WRAPPED.items():
+        _, olds, news, made = side_by_side(old, new, *inputs)
+        site = site_of(list(zip(olds, news, strict=True)), made, ())
+        assert not prove(site), name
 
 
 WRONG: dict[str, Both] = {
@@ -221,6 +350,82 @@ def test_a_clip_that_does_something_stays(low: float, high: float) -> None:
     program = mb.program(input_specs=[mb.TensorSpec((2, 4))])(lambda x: bounded(x, low, high))
     with pytest.raises(ProofError):
         apply(program, [DropClip()], prove="sites", quiet=True)
+
+
+def rms_norm(x: Var, epsilon: float, dtype: Any = np.float16) -> Any:
+    """The root mean square norm of rows, written out."""
+    mean = mb.reduce_mean(x=mb.mul(x=x, y=x), axes=[-1], keep_dims=True)
+    return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=dtype(epsilon)), epsilon=dtype(0)))
+
+
+def layer_norm(x: Var, epsilon: float, dtype: Any) -> Any:
+    return mb.layer_norm(x=x, axes=[-1], epsilon=dtype(epsilon))
+
+
+HALF, SINGLE = (np.float16, types.fp16), (np.float32, types.fp32)
+GUARDED: dict[str, tuple[Callable[[Var], Any], float, Any]] = {
+    "a layer norm": (lambda x: layer_norm(x, 1e-5, f), 100, SINGLE),
+    "a layer norm of fp16": (lambda x: layer_norm(x, 1e-5, np.float16), 8.2, HALF),
+    "a root mean square norm": (lambda x: rms_norm(x, 1e-12, f), 8.1, SINGLE),
+    "a root mean square norm of fp16": (lambda x: rms_norm(x, 1e-5), 100, HALF),
+    "exponentials that fp16 holds": (lambda x: mb.exp(x=mb.minimum(x=x, y=np.float16(11))), 6.1e4, HALF),
+    "a share": (lambda x: mb.softmax(x=x, axis=-1), 1, HALF),
+    "a mean of sigmoids": (lambda x: mb.reduce_mean(x=mb.sigmoid(x=x), axes=[-1]), 1.1, HALF),
+}
+UNGUARDED: dict[str, tuple[Callable[[Var], Any], float, Any]] = {
+    "an epsilon that fp16 does not hold": (lambda x: rms_norm(x, 1e-12), 100, HALF),
+    "no epsilon": (lambda x: rms_norm(x, 0.0, f), 100, SINGLE),
+    "a negative epsilon": (lambda x: layer_norm(x, -1e-5, f), 100, SINGLE),
+    "a layer norm of fp16 without an epsilon": (lambda x: layer_norm(x, 1e-9, np.float16), 100, HALF),
+    "a norm by its real bound": (lambda x: rms_norm(x, 1e-5, f), 8, SINGLE),
+    "an exponential that overflows": (lambda x: mb.exp(x=mb.minimum(x=x, y=np.float16(11.5))), 6.55e4, HALF),
+    "a square that overflows": (lambda x: mb.square(x=clip16(x, 300)), 6.5e4, HALF),
+    "a mean whose sum overflows": (lambda x: mb.reduce_mean(x=clip16(x, 2000), axes=[-1]), 2000, HALF),
+    "a sum of many": (lambda x: mb.reduce_sum(x=clip16(x, 1), axes=[-1]), 64, HALF),
+    "a third, rounded up": (
+        lambda x: mb.cast(x=mb.minimum(x=mb.cast(x=x, dtype="fp32"), y=f(1 / 3 + 1e-4)), dtype="fp16"),
+        1 / 3 + 5e-5,
+        HALF,
+    ),
+}
+
+
+def clip16(x: Var, most: float) -> Any:
+    return mb.clip(x=x, alpha=np.float16(-most), beta=np.float16(most))
+
+
+def dropped(body: Callable[[Var], Any], most: float, dtypes: Any) -> Any:
+    """The check of an edit that drops a clip to +- most."""
+    dtype, of_type = dtypes
+    clipped: list[Var] = []
+
+    def guard(x: Var) -> Any:
+        clipped.append(body(x))
+        return mb.clip(x=clipped[0], alpha=dtype(-most), beta=dtype(most))
+
+    return checked(guard, lambda x: mb.identity(x=clipped[0]), (of_type, (2, 64)))
+
+
+@pytest.mark.parametrize("name", GUARDED)
+def test_a_clip_goes_where_rounded_numbers_keep_it(name: str) -> None:
+    check = dropped(*GUARDED[name])
+    assert isinstance(check, SiteCheck)
+    assert (check.grade, check.ranged, check.max_abs) == (Grade.BITS, True, 0), check
+
+
+@pytest.mark.parametrize("name", UNGUARDED)
+def test_a_clip_stays_where_rounding_may_leave_it(name: str) -> None:
+    check = dropped(*UNGUARDED[name])
+    assert isinstance(check, SiteCheck)
+    assert check.max_abs > 0, check
+
+
+def test_a_range_that_numbers_leave_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wrong version knows no rounding: it takes the bound of real numbers for that of fp16."""
+    monkeypatch.setattr(row_lengths, "norm_growth", lambda epsilon, dtype: 1.0)
+    check = dropped(*UNGUARDED["an epsilon that fp16 does not hold"])
+    assert np.isinf(check.max_abs)
+    assert "is inf, outside of -8 to 8" in check.counterexample
 
 
 def test_the_report_says_why_there_is_no_proof() -> None:

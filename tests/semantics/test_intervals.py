@@ -12,7 +12,7 @@ from anesurgery.facts.token_ids import never_negative
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.semantics.constant_ends import ANY, Interval
-from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.intervals import interval, stored_interval
 
 Body = Callable[[Any], Any]
 SHAPE = (1, 2, 4, 4)
@@ -169,6 +169,93 @@ def test_a_wrong_interval_is_caught(name: str, wrong: Interval) -> None:
 )
 def test_intervals_are_tight(name: str, exact: Interval) -> None:
     assert interval(result(program(BODIES[name]))) == exact
+
+
+def norm(x: Any, epsilon: float, dtype: Any) -> Any:
+    """A root mean square norm of rows of four, written out."""
+    mean = mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True)
+    return mb.mul(x=x, y=mb.rsqrt(x=mb.add(x=mean, y=dtype(epsilon)), epsilon=dtype(0)))
+
+
+def within(x: Any, low: float, high: float, dtype: Any = np.float16) -> Any:
+    return mb.clip(x=x, alpha=dtype(low), beta=dtype(high))
+
+
+half, single = np.float16, np.float32
+UP = 2.0**-10
+"""A step of fp16 at 1."""
+STORED: dict[str, tuple[Body, Any, Interval, Interval]] = {
+    "a clip": (lambda x: within(x, -3, 5), types.fp16, (-3, 5), (-3, 5)),
+    "a sum that fp16 holds": (lambda x: mb.add(x=within(x, 0, 1), y=half(2)), types.fp16, (2, 3), (2, 3)),
+    "a sum that it does not": (
+        lambda x: mb.add(x=within(x, 1, 2), y=half(2049)),
+        types.fp16,
+        (2049, 2050),
+        (2048, 2050),
+    ),
+    "a third": (
+        lambda x: mb.real_div(x=within(x, 0, 1), y=half(3)),
+        types.fp16,
+        (0, 1 / 3),
+        (0, 0.33349609375),
+    ),
+    "a square that overflows": (lambda x: mb.square(x=within(x, 0, 300)), types.fp16, (0, 90000), (0, np.inf)),
+    "a square that vanishes": (
+        lambda x: mb.square(x=within(x, 2.0**-10, 1)),
+        types.fp16,
+        (2.0**-20, 1),
+        (0, 1),
+    ),
+    "a sigmoid": (lambda x: mb.sigmoid(x=x), types.fp16, (0, 1), (0, 1)),
+    "a cast to fp16": (
+        lambda x: mb.cast(x=within(x, -1e5, 1 + UP / 4, single), dtype="fp16"),
+        types.fp32,
+        (-1e5, 1 + UP / 4),
+        (-np.inf, 1 + UP),
+    ),
+    "a mean whose sum overflows": (
+        lambda x: mb.reduce_mean(x=within(x, 0, 32768), axes=[-1]),
+        types.fp16,
+        (0, 32768),
+        (0, np.inf),
+    ),
+    "an epsilon that fp16 does not hold": (lambda x: norm(x, 1e-12, half), types.fp16, (-2, 2), ANY),
+    "no epsilon": (lambda x: norm(x, 0, single), types.fp32, (-2, 2), ANY),
+    "a negative epsilon": (lambda x: norm(x, -1e-5, single), types.fp32, ANY, ANY),
+    "a length that vanishes": (
+        lambda x: mb.reduce_l2_norm(x=within(x, 2.0**-10, 1), axes=[-1]),
+        types.fp16,
+        (2.0**-9, 2),
+        (0, 2.017578125),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_is_stored_is_rounded_outwards(name: str) -> None:
+    """In real numbers values lie in the first interval, as they are stored in the second."""
+    body, dtype, real, stored = STORED[name]
+    var = result(program(body, dtype))
+    assert interval(var) == real
+    assert stored_interval(var) == stored
+
+
+NORMS: dict[str, tuple[Body, Any, float]] = {
+    "root mean square": (lambda x: norm(x, 1e-5, single), types.fp32, 2),
+    "root mean square of fp16": (lambda x: norm(x, 1e-5, half), types.fp16, 2),
+    "an epsilon of one step": (lambda x: norm(x, 6e-8, half), types.fp16, 2 * 2**0.5),
+    "layer norm": (lambda x: mb.layer_norm(x=x, axes=[-1], epsilon=half(1e-5)), types.fp16, 2),
+    "instance norm": (lambda x: mb.instance_norm(x=x, epsilon=single(1e-5)), types.fp32, 4),
+    "l2 norm": (lambda x: mb.l2_norm(x=x, epsilon=single(1e-6)), types.fp32, 1),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_with_an_epsilon_stay_near_their_real_bounds(name: str) -> None:
+    body, dtype, most = NORMS[name]
+    low, high = stored_interval(result(program(body, dtype)))
+    assert low == -high
+    assert most < high < most * (1 + 32 * UP)
 
 
 def natural(x: Any, below: int | None = None) -> Any:

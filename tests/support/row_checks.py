@@ -41,6 +41,8 @@ from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rounded_ends import EXACT as EXACT_ENDS
+from anesurgery.semantics.rounded_ends import outwards
 from anesurgery.semantics.rows import places_of, slices_read
 
 DRAWS = 2
@@ -57,6 +59,25 @@ Rows = Mapping[Var, int]
 def outside_its_interval(sample: Sample) -> str:
     """A result outside of the interval that its row gives for the intervals of the operands."""
     return _outside(sample, lambda ranges, var: Intervals(1, {v.name: r for v, r in ranges.items()}).at(var))
+
+
+def outside_its_stored_interval(sample: Sample) -> str:
+    """A result as stored, in fp16 and fp32, outside of the interval of what is computed so."""
+    rng = random.Random(sample.seed)
+    for _ in range(DRAWS):
+        ranges = promised(sample, rng)
+        values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
+        for var in (v for v in values if np_dtype(v).kind == "f"):
+            ranges[var] = outwards(ranges[var], np_dtype(var), EXACT_ENDS)
+            values[var] = values[var].to(torch.from_numpy(np.zeros(0, np_dtype(var))).dtype).float()
+        for var in sample.op.outputs:
+            low, high = Intervals(1, {v.name: r for v, r in ranges.items()}, stored=True).at(var)
+            (result,) = evaluate(sample.ops, values, [var], "fp16")
+            held = result.double()[~torch.isnan(result.double())]
+            if held.numel() and not low <= float(held.min()) <= float(held.max()) <= high:
+                read = {v.name: (ranges[v], values[v].tolist()) for v in values}
+                return f"{held.tolist()} is not in [{low:.9g}, {high:.9g}]: {sample}, of {read}"
+    return ""
 
 
 def outside_its_integers(sample: Sample) -> str:
@@ -582,6 +603,7 @@ def pads_with_another_number(sample: Sample) -> str:
 
 CHECKS: tuple[Callable[[Sample], str], ...] = (
     outside_its_interval,
+    outside_its_stored_interval,
     outside_its_integers,
     mixes_axes,
     mixes_rows,

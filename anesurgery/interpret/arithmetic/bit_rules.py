@@ -17,6 +17,7 @@ from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
+from anesurgery.interpret.arithmetic.whole_extremes import WholeExtremes
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
 from anesurgery.mil import Operation, dtype_name, np_dtype
@@ -44,6 +45,7 @@ class Bitwise(Symbolic):
         self.one_zero = one_zero
         """Are both zeros one? Then ops that tell them apart are not known."""
         self.lattice = Lattice(seed)
+        self.whole = WholeExtremes(seed)
         self.finite = finite
         """Do only finite numbers count? Then the largest one is no bound."""
         self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
@@ -64,10 +66,15 @@ class Bitwise(Symbolic):
         array = np.asarray(value)
         if array.dtype.kind in "iub":
             image = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+            self.whole.know(image, array)
         else:
             image = float_names.of(array)
-        self.lattice.know(image, array)
+            self.lattice.know(image, array)
         return image
+
+    def extremes(self, op: Operation) -> Lattice | WholeExtremes:
+        """What is known of the extremes that an op takes."""
+        return self.whole if np_dtype(op.outputs[0]).kind in "iu" else self.lattice
 
     def rounds_to(self, op: Operation) -> str:
         """Every result is rounded to the dtype of the op."""
@@ -175,6 +182,8 @@ def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
 def _divide(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
     if isinstance(y, torch.Tensor) and _powers_of_two(y):
         return _mul(a, op, x, 1 / y)
+    if np_dtype(op.outputs[0]).kind != "f":  # the negative of the least integer is itself
+        return a.function("real_div", x, y)
     (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
     return field.with_sign(a.function(("real_div", a.rounds_to(op)), left, right), s ^ t)
 

@@ -12,7 +12,7 @@ from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.mil import Operation, np_dtype, operands
-from anesurgery.ops import MOVING, names
+from anesurgery.ops import JOINING, MOVING, PADDING, names
 
 MOST_FACTORS = 8
 """Whole exponents up to which a power is a product: models square, cube and raise to four; more raises the
@@ -23,6 +23,10 @@ WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}
 """Bytes of a float -> up to where it holds every integer."""
 AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
 """Ops whose integers may wrap around."""
+HANDING_ON = (
+    MOVING | JOINING | PADDING | names("cast select slice_update scatter scatter_nd scatter_along_axis")
+)
+"""Ops that hand on integers which wrapped around before."""
 
 
 def _in_order(rule: Rule) -> Rule:
@@ -49,12 +53,17 @@ def _compared(rule: Rule) -> Rule:
     return _in_order(ruled)
 
 
+def absolute(a: Algebraic, var: Any, x: Image) -> Image:
+    """The absolute value; that of integers which may have wrapped around tells nothing of their order."""
+    return a.even("abs of wrapped" if _wraps(a, var) else "abs", x)
+
+
 def _wraps(a: Algebraic, var: Any) -> bool:
     """May integers of a value have wrapped around?"""
     if var.op is None or np_dtype(var).kind not in "iu" or a.within(var, np.iinfo(np_dtype(var)).max):
         return False
-    moves = var.op.op_type in MOVING
-    return var.op.op_type in AROUND or (moves and any(_wraps(a, v) for _, v in operands(var.op)))
+    hands_on = var.op.op_type in HANDING_ON
+    return var.op.op_type in AROUND or (hands_on and any(_wraps(a, v) for _, v in operands(var.op)))
 
 
 def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
@@ -118,7 +127,7 @@ RULES: dict[str, Rule] = {
     "sqrt": lambda a, op, x: a.root(a.image(x)),
     "rsqrt": lambda a, op, x, epsilon=1e-12: divide(a.lift(1.0), a.root(a.plus(x, float(epsilon)))),
     "pow": _pow,
-    "abs": lambda a, op, x: a.even("abs", a.image(x)),
+    "abs": lambda a, op, x: absolute(a, op.inputs["x"], a.image(x)),
     "relu": _in_order(lambda a, op, x: a.larger(x, 0)),
     "relu6": _in_order(lambda a, op, x: a.smaller(a.larger(x, 0), 6)),
     "maximum": _in_order(lambda a, op, x, y: a.larger(x, y)),

@@ -28,11 +28,11 @@ def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
 
 
 def _maximum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.lattice.largest(_side_by_side(a, x, y))
+    return a.extremes(op).largest(_side_by_side(a, x, y))
 
 
 def _minimum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
-    return a.lattice.smallest(_side_by_side(a, x, y))
+    return a.extremes(op).smallest(_side_by_side(a, x, y))
 
 
 def _clip(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float) -> Image:
@@ -60,7 +60,8 @@ def _extreme(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: boo
         else [image.shape[i] for i in others]
     )
     rows = image.map(lambda v: v.permute(*others, *chosen).reshape(-1, width))
-    extreme = a.lattice.largest(rows) if op.op_type == "reduce_max" else a.lattice.smallest(rows)
+    sets = a.extremes(op)
+    extreme = sets.largest(rows) if op.op_type == "reduce_max" else sets.smallest(rows)
     return extreme.map(lambda v: v.reshape(shape))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.element_rules import absolute
 from anesurgery.interpret.arithmetic.field import Image, P, add, divide, multiply, negated, product
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
@@ -83,7 +84,7 @@ def _reduced(a: Algebraic, op: Operation, x: Any, axes: Any = None, keep_dims: b
     if kind in ("l2_norm", "sum_square"):
         image = multiply(image, image)
     elif kind == "l1_norm":
-        image = a.even("abs", image)
+        image = absolute(a, op.inputs["x"], image)
     elif kind == "log_sum_exp":
         image = a.function("exp", image)
     reduced = a.mean(image, chosen) if kind == "mean" else field.summed(image, chosen, True)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
-from anesurgery.checking.aiming import crossed
+from anesurgery.checking.aiming import crossed, edged
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
@@ -177,11 +177,11 @@ def compare_numbers(
     tried = Counter[str]()
     for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
         numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
-        if kind == "nonfinite" and tried[kind] % 2 == 0:
+        meet = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
+        if meet is not None:
             plain = {v: x.numpy() for v, x in numbers.items()}
-            numbers |= {
-                v: as_tensor(x) for v, x in crossed(sides.drawn, drawing, plain, size * tried[kind]).items()
-            }
+            at = tried[kind] * max(map(np.size, plain.values()), default=0)
+            numbers |= {v: as_tensor(x) for v, x in meet(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
@@ -196,8 +196,17 @@ def compare_numbers(
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
-    worst.untried = untried(tried, promise.tolerates_nonfinite, floats)
+    worst.untried = untried(tried, promise.tolerates_nonfinite, floats) + _edges_untried(sides.drawn, drawing)
     return worst
+
+
+def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
+    """Edges of floats that are not drawn: a pass draws the numbers itself, or promises nothing of subnormals."""
+    floats = [v for v in drawn if np_dtype(v).kind == "f"]
+    own = [[drawing.sample(v, np.random.default_rng(seed)) for seed in range(2)] for v in floats]
+    chosen = [np.stack(two) for two in own if two[0] is not None and not np.array_equal(*two)]
+    zeros = ("zeros",) if any((values < 0).any() and (values > 0).any() and values.all() for values in chosen) else ()
+    return zeros + (("subnormals",) if floats and not drawing.subnormals else ())
 
 
 def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:

@@ -80,7 +80,8 @@ def in_halves(site: Site, drawing: Drawing, seed: int, promise: Promise) -> InHa
         if shown.underflow if magnitude < ORDINARY else math.isfinite(shown.overflow):
             continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
-        numbers |= {v: _of_magnitude(v, min(magnitude, promise.magnitude), ends, rng) for v in halves}
+        most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
+        numbers |= {v: _of_magnitude(v, most[v], ends, rng) for v in halves}
         try:
             shown = _more(shown, sides, numbers, magnitude, promise)
         except InterpretError:
@@ -146,9 +147,10 @@ class _Stored:
 def _of_magnitude(
     var: Var, magnitude: float, ends: tuple[float, float], rng: np.random.Generator
 ) -> torch.Tensor:
-    """Numbers around a magnitude, inside what is known of the value; of both signs, not near 0."""
+    """Numbers around a magnitude, itself among them, inside what is known of the value; of both signs, not near 0."""
     low, high = ends
-    drawn = rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude
+    drawn = np.asarray(rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude)
+    drawn.flat[:1] = magnitude
     signed = drawn * rng.choice([-1, 1], drawn.shape) if low < 0 else drawn
     return as_tensor(np.clip(signed, *interval(var)).astype(np.float16))
 

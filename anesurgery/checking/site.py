@@ -81,7 +81,8 @@ def check_site(
     proof = _for_any_weights(site, seed, promise, memo)
     if isinstance(proof, SiteCheck):
         return proof
-    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample))
+    limits = tuple(promise.limits.get(v) for v in site.drawn)
+    key = (fingerprint(replaced, site.old_ops, site.new_ops), _facts(site, sample), limits)
     if key not in memo:
         try:
             with _trimmed(site):
@@ -247,7 +248,16 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
     bounds = _bounds(site, sample, seed)
     rows = {v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds}
-    drawing = Drawing(sample, constants_of(ops), bounds, ordinary, promise.magnitude, rows)
+    drawing = Drawing(
+        sample,
+        constants_of(ops),
+        bounds,
+        ordinary,
+        promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
+        promise.magnitude,
+        promise.limits,
+        rows,
+    )
     every = combinations(site.drawn, drawing, ops)
     if every is not None:
         worst = compare_all(sides, every, promise)
@@ -261,7 +271,8 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     example = "" if kept else shrunk(sides, worst.numbers, promise)
     halves = in_halves(site, drawing, seed, promise) if kept else InHalves()
     example = example or halves.example
-    shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)
+    limits = limits_of(site, promise)
+    unshown = {v: most for v, most in limits.items() if not lies_within(v, most)}
     return SiteCheck(
         worst.max_abs,
         max(worst.max_rel, halves.off),
@@ -269,8 +280,8 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         Grade.NUMBERS if every is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
-        magnitude=np.inf if shown else promise.magnitude,
-        ranged=shown,
+        magnitude=min(unshown.values(), default=np.inf),
+        ranged=bool(limits) and not unshown,
         overflow=halves.overflow,
         underflow=halves.underflow,
         loses=halves.loses,
@@ -280,7 +291,16 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     )
 
 
-def _lie_within(drawn: Sequence[Var], magnitude: float) -> bool:
-    """Does the interval analysis show that no float that is read is larger?"""
-    floats = [interval(v) for v in drawn if np_dtype(v).kind == "f"]
-    return all(-magnitude <= low and high <= magnitude for low, high in floats)
+def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
+    """Floats that a site reads, with the largest magnitude up to which the promise holds, where types hold more."""
+    if promise.magnitude == np.inf and not promise.limits:
+        return {}
+    floats = [v for v in site.drawn if np_dtype(v).kind == "f"]
+    limits = {v: promise.limits.get(v, promise.magnitude) for v in floats}
+    return {v: most for v, most in limits.items() if most < np.finfo(np_dtype(v)).max}
+
+
+def lies_within(var: Var, most: float) -> bool:
+    """Does the interval analysis show that no number of a value is larger?"""
+    low, high = interval(var)
+    return -most <= low and high <= most

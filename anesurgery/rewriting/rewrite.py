@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
+from anesurgery.checking.adversarial import between
 from anesurgery.display import short_name
 from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal
 from anesurgery.mil import (
@@ -133,7 +134,7 @@ class Rewrite(Pass, abstract=True):
         (low, high), shape, dtype = m.within[var], static_shape(var) or (), np_dtype(var)
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
-        return rng.uniform(low, high, shape).astype(dtype)
+        return between(low, high, shape, dtype, rng)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Say that numbers cannot be compared at a place.

@@ -53,8 +53,6 @@ class DecomposeAttention(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
-    magnitude = 8.0
-    """Scores must stay far above the fill."""
     fill: float = an.option(-1e4, most=an.attention.MASKED)
     """The score of a key that a boolean mask hides."""
     only_ignored: bool = False
@@ -73,7 +71,10 @@ class DecomposeAttention(Rewrite):
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)
-        return m.bind(mask=m.root.inputs.get("attn_mask"))
+        mask, most = m.root.inputs.get("attn_mask"), -self.fill - an.attention.VANISHES
+        filled = mask is not None and an.np_dtype(mask).kind == "b"
+        limits = an.attention.score_limits(m.root, m.query, most) if filled else {}
+        return m.bind(mask=mask, limits=limits)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Boolean masks that keep a key of each row."""

@@ -295,7 +295,9 @@ def near_edges(dtype: np.dtype[Any]) -> Array:
     return signs(np.array([0.0, *least, *ends, *lost], np.float64))
 
 
-def between(low: float, high: float, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator) -> Array:
+def between(
+    low: float, high: float, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator
+) -> Array:
     """Floats from one number to another, both of these and the small edges of floats among them."""
     ends = np.array([low, high], dtype)
     edges = np.concatenate([ends, np.nextafter(ends, ends[::-1]), near_edges(dtype)])
@@ -444,7 +446,9 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
     if numbers > SEVERAL:
         return [kind for kind in kinds if kind not in IN_SMALL]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
-    return kinds * min(again, AGAIN) + ["small" if kind in IN_TURN else kind for kind in kinds] * (again - AGAIN)
+    return kinds * min(again, AGAIN) + ["small" if kind in IN_TURN else kind for kind in kinds] * (
+        again - AGAIN
+    )
 
 
 def untried(kinds: Collection[str], nonfinite: bool, floats: bool) -> tuple[str, ...]:

@@ -173,7 +173,7 @@ def crossed(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array]
 
 
 def edged(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], at: int) -> dict[Var, Array]:
-    """Values that meet zeros of both signs, beside both signs of the others, and then the small edges of floats.
+    """Values that meet zeros of both signs beside both signs of the others, and then small edges of floats.
 
     Args:
         drawn: what is read.

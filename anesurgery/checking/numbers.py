@@ -201,11 +201,15 @@ def compare_numbers(
 
 
 def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
-    """Edges of floats that are not drawn: a pass draws the numbers itself, or promises nothing of subnormals."""
+    """Edges of floats that are not drawn: a pass draws numbers itself, or promises nothing of subnormals."""
     floats = [v for v in drawn if np_dtype(v).kind == "f"]
     own = [[drawing.sample(v, np.random.default_rng(seed)) for seed in range(2)] for v in floats]
     chosen = [np.stack(two) for two in own if two[0] is not None and not np.array_equal(*two)]
-    zeros = ("zeros",) if any((values < 0).any() and (values > 0).any() and values.all() for values in chosen) else ()
+    zeros = (
+        ("zeros",)
+        if any((values < 0).any() and (values > 0).any() and values.all() for values in chosen)
+        else ()
+    )
     return zeros + (("subnormals",) if floats and not drawing.subnormals else ())
 
 

@@ -147,7 +147,7 @@ class _Stored:
 def _of_magnitude(
     var: Var, magnitude: float, ends: tuple[float, float], rng: np.random.Generator
 ) -> torch.Tensor:
-    """Numbers around a magnitude, itself among them, inside what is known of the value; of both signs, not near 0."""
+    """A magnitude and numbers around it, inside what is known of the value; of both signs, not near 0."""
     low, high = ends
     drawn = np.asarray(rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude)
     drawn.flat[:1] = magnitude

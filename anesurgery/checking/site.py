@@ -292,7 +292,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
 
 
 def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
-    """Floats that a site reads, with the largest magnitude up to which the promise holds, where types hold more."""
+    """Floats that a site reads, with the largest magnitude that is promised, where their types hold more."""
     if promise.magnitude == np.inf and not promise.limits:
         return {}
     floats = [v for v in site.drawn if np_dtype(v).kind == "f"]

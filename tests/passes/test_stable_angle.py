@@ -144,9 +144,9 @@ class _Blind(StableAngle):
     name = "blind_angle"
 
     @staticmethod
-    def is_negative(mb: Builder, value: Var, sign: Var | float) -> Var:
+    def is_negative(mb: Builder, value: Var) -> Var:
         """Takes -0 for 0."""
-        return mb.less(x=mb.mul(x=value, y=sign), y=0.0)
+        return mb.less(x=value, y=0.0)
 
 
 @pytest.mark.parametrize(("wrong", "form"), [(_Wrong, torch_form), (_Wrong, bare), (_Blind, bare)])

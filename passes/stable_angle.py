@@ -39,9 +39,9 @@ Refuses when an inner value is read elsewhere; does not apply where the divisor 
 
 Why it helps: 0 / 0 is NaN in fp16, in which the little that converters add is 0 or the smallest number, and a
 quotient of small numbers keeps few digits (computed). torch's composition gives 0 where y is 0 and x negative,
-in fp32 too; the angle is pi there, as in torch. The quotient here is at most 1, and its divisor not 0; of 4 over
-a number only the sign counts. It costs about as many ops as torch's composition has, and fifteen more than a bare
-arc tangent; the time was not measured.
+in fp32 too; the angle is pi there, as in torch. The quotient here is at most 1, and its divisor not 0; of 4
+over a number only the sign counts. It costs about as many ops as torch's composition has, and fifteen more than
+a bare arc tangent; the time was not measured.
 
 Grade: checked: an arc tangent is no polynomial.
 """

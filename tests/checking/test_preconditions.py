@@ -136,6 +136,25 @@ def test_a_sum_that_leaves_fp16_before_its_mean_is_named() -> None:
     assert "1 overflows fp16 where the old side does not, for numbers of about 16384" in summary([found])
 
 
+def squared_deviations(x: Var) -> Any:
+    z = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True))
+    return mb.reduce_mean(x=mb.square(x=z), axes=[1])
+
+
+def difference_of_means(x: Var) -> Any:
+    square = mb.reduce_mean(x=mb.square(x=x), axes=[1])
+    return mb.sub(x=square, y=mb.square(x=mb.reduce_mean(x=x, axes=[1])))
+
+
+def test_an_overflow_between_squares_and_squares_of_differences_is_named() -> None:
+    """Numbers of both signs up to 250 have squares in fp16, and differences of up to 500 have none."""
+    found = checked(
+        difference_of_means, squared_deviations, (types.fp16, (2, 8)), promise=Promise(Tolerance(0.1))
+    )
+    assert isinstance(found, SiteCheck)
+    assert found.overflow == 250
+
+
 def test_what_does_not_overflow_is_not_named() -> None:
     for old, new, dtype in ((mean, share(np.float32), types.fp32), (share(np.float16), mean, types.fp16)):
         found = checked(old, new, (dtype, (2, 8)), promise=NEAR)

@@ -20,7 +20,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
-from anesurgery.ops import CARRIERS, MOVING, PADDING
+from anesurgery.ops import CARRIERS, MOVING, PADDING, names
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import interval
 
@@ -36,6 +36,12 @@ HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
 WHOLE_HALVES = 2**11
 """Up to where fp16 holds every integer."""
+ROUNDED_OFF = float(np.finfo(np.float32).eps)
+"""Share of most values that is no difference in the smallest row: fp32 rounds as much off."""
+ROW = 8
+"""Numbers of a row that is looked at by itself: of fewer, the largest may be near 0 by chance."""
+FAITHFUL = CARRIERS | MOVING | PADDING | names("const add sub mul real_div linear matmul conv reduce_sum reduce_mean")
+"""Ops whose results are off by a share of their terms where operands are: nothing in them is approximated."""
 FEW_NUMBERS = 1 << 14
 """Numbers read up to which each element is looked at by itself: that runs the old side `DRAWS` times more."""
 SLACK = 16.0
@@ -293,44 +299,62 @@ def rounding(
 def hidden(
     sides: BothSides, numbers: Numbers, pairs: Pairs, parts: list[Apart], undefined: Undefined, promise: Promise
 ) -> list[Apart]:
-    """The parts, where a difference is small beside the largest value, but neither by itself nor by rounding.
+    """The parts, where a difference is small beside the largest value, but not beside its row, nor by rounding.
 
-    Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do
-    to the same element.
+    Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do to the
+    same row. In small sites each element is looked at too, unless a function may be approximated there.
     """
-    rtol = promise.tolerance.rtol
-    if rtol > REASSOCIATED.rtol or sum(t.numel() for t in numbers.values()) > FEW_NUMBERS:
-        return parts
-    differences = [
-        _conspicuous(old, new, none, rtol) for (old, new), none in zip(pairs, undefined, strict=True)
+    rtol, few = promise.tolerance.rtol, sum(t.numel() for t in numbers.values()) <= FEW_NUMBERS
+    share = ROUNDED_OFF if all(op.op_type in FAITHFUL for op in sides.old_ops) else rtol
+    each = share if few and share <= REASSOCIATED.rtol else None
+    views = [_views(old, none, each) for (old, _), none in zip(pairs, undefined, strict=True)]
+    far = [
+        [view for view in here if bool(view.far(old, new, rtol).any())]
+        for here, (old, new) in zip(views, pairs, strict=True)
     ]
-    if not any(bool(far.any()) for far, _ in differences):
+    if not any(far):
         return parts
     finer, draws = sides.run_double(numbers), sides.spread(numbers, rtol)
     conspicuous = []
-    for i, (part, (far, least)) in enumerate(zip(parts, differences, strict=True)):
-        old, new = finer[i]
-        apart = (old - new).abs()
-        flow = torch.stack([(old - draw[i]).abs() for draw in draws]).amax(0)
-        stays = apart > (pairs[i][0].double() - pairs[i][1].double()).abs() / 2
-        wrong = far & stays & (apart > SLACK * flow) & (apart > least)
-        if bool(wrong.any()):
-            part = part._replace(max_rel=max(rtol * SLACK, float((rtol * apart / flow)[wrong].max())))
+    for i, part in enumerate(parts):
+        for view in far[i]:
+            apart, before = (view.largest(a.double() - b.double()) for a, b in (finer[i], pairs[i]))
+            flow = torch.stack([view.largest(finer[i][0] - draw[i]) for draw in draws]).amax(0)
+            wrong = view.far(*pairs[i], rtol) & (apart > before / 2) & (apart > SLACK * flow) & (apart > view.least)
+            if bool(wrong.any()):
+                worst = max(rtol * SLACK, float((rtol * apart / flow)[wrong].max()))
+                part = part._replace(max_rel=max(part.max_rel, worst))
         conspicuous.append(part)
     return conspicuous
 
 
-def _conspicuous(
-    old: torch.Tensor, new: torch.Tensor, none: torch.Tensor | None, rtol: float
-) -> tuple[torch.Tensor, float]:
-    """Where values differ by more than a share of themselves and of most others, and what that share is."""
+class _View(NamedTuple):
+    """Values row by row along an axis, or one by one."""
+
+    axis: int | None
+    left_out: torch.Tensor
+    least: float
+    """What is no difference, however small a row is."""
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude in each row."""
+        sizes = values.abs().masked_fill(self.left_out, 0)
+        return sizes if self.axis is None else sizes.movedim(self.axis, 0).flatten(1).amax(1)
+
+    def far(self, old: torch.Tensor, new: torch.Tensor, rtol: float) -> torch.Tensor:
+        """Where values differ by more than a share of the largest in the row."""
+        return self.largest(old - new) > (rtol * self.largest(old)).clamp(min=self.least)
+
+
+def _views(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> list[_View]:
+    """Along each axis the rows of several numbers; and each number, beside this share of most of them."""
     if not old.is_floating_point() or not old.numel():
-        return torch.zeros_like(old, dtype=torch.bool), 0.0
-    a, b = old.double(), new.double()
-    there = torch.isfinite(a) & torch.isfinite(b)
-    there = there if none is None else there & ~none
-    least = rtol * float(a[there].abs().median()) if bool(there.any()) else 0.0
-    return there & ((a - b).abs() > (rtol * a.abs()).clamp(min=least)), least
+        return []
+    left_out = ~torch.isfinite(old) if none is None else ~torch.isfinite(old) | none
+    size = float(old[~left_out].abs().median()) if not bool(left_out.all()) else 0.0
+    axes = [axis for axis, length in enumerate(old.shape) if length > 1 and old.numel() // length >= ROW]
+    rows = [_View(axis, left_out, ROUNDED_OFF * size) for axis in axes]
+    return rows + ([] if each is None else [_View(None, left_out, each * size)])
 
 
 def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:

@@ -1,6 +1,6 @@
 """Repairs at the edges of floats: where the old form is right, the new one is no worse in the same arithmetic.
 
-Zeros of both signs, subnormals, what rounds to 0 in fp16, and the largest numbers, against the old form in fp64.
+Zeros of both signs, subnormals, what rounds to 0 in fp16, and large numbers, against the old form in fp64.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from anesurgery.mil import Array, Program, np_dtype
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 
-NAMES = """
-    stable_angle scale_powers scale_products scale_cosines scale_spectra scale_roots scale_scores scale_shares
-    scale_after_product halve_exponent hold_guards shift_scores fuse_exponential centre_variance mean_quotient
-    clip_product rms_norm group_norm mean_of_means sum_to_mean causal_mask_tensor padding_mask_tensor
-    decompose_attention
-""".split()
+SCALING = "powers products cosines spectra roots scores shares after_product"
+OTHERS = """
+    stable_angle halve_exponent hold_guards shift_scores fuse_exponential centre_variance mean_quotient clip_product
+    rms_norm group_norm mean_of_means sum_to_mean causal_mask_tensor padding_mask_tensor decompose_attention
+"""
+NAMES = sorted({*(f"scale_{what}" for what in SCALING.split()), *OTHERS.split()})
 LARGE = (250.0, 300.0, 1e3, 6e4, float(np.finfo(np.float16).max))
 SETS, FEW = 12, 1 << 12
 """Sets of inputs; numbers that a program reads at most: subnormals take processors long."""

@@ -184,10 +184,10 @@ class Drawing:
 
     def ends(self, dtype: np.dtype[Any]) -> tuple[float, float]:
         """The smallest magnitude of what is aimed at, but 0, and the largest of all."""
-        largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
+        largest = min(float(np.finfo(dtype).max), LARGEST)
         if self.ordinary and largest > 1e5:
             largest = math.sqrt(largest)
-        return 1 / largest if self.ordinary else 0.0, largest
+        return 1 / largest if self.ordinary else 0.0, min(largest, self.magnitude)
 
     def _far(self, normal: Array, dtype: np.dtype[Any], *, alternating: bool) -> Array:
         """Numbers whose mean is far above their spread; alternating, neighbours cancel."""

@@ -40,7 +40,9 @@ ROUNDED_OFF = float(np.finfo(np.float32).eps)
 """Share of most values that is no difference in the smallest row: fp32 rounds as much off."""
 ROW = 8
 """Numbers of a row that is looked at by itself: of fewer, the largest may be near 0 by chance."""
-FAITHFUL = CARRIERS | MOVING | PADDING | names("const add sub mul real_div linear matmul conv reduce_sum reduce_mean")
+FAITHFUL = (
+    CARRIERS | MOVING | PADDING | names("const add sub mul real_div linear matmul conv reduce_sum reduce_mean")
+)
 """Ops whose results are off by a share of their terms where operands are: nothing in them is approximated."""
 FEW_NUMBERS = 1 << 14
 """Numbers read up to which each element is looked at by itself: that runs the old side `DRAWS` times more."""
@@ -252,10 +254,10 @@ def measured(
     """How far apart both sides are; beyond the tolerance, fp64 says whether that is rounding."""
     parts = _apart(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
-    if rtol == 0 or not sides.rounds_sums or any(math.isinf(p.max_abs) for p in parts):
+    if rtol == 0 or any(math.isinf(p.max_abs) for p in parts):
         return parts
     try:
-        if any(p.max_rel > rtol for p in parts):
+        if sides.rounds_sums and any(p.max_rel > rtol for p in parts):
             parts = rounding(sides, numbers, pairs, parts, undefined, promise)
         if any(p.max_rel > rtol for p in parts):
             return parts
@@ -320,12 +322,30 @@ def hidden(
         for view in far[i]:
             apart, before = (view.largest(a.double() - b.double()) for a, b in (finer[i], pairs[i]))
             flow = torch.stack([view.largest(finer[i][0] - draw[i]) for draw in draws]).amax(0)
-            wrong = view.far(*pairs[i], rtol) & (apart > before / 2) & (apart > SLACK * flow) & (apart > view.least)
+            slack = SLACK if view.axis is None else OWN  # a row shows what rounding can do in many numbers
+            wrong = view.far(*pairs[i], rtol) & (apart > before / 2)
+            wrong &= (apart > slack * flow) & (apart > view.least)
             if bool(wrong.any()):
                 worst = max(rtol * SLACK, float((rtol * apart / flow)[wrong].max()))
                 part = part._replace(max_rel=max(part.max_rel, worst))
         conspicuous.append(part)
     return conspicuous
+
+
+def _alike(old: torch.Tensor, axis: int) -> torch.Tensor:
+    """The rows of equal numbers: where a function is nearly 0, an approximation of it is off by a large share."""
+    rows = rows_along(old, axis)
+    return (rows.amax(1) == rows.amin(1)).reshape([-1 if at == axis else 1 for at in range(old.ndim)])
+
+
+def row_axes(values: torch.Tensor) -> list[int]:
+    """The axes along which a value has rows of several numbers."""
+    return [axis for axis, length in enumerate(values.shape) if length > 1 and values.numel() // length >= ROW]
+
+
+def rows_along(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """A value as [rows, numbers]: one row for each place of an axis."""
+    return values.movedim(axis, 0).flatten(1)
 
 
 class _View(NamedTuple):
@@ -339,7 +359,7 @@ class _View(NamedTuple):
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """The largest magnitude in each row."""
         sizes = values.abs().masked_fill(self.left_out, 0)
-        return sizes if self.axis is None else sizes.movedim(self.axis, 0).flatten(1).amax(1)
+        return sizes if self.axis is None else rows_along(sizes, self.axis).amax(1)
 
     def far(self, old: torch.Tensor, new: torch.Tensor, rtol: float) -> torch.Tensor:
         """Where values differ by more than a share of the largest in the row."""
@@ -352,8 +372,7 @@ def _views(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> 
         return []
     left_out = ~torch.isfinite(old) if none is None else ~torch.isfinite(old) | none
     size = float(old[~left_out].abs().median()) if not bool(left_out.all()) else 0.0
-    axes = [axis for axis, length in enumerate(old.shape) if length > 1 and old.numel() // length >= ROW]
-    rows = [_View(axis, left_out, ROUNDED_OFF * size) for axis in axes]
+    rows = [_View(axis, left_out | _alike(old, axis), ROUNDED_OFF * size) for axis in row_axes(old)]
     return rows + ([] if each is None else [_View(None, left_out, each * size)])
 
 

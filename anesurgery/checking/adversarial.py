@@ -288,7 +288,7 @@ def signs(numbers: Array) -> Array:
 
 def near_edges(dtype: np.dtype[Any]) -> Array:
     """Both zeros, and of both signs where subnormals begin and end, and what rounds to 0 in fp16."""
-    infos = [np.finfo(np.float16), *([np.finfo(np.float32)] if dtype != np.float16 else [])]
+    infos: list[Any] = [np.finfo(np.float16), *([np.finfo(np.float32)] if dtype != np.float16 else [])]
     least = [float(i.smallest_subnormal) for i in infos]
     ends = [end for i in infos for end in (float(i.tiny), float(np.nextafter(i.tiny, i.dtype.type(0))))]
     lost = [least[0] * share for share in (1 / 3, 1 / 2, 3 / 4)] if dtype != np.float16 else []

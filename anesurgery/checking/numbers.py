@@ -212,12 +212,10 @@ def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
     """Edges of floats that are not drawn: a pass draws numbers itself, or promises nothing of subnormals."""
     floats = [v for v in drawn if np_dtype(v).kind == "f"]
     own = [[drawing.sample(v, np.random.default_rng(seed)) for seed in range(2)] for v in floats]
-    chosen = [np.stack(two) for two in own if two[0] is not None and not np.array_equal(*two)]
-    zeros = (
-        ("zeros",)
-        if any((values < 0).any() and (values > 0).any() and values.all() for values in chosen)
-        else ()
-    )
+    chosen = [(one, other) for one, other in own if one is not None and other is not None]
+    varied = [np.stack(two) for two in chosen if not np.array_equal(*two)]
+    both = any((values < 0).any() and (values > 0).any() and values.all() for values in varied)
+    zeros = ("zeros",) if both else ()
     return zeros + (("subnormals",) if floats and not drawing.subnormals else ())
 
 
@@ -333,7 +331,7 @@ def hidden(
 
 
 def _alike(old: torch.Tensor, axis: int) -> torch.Tensor:
-    """The rows of equal numbers: where a function is nearly 0, an approximation of it is off by a large share."""
+    """The rows of equal numbers: where a function is nearly 0, an approximation is off by a large share."""
     rows = rows_along(old, axis)
     return (rows.amax(1) == rows.amin(1)).reshape([-1 if at == axis else 1 for at in range(old.ndim)])
 

@@ -244,21 +244,8 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
     from anesurgery.checking.numbers import compare_numbers
     from anesurgery.checking.overflow import InHalves, in_halves
 
-    ops = [*site.old_ops, *site.new_ops]
-    ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
-    bounds = _bounds(site, sample, seed)
-    rows = {v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds}
-    drawing = Drawing(
-        sample,
-        constants_of(ops),
-        bounds,
-        ordinary,
-        promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
-        promise.magnitude,
-        promise.limits,
-        rows,
-    )
-    every = combinations(site.drawn, drawing, ops)
+    drawing = _drawing(site, sample, seed, promise)
+    every = combinations(site.drawn, drawing, [*site.old_ops, *site.new_ops])
     if every is not None:
         worst = compare_all(sides, every, promise)
     else:
@@ -288,6 +275,21 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, seed: int, promis
         left_out=worst.left_out,
         untried=worst.untried,
         counterexample=example,
+    )
+
+
+def _drawing(site: Site, sample: Sampler, seed: int, promise: Promise) -> Drawing:
+    """What to know for drawing at a site."""
+    bounds = _bounds(site, sample, seed)
+    return Drawing(
+        sample,
+        constants_of([*site.old_ops, *site.new_ops]),
+        bounds,
+        ordinary=promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite,
+        subnormals=promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
+        magnitude=promise.magnitude,
+        limits=promise.limits,
+        rows={v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds},
     )
 
 

@@ -193,7 +193,7 @@ def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.
 
 
 def _nearness(old: torch.Tensor, new: torch.Tensor) -> float:
-    """The PSNR in dB of the worst row along any axis, or of all; rows that rounding alone makes are left out."""
+    """The PSNR in dB of the worst row along any axis, or of all; rows that rounding may make are left out."""
     whole = closeness(old, new)
     if not math.isfinite(whole) or old.shape != new.shape:
         return whole

@@ -5,7 +5,6 @@ Which operand carries the scores? The one that comes from a matrix product; mask
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,20 +12,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import NO_MATCH, Refusal
-from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, operands, producer
 from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
 from anesurgery.semantics.reading import readers_after
-
-MASKED = -5000.0
-"""An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
-
-LEAST_SCALE = 0.1
-"""The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
-
-VANISHES = 104.0
-"""Exp of less than -104 is 0 in fp32."""
+from anesurgery.semantics.score_bounds import LEAST_SCALE
+from anesurgery.semantics.score_bounds import MASKED as MASKED
 
 EXACT_FACTOR = 1e-6
 """Relative error up to which a rounded factor is taken as it is."""
@@ -173,20 +164,6 @@ def in_factors(value: float, dtype: np.dtype[np.generic]) -> list[np.generic]:
 def is_float(var: Var) -> bool:
     """Does a value hold floats?"""
     return np_dtype(var).kind == "f"
-
-
-def largest_score(fill: float) -> float:
-    """Up to which magnitude of scores this fill and `MASKED` mask, and their sum stays on the engine."""
-    masks = (min(-MASKED, -fill) - VANISHES / LEAST_SCALE) / 2
-    return min(masks, CEILING + fill)
-
-
-def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
-    """Scores with their largest magnitude; for fused attention, queries and keys with theirs."""
-    if root.op_type == "softmax":
-        return {scores: most}
-    read = fused_operands(root)
-    return dict.fromkeys((read["query"], read["key"]), math.sqrt(most / math.sqrt(root.query.shape[-1])))
 
 
 def _split(op: Operation) -> tuple[Var, list[Var]] | None:

@@ -80,7 +80,11 @@ class Place(ABC):
         """Let the new ops take the place of the old ones; what was done."""
 
     def needs(self, built: Built) -> Needs | Refusal | None:
-        """What the edit needs of values that it reads, and only a run shows; a refusal where that fails."""
+        """See what the edit needs of the values that it reads.
+
+        Returns:
+            The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
+        """
         return None
 
     @abstractmethod

@@ -53,8 +53,8 @@ def needs_of(
         function: of the program.
 
     Returns:
-        None where the intervals show everything; a refusal where a value is larger, or nothing shows that it is
-        not.
+        The `Needs` that hold on these inputs; a `Refusal` where a value is larger, or cannot be computed; None
+        where the intervals show everything.
     """
     open_ = {v: most for v, most in limits.items() if not lies_within(v, most)}
     if not open_:
@@ -112,9 +112,11 @@ def _observed(session: Session, program: Program, name: str) -> dict[str, float]
 
 def _inputs(session: Session, program: Program, name: str) -> list[Mapping[str, Any]]:
     """The inputs that the caller gave, as the program takes them now; a drawn set where they do not fit."""
-    function, given = program.functions[name], _given(session)
+    function = program.functions[name]
     names = {entry for entry, var in function.inputs.items() if not types.is_state(var.sym_type)}
-    adapted = [adapt_inputs(session.contract, values) for values in given if len(program.functions) == 1]
+    adapted = [
+        adapt_inputs(session.contract, values) for values in _given(session) if len(program.functions) == 1
+    ]
     if adapted and all(names <= values.keys() for values in adapted):
         return [{entry: values[entry] for entry in names} for values in adapted]
     return [sample_function(function, seed=session.seed, images=session.images)]

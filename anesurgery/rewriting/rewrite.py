@@ -278,7 +278,11 @@ class _OpPlace(Place):
         return Built(pairs, self.builder.made, m.ops, uncompared, m.limits)
 
     def needs(self, built: Built) -> Needs | Refusal | None:
-        """What only a run shows of the values that the edit reads."""
+        """See what the edit needs of the values that it reads.
+
+        Returns:
+            The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
+        """
         promise = replace(self.step.promise, limits=built.limits)
         limits = limits_of(site_of(built.pairs, built.made, built.matched), promise)
         return needs_of(limits, self.session, self.program, self.function) if limits else None

@@ -23,8 +23,9 @@ from anesurgery.rewriting.session import Session
 
 SCALING = "powers products cosines spectra roots scores shares after_product"
 OTHERS = """
-    stable_angle halve_exponent hold_guards shift_scores fuse_exponential centre_variance mean_quotient clip_product
-    rms_norm group_norm mean_of_means sum_to_mean causal_mask_tensor padding_mask_tensor decompose_attention
+    stable_angle halve_exponent hold_guards shift_scores fuse_exponential centre_variance mean_quotient
+    clip_product rms_norm group_norm mean_of_means sum_to_mean causal_mask_tensor padding_mask_tensor
+    decompose_attention
 """
 NAMES = sorted({*(f"scale_{what}" for what in SCALING.split()), *OTHERS.split()})
 LARGE = (250.0, 300.0, 1e3, 6e4, float(np.finfo(np.float16).max))

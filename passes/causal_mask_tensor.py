@@ -67,8 +67,6 @@ class CausalMaskTensor(Rewrite):
     precedes = ("negate_subtract", "explicit_broadcast")
     tolerates_nonfinite = False
     """An infinite score that was masked meets a finite number to add."""
-    magnitude = 8.0
-    """Scores must stay far below the fill: rows of 128 numbers up to 8 give 724."""
     shares_inner = True
     fill: float = an.option(-1e4, least=LEAST_FILL, most=MOST_FILL)
     """What is added to a masked score."""
@@ -90,7 +88,8 @@ class CausalMaskTensor(Rewrite):
             return an.NO_MATCH
         if (refusal := an.masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
-        return m.bind(scores=chain.scores, chain=chain, parts=parts)
+        limits = an.score_bounds.score_limits(m.root, chain.scores, an.score_bounds.masked_up_to(self.fill))
+        return m.bind(scores=chain.scores, chain=chain, parts=parts, limits=limits)
 
     def is_constant(self, chain: an.attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""

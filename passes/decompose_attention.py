@@ -23,7 +23,8 @@ the scores are scaled too, by a number from 1 to 2 that makes up for it. A boole
 selection of scores or of `fill`, which is finite: a row of which nothing is kept gives a mean, as Core ML's own
 op does, where torch gives zeros or NaN.
 
-Refuses when a shape is dynamic.
+Refuses when a shape is dynamic, and when queries and keys are so large that their scores may leave fp16, or
+come near to the fill.
 
 Why it helps: under iOS and macOS 27 fused attention did not apply a mask that no op of the same procedure makes
 (reported, M1 Max, macOS 27.0: ironblock/sidekick), and under 26.1 it gave infinities and NaN (reported:
@@ -53,8 +54,6 @@ class DecomposeAttention(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
-    magnitude = 8.0
-    """Scores must stay far above the fill."""
     fill: float = an.option(-1e4, most=an.attention.MASKED)
     """The score of a key that a boolean mask hides."""
     only_ignored: bool = False
@@ -73,7 +72,11 @@ class DecomposeAttention(Rewrite):
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)
-        return m.bind(mask=m.root.inputs.get("attn_mask"))
+        mask = m.root.inputs.get("attn_mask")
+        most = an.constant_ends.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores become values
+        if mask is not None and an.np_dtype(mask).kind == "b":
+            most = min(most, -self.fill - an.score_bounds.VANISHES)
+        return m.bind(mask=mask, limits=an.score_bounds.score_limits(m.root, m.query, most))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Boolean masks that keep a key of each row."""

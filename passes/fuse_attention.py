@@ -61,8 +61,6 @@ class FuseAttention(Rewrite):
     """A scale that fp16 rounds is exact in the fused op."""
     tolerates_nonfinite = False
     """Of rows that a mask hides entirely the fused op makes something else."""
-    magnitude = 32.0
-    """Scores that are so large that their rounding decides which key is seen are told apart by neither side."""
     shares_inner = True
 
     def check(self, m: Match) -> Match | Refusal:
@@ -85,7 +83,10 @@ class FuseAttention(Rewrite):
         reason = reason or _wrong_mask(core, masks)
         if reason:
             return Refusal(reason, m.root)
-        return m.bind(ops=tuple(core.ops), core=core, masks=masks, factor=factor)
+        limits = dict.fromkeys(
+            _factors(core), an.constant_ends.LARGEST
+        )  # beyond, one order of factors overflows
+        return m.bind(ops=tuple(core.ops), core=core, masks=masks, factor=factor, limits=limits)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The fused op."""
@@ -99,6 +100,13 @@ class FuseAttention(Rewrite):
             mask = term if mask is None else mb.add(x=mask, y=term)
         masked = {} if mask is None else {"attn_mask": mask}
         return mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **masked)
+
+
+def _factors(core: an.heads.Core) -> list[Var]:
+    """Queries, keys and values, and what queries and keys were before they were turned and scaled."""
+    read, key = [core.product.x, core.product.y, core.total.y], an.producer(core.product.y, "transpose")
+    read += [] if key is None else [key.x]
+    return [*read, *(_unscaled(v)[0] for v in read)]
 
 
 def _unfit(core: an.heads.Core) -> str:

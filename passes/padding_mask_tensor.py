@@ -77,8 +77,6 @@ class PaddingMaskTensor(Rewrite):
     follows = ("causal_mask_tensor",)
     tolerates_nonfinite = False
     """An infinite score that was masked meets a finite number to add."""
-    magnitude = 8.0
-    """Scores must stay far below the fill."""
     shares_inner = True
     caveat = (
         "where a mask that keeps a score is multiplied with an infinity, the old numbers are NaN and were not "
@@ -106,7 +104,9 @@ class PaddingMaskTensor(Rewrite):
         own = set(_downstream(ops, {chain.scores}))
         masks = {v for op in ops if op not in own for _, v in an.operands(op)}
         masks |= {v for op in own for _, v in an.operands(op)} - {chain.scores}
-        return m.bind(changed=changed, fills=fills, own=own, masks=masks)
+        most = an.score_bounds.masked_up_to(self.fill / 2 if self.equal else self.fill)
+        limits = an.score_bounds.score_limits(m.root, chain.scores, most)
+        return m.bind(changed=changed, fills=fills, own=own, masks=masks, limits=limits)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,9 @@ Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
 ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
 """The kinds of rounds, the most telling first."""
+AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows")
+"""Rounds after which these kinds give way to small numbers, among which are the edges of floats: a site of few
+numbers has no room for all edges in less."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
 CALLED |= {"small": "small numbers", "largest": "the largest numbers"}
 CALLED |= {"offset": "means far above the spread", "cancelling": "terms that cancel"}
@@ -81,9 +84,13 @@ class Drawing:
     """Where integers must lie, since they address something: all of them, or each."""
     ordinary: bool = False
     """Stay between the roots of the smallest and largest numbers, so that products stay normal?"""
+    subnormals: bool = True
+    """Draw them? Not where a pass promises equal bits unless numbers overflow or vanish."""
 
     magnitude: float = math.inf
     """The largest magnitude of floats."""
+    limits: Mapping[Var, float] = field(default_factory=dict)
+    """The largest magnitude of single values, in its place."""
     rows: Mapping[Var, Sequence[int]] = field(default_factory=dict)
     """Index -> rows at which tables of both sides differ; see `rows_apart`."""
 
@@ -106,9 +113,13 @@ class Drawing:
         if dtype.kind != "f":
             return self.bounded(var, self._integers(var, kind, rng), dtype)
         if math.prod(shape) <= 2 * PERIOD:
-            return self.bounded(var, self.floats(shape, dtype, kind, rng), dtype)
-        few = self.bounded(var, self.floats((PERIOD,), dtype, kind, rng), dtype)
+            return self.bounded(var, self.of(var).floats(shape, dtype, kind, rng), dtype)
+        few = self.bounded(var, self.of(var).floats((PERIOD,), dtype, kind, rng), dtype)
         return np.resize(few, shape)
+
+    def of(self, var: Var) -> Drawing:
+        """What to know for drawing one value."""
+        return replace(self, magnitude=self.limits[var], limits={}) if var in self.limits else self
 
     def _aimed(self, var: Var, sampled: Array, kind: str, rng: np.random.Generator) -> Array:
         """Integers that a pass draws from a range, some of them constants or their neighbours in the range."""
@@ -146,7 +157,7 @@ class Drawing:
         if kind in ("offset", "cancelling"):
             return self._far(normal, dtype, alternating=kind == "cancelling")
         if kind == "largest":
-            return _uniform(rng, shape, -1, 1) * np.float32(largest)
+            return _some(rng, _uniform(rng, shape, -1, 1) * np.float32(largest), 0.5, self._far_edges(dtype))
         if kind == "ties":
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
         if kind == "rows":
@@ -166,10 +177,10 @@ class Drawing:
 
     def ends(self, dtype: np.dtype[Any]) -> tuple[float, float]:
         """The smallest magnitude of what is aimed at, but 0, and the largest of all."""
-        largest = min(float(np.finfo(dtype).max), LARGEST, self.magnitude)
+        largest = min(float(np.finfo(dtype).max), LARGEST)
         if self.ordinary and largest > 1e5:
             largest = math.sqrt(largest)
-        return 1 / largest if self.ordinary else 0.0, largest
+        return 1 / largest if self.ordinary else 0.0, min(largest, self.magnitude)
 
     def _far(self, normal: Array, dtype: np.dtype[Any], *, alternating: bool) -> Array:
         """Numbers whose mean is far above their spread; alternating, neighbours cancel."""
@@ -178,18 +189,28 @@ class Drawing:
         far = np.float32(mean) + normal * np.float32(mean / times)
         return far * (1 - 2 * (np.indices(normal.shape).sum(0) % 2)) if alternating else far
 
+    def _far_edges(self, dtype: np.dtype[Any]) -> Array:
+        """The largest magnitude and its neighbour inside, of both signs."""
+        most = dtype.type(self.ends(dtype)[1])
+        return signs(np.array([most, np.nextafter(most, dtype.type(0))], np.float64))
+
     def _special(self, dtype: np.dtype[Any], largest: float) -> Array:
         """Zeros, subnormals, ties, the largest numbers, and each constant with its neighbours."""
-        info = np.finfo(dtype)
-        fixed = [0.0, -0.0, 0.5, 1.0, 1.5, 2.5, 1e-4, float(info.smallest_subnormal), float(info.tiny), largest]
+        fixed = np.array([0.0, 0.0, 0.0, 0.5, 1.0, 1.5, 2.5, 1e-4, largest], np.float64)  # 0 is met most often
         with np.errstate(over="ignore", invalid="ignore"):
             around = np.array([c for c in self.constants if abs(c) <= largest], np.float64).astype(dtype)
             up, down = (np.nextafter(around, dtype.type(end)) for end in (np.inf, -np.inf))
-            numbers = np.concatenate([np.array(fixed), around, up, down, around + 1.0, around - 1.0])
-        both = np.concatenate([numbers, -numbers]).astype(np.float64)
+            numbers = np.concatenate([fixed, around, up, down, around + 1.0, around - 1.0])
+        both = signs(numbers.astype(np.float64))
         least = self.ends(dtype)[0]
         kept = np.isfinite(both) & (np.abs(both) <= largest) & ((np.abs(both) >= least) | (both == 0))
-        return both[kept]
+        far = self._far_edges(dtype)
+        return np.concatenate([both[kept], self.near_edges(dtype), far[np.abs(far) <= largest]])
+
+    def near_edges(self, dtype: np.dtype[Any]) -> Array:
+        """The small edges of floats that are drawn; see `near_edges`."""
+        edges = near_edges(dtype)
+        return edges[self.subnormals | (edges == 0) | (np.abs(edges) >= float(np.finfo(dtype).tiny))]
 
     def _integers(self, var: Var, kind: str, rng: np.random.Generator) -> Array:
         shape, info = drawn_shape(var), np.iinfo(np_dtype(var))
@@ -223,7 +244,7 @@ class Drawing:
                 if math.isfinite(low) and math.isfinite(high):
                     values = np.where(np.isfinite(values), values, low)
                 values = np.clip(values, low, high)
-            top = min(float(np.finfo(dtype).max), self.magnitude) if dtype.kind == "f" else math.inf
+            top = min(float(np.finfo(dtype).max), self.of(var).magnitude) if dtype.kind == "f" else math.inf
             values = np.asarray(values)
             if not (-top <= values.min(initial=0) and values.max(initial=0) <= top):
                 values = np.where(np.isfinite(values), np.clip(values, -top, top), values)
@@ -251,6 +272,30 @@ def signed(rng: np.random.Generator, sizes: Array) -> Array:
     """Numbers of these sizes, of either sign."""
     numbers: Array = sizes * rng.choice([-1, 1], sizes.shape)
     return numbers
+
+
+def signs(numbers: Array) -> Array:
+    """Numbers and their negatives."""
+    return np.concatenate([numbers, -numbers])
+
+
+def near_edges(dtype: np.dtype[Any]) -> Array:
+    """Both zeros, and of both signs where subnormals begin and end, and what rounds to 0 in fp16."""
+    infos: list[Any] = [np.finfo(np.float16), *([np.finfo(np.float32)] if dtype != np.float16 else [])]
+    least = [float(i.smallest_subnormal) for i in infos]
+    ends = [end for i in infos for end in (float(i.tiny), float(np.nextafter(i.tiny, i.dtype.type(0))))]
+    lost = [least[0] * share for share in (1 / 3, 1 / 2, 3 / 4)] if dtype != np.float16 else []
+    return signs(np.array([0.0, *least, *ends, *lost], np.float64))
+
+
+def between(
+    low: float, high: float, shape: tuple[int, ...], dtype: np.dtype[Any], rng: np.random.Generator
+) -> Array:
+    """Floats from one number to another, both of these and the small edges of floats among them."""
+    ends = np.array([low, high], dtype)
+    edges = np.concatenate([ends, np.nextafter(ends, ends[::-1]), near_edges(dtype)])
+    inside = edges[(low <= edges) & (edges <= high)]
+    return _some(rng, rng.uniform(low, high, shape).astype(np.float32), 0.5, inside).astype(dtype)
 
 
 def _some(rng: np.random.Generator, values: Array, share: float, choices: Array) -> Array:
@@ -338,7 +383,9 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
     if numbers > SEVERAL:
         return [kind for kind in kinds if kind not in IN_SMALL]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
-    return kinds * again
+    return kinds * min(again, AGAIN) + ["small" if kind in IN_TURN else kind for kind in kinds] * (
+        again - AGAIN
+    )
 
 
 def untried(kinds: Collection[str], nonfinite: bool, floats: bool) -> tuple[str, ...]:

@@ -32,6 +32,8 @@ NONFINITE = (0.0, math.inf, -math.inf, math.nan)
 MOST_CROSSED = 3
 """Values of which all combinations of these are met; more take the patterns of the first ones, since each value
 more takes several times as many numbers."""
+SIGNS = 4
+"""What a value is in turn where signs are crossed: a number, its negative, 0 and -0."""
 COMBINED = 8
 """Constants up to which sums, differences, products and quotients of two are aimed at where there is room:
 eight have 28 pairs already."""
@@ -125,7 +127,7 @@ def _around(var: Var, band: Sequence[float], constants: set[float], drawing: Dra
         beside = [np.nextafter(own, dtype.type(end)) for end in (np.inf, -np.inf)]
     numbers = np.unique(np.concatenate([here, *beside]).astype(np.float64))
     numbers = np.concatenate([numbers, -numbers])
-    least, most = drawing.ends(dtype)
+    least, most = drawing.of(var).ends(dtype)
     return numbers[
         np.isfinite(numbers) & (np.abs(numbers) <= most) & ((np.abs(numbers) >= least) | (numbers == 0))
     ]
@@ -169,4 +171,26 @@ def crossed(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array]
         values[var] = drawing.bounded(
             var, np.where(turn.reshape(other.shape) == 0, numbers[var], other), np_dtype(var)
         )
+    return values
+
+
+def edged(drawn: Sequence[Var], drawing: Drawing, numbers: Mapping[Var, Array], at: int) -> dict[Var, Array]:
+    """Values that meet zeros of both signs beside both signs of the others, and then small edges of floats.
+
+    Args:
+        drawn: what is read.
+        drawing: what is known of it.
+        numbers: finite values for it.
+        at: where the pattern begins; the number of places that earlier rounds had.
+    """
+    floats = [v for v in drawn if _is_free(v, drawing) and np_dtype(v).kind == "f"]
+    crossings, values = SIGNS ** min(len(floats), MOST_CROSSED), {}
+    for i, var in enumerate(floats):
+        edges, own = drawing.near_edges(np_dtype(var)), np.abs(numbers[var].ravel())
+        cycle, place = np.divmod(np.arange(at, at + own.size), crossings + len(edges))
+        sign = place // SIGNS ** (i % MOST_CROSSED) % SIGNS
+        turn = np.select([sign == 0, sign == 1, sign == 2], [own, -own, np.zeros_like(own)], -0.0)
+        edge = edges[(place - crossings + i * cycle) % len(edges)]
+        mixed = np.where(place < crossings, turn, edge).reshape(numbers[var].shape)
+        values[var] = drawing.bounded(var, mixed, np_dtype(var))
     return values

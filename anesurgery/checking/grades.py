@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -77,6 +77,8 @@ class Promise:
     """Does it hold for infinities and NaN too? False is a declared exception that reports name."""
     magnitude: float = math.inf
     """Up to which magnitude of what an edit reads it holds: a precondition that reports name."""
+    limits: Mapping[Any, float] = field(default_factory=dict)
+    """The same of single values, in its place."""
 
 
 PLAIN = Promise()

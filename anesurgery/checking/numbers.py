@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
-from anesurgery.checking.aiming import crossed
+from anesurgery.checking.aiming import crossed, edged
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
@@ -20,7 +20,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
-from anesurgery.ops import CARRIERS, MOVING, PADDING
+from anesurgery.ops import CARRIERS, MOVING, PADDING, names
 from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
 
@@ -36,6 +36,14 @@ HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
 WHOLE_HALVES = 2**11
 """Up to where fp16 holds every integer."""
+ROUNDED_OFF = float(np.finfo(np.float32).eps)
+"""Share of most values that is no difference in the smallest row: fp32 rounds as much off."""
+ROW = 8
+"""Numbers of a row that is looked at by itself: of fewer, the largest may be near 0 by chance."""
+FAITHFUL = (
+    CARRIERS | MOVING | PADDING | names("const add sub mul real_div linear matmul conv reduce_sum reduce_mean")
+)
+"""Ops whose results are off by a share of their terms where operands are: nothing in them is approximated."""
 FEW_NUMBERS = 1 << 14
 """Numbers read up to which each element is looked at by itself: that runs the old side `DRAWS` times more."""
 SLACK = 16.0
@@ -177,11 +185,11 @@ def compare_numbers(
     tried = Counter[str]()
     for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
         numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
-        if kind == "nonfinite" and tried[kind] % 2 == 0:
+        meet = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
+        if meet is not None:
             plain = {v: x.numpy() for v, x in numbers.items()}
-            numbers |= {
-                v: as_tensor(x) for v, x in crossed(sides.drawn, drawing, plain, size * tried[kind]).items()
-            }
+            at = tried[kind] * max(map(np.size, plain.values()), default=0)
+            numbers |= {v: as_tensor(x) for v, x in meet(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
@@ -196,8 +204,19 @@ def compare_numbers(
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
         if not worst.within(promise):
             break
-    worst.untried = untried(tried, promise.tolerates_nonfinite, floats)
+    worst.untried = untried(tried, promise.tolerates_nonfinite, floats) + _edges_untried(sides.drawn, drawing)
     return worst
+
+
+def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:
+    """Edges of floats that are not drawn: a pass draws numbers itself, or promises nothing of subnormals."""
+    floats = [v for v in drawn if np_dtype(v).kind == "f"]
+    own = [[drawing.sample(v, np.random.default_rng(seed)) for seed in range(2)] for v in floats]
+    chosen = [(one, other) for one, other in own if one is not None and other is not None]
+    varied = [np.stack(two) for two in chosen if not np.array_equal(*two)]
+    both = any((values < 0).any() and (values > 0).any() and values.all() for values in varied)
+    zeros = ("zeros",) if both else ()
+    return zeros + (("subnormals",) if floats and not drawing.subnormals else ())
 
 
 def drawn_numbers(drawn: Sequence[Var], drawing: Drawing, kind: str, rng: np.random.Generator) -> Numbers:
@@ -233,10 +252,10 @@ def measured(
     """How far apart both sides are; beyond the tolerance, fp64 says whether that is rounding."""
     parts = _apart(pairs, undefined, promise)
     rtol = promise.tolerance.rtol
-    if rtol == 0 or not sides.rounds_sums or any(math.isinf(p.max_abs) for p in parts):
+    if rtol == 0 or any(math.isinf(p.max_abs) for p in parts):
         return parts
     try:
-        if any(p.max_rel > rtol for p in parts):
+        if sides.rounds_sums and any(p.max_rel > rtol for p in parts):
             parts = rounding(sides, numbers, pairs, parts, undefined, promise)
         if any(p.max_rel > rtol for p in parts):
             return parts
@@ -280,44 +299,79 @@ def rounding(
 def hidden(
     sides: BothSides, numbers: Numbers, pairs: Pairs, parts: list[Apart], undefined: Undefined, promise: Promise
 ) -> list[Apart]:
-    """The parts, where a difference is small beside the largest value, but neither by itself nor by rounding.
+    """The parts, where a difference is small beside the largest value, but not beside its row, nor by rounding.
 
-    Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do
-    to the same element.
+    Only what fp64 shows to be no rounding counts, beyond what errors of the tolerance in the operands do to the
+    same row. In small sites each element is looked at too, unless a function may be approximated there.
     """
-    rtol = promise.tolerance.rtol
-    if rtol > REASSOCIATED.rtol or sum(t.numel() for t in numbers.values()) > FEW_NUMBERS:
-        return parts
-    differences = [
-        _conspicuous(old, new, none, rtol) for (old, new), none in zip(pairs, undefined, strict=True)
+    rtol, few = promise.tolerance.rtol, sum(t.numel() for t in numbers.values()) <= FEW_NUMBERS
+    share = ROUNDED_OFF if all(op.op_type in FAITHFUL for op in sides.old_ops) else rtol
+    each = share if few and share <= REASSOCIATED.rtol else None
+    views = [_views(old, none, each) for (old, _), none in zip(pairs, undefined, strict=True)]
+    far = [
+        [view for view in here if bool(view.far(old, new, rtol).any())]
+        for here, (old, new) in zip(views, pairs, strict=True)
     ]
-    if not any(bool(far.any()) for far, _ in differences):
+    if not any(far):
         return parts
     finer, draws = sides.run_double(numbers), sides.spread(numbers, rtol)
     conspicuous = []
-    for i, (part, (far, least)) in enumerate(zip(parts, differences, strict=True)):
-        old, new = finer[i]
-        apart = (old - new).abs()
-        flow = torch.stack([(old - draw[i]).abs() for draw in draws]).amax(0)
-        stays = apart > (pairs[i][0].double() - pairs[i][1].double()).abs() / 2
-        wrong = far & stays & (apart > SLACK * flow) & (apart > least)
-        if bool(wrong.any()):
-            part = part._replace(max_rel=max(rtol * SLACK, float((rtol * apart / flow)[wrong].max())))
+    for i, part in enumerate(parts):
+        for view in far[i]:
+            apart, before = (view.largest(a.double() - b.double()) for a, b in (finer[i], pairs[i]))
+            flow = torch.stack([view.largest(finer[i][0] - draw[i]) for draw in draws]).amax(0)
+            slack = SLACK if view.axis is None else OWN  # a row shows what rounding can do in many numbers
+            wrong = view.far(*pairs[i], rtol) & (apart > before / 2)
+            wrong &= (apart > slack * flow) & (apart > view.least)
+            if bool(wrong.any()):
+                worst = max(rtol * SLACK, float((rtol * apart / flow)[wrong].max()))
+                part = part._replace(max_rel=max(part.max_rel, worst))
         conspicuous.append(part)
     return conspicuous
 
 
-def _conspicuous(
-    old: torch.Tensor, new: torch.Tensor, none: torch.Tensor | None, rtol: float
-) -> tuple[torch.Tensor, float]:
-    """Where values differ by more than a share of themselves and of most others, and what that share is."""
+def _alike(old: torch.Tensor, axis: int) -> torch.Tensor:
+    """The rows of equal numbers: where a function is nearly 0, an approximation is off by a large share."""
+    rows = rows_along(old, axis)
+    return (rows.amax(1) == rows.amin(1)).reshape([-1 if at == axis else 1 for at in range(old.ndim)])
+
+
+def row_axes(values: torch.Tensor) -> list[int]:
+    """The axes along which a value has rows of several numbers."""
+    return [axis for axis, length in enumerate(values.shape) if length > 1 and values.numel() // length >= ROW]
+
+
+def rows_along(values: torch.Tensor, axis: int) -> torch.Tensor:
+    """A value as [rows, numbers]: one row for each place of an axis."""
+    return values.movedim(axis, 0).flatten(1)
+
+
+class _View(NamedTuple):
+    """Values row by row along an axis, or one by one."""
+
+    axis: int | None
+    left_out: torch.Tensor
+    least: float
+    """What is no difference, however small a row is."""
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The largest magnitude in each row."""
+        sizes = values.abs().masked_fill(self.left_out, 0)
+        return sizes if self.axis is None else rows_along(sizes, self.axis).amax(1)
+
+    def far(self, old: torch.Tensor, new: torch.Tensor, rtol: float) -> torch.Tensor:
+        """Where values differ by more than a share of the largest in the row."""
+        return self.largest(old - new) > (rtol * self.largest(old)).clamp(min=self.least)
+
+
+def _views(old: torch.Tensor, none: torch.Tensor | None, each: float | None) -> list[_View]:
+    """Along each axis the rows of several numbers; and each number, beside this share of most of them."""
     if not old.is_floating_point() or not old.numel():
-        return torch.zeros_like(old, dtype=torch.bool), 0.0
-    a, b = old.double(), new.double()
-    there = torch.isfinite(a) & torch.isfinite(b)
-    there = there if none is None else there & ~none
-    least = rtol * float(a[there].abs().median()) if bool(there.any()) else 0.0
-    return there & ((a - b).abs() > (rtol * a.abs()).clamp(min=least)), least
+        return []
+    left_out = ~torch.isfinite(old) if none is None else ~torch.isfinite(old) | none
+    size = float(old[~left_out].abs().median()) if not bool(left_out.all()) else 0.0
+    rows = [_View(axis, left_out | _alike(old, axis), ROUNDED_OFF * size) for axis in row_axes(old)]
+    return rows + ([] if each is None else [_View(None, left_out, each * size)])
 
 
 def _apart(pairs: Pairs, undefined: Undefined, promise: Promise) -> list[Apart]:

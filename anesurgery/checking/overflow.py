@@ -29,7 +29,10 @@ ORDINARY, BOTH_SIGNS, ONE_SIGN, ALIKE = 1.0, (-1.0, 1.0), (0.5, 1.0), (0.98, 1.0
 """The magnitude at which no digits may be lost; shares of a magnitude between which numbers lie."""
 TRIED = (
     *((ORDINARY, ends) for ends in (BOTH_SIGNS, ONE_SIGN, ALIKE)),
-    *((magnitude, ends) for magnitude in (64.0, 1024.0, 16384.0, 60000.0) for ends in (ONE_SIGN, BOTH_SIGNS)),
+    *((64.0, ends) for ends in (ONE_SIGN, BOTH_SIGNS)),
+    (250.0, BOTH_SIGNS),  # fp16 holds squares of such numbers, and not of their differences
+    (1024.0, ONE_SIGN),
+    *((magnitude, ends) for magnitude in (16384.0, 60000.0) for ends in (ONE_SIGN, BOTH_SIGNS)),
     *((magnitude, ONE_SIGN) for magnitude in (1e-2, 1e-3, 1e-4, 1e-6)),
 )
 """Magnitudes, from ordinary numbers on to the largest and then the smallest, and where numbers lie."""
@@ -80,7 +83,8 @@ def in_halves(site: Site, drawing: Drawing, seed: int, promise: Promise) -> InHa
         if shown.underflow if magnitude < ORDINARY else math.isfinite(shown.overflow):
             continue
         numbers = drawn_numbers(site.drawn, drawing, "normal", rng)
-        numbers |= {v: _of_magnitude(v, min(magnitude, promise.magnitude), ends, rng) for v in halves}
+        most = {v: min(magnitude, promise.limits.get(v, promise.magnitude)) for v in halves}
+        numbers |= {v: _of_magnitude(v, most[v], ends, rng) for v in halves}
         try:
             shown = _more(shown, sides, numbers, magnitude, promise)
         except InterpretError:
@@ -146,9 +150,10 @@ class _Stored:
 def _of_magnitude(
     var: Var, magnitude: float, ends: tuple[float, float], rng: np.random.Generator
 ) -> torch.Tensor:
-    """Numbers around a magnitude, inside what is known of the value; of both signs, not near 0."""
+    """A magnitude and numbers around it, inside what is known of the value; of both signs, not near 0."""
     low, high = ends
-    drawn = rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude
+    drawn = np.asarray(rng.uniform(max(low, 0.5), high, drawn_shape(var)) * magnitude)
+    drawn.flat[:1] = magnitude
     signed = drawn * rng.choice([-1, 1], drawn.shape) if low < 0 else drawn
     return as_tensor(np.clip(signed, *stored_interval(var)).astype(np.float16))
 

@@ -92,7 +92,8 @@ def _with_memo(
     memo: dict[Hashable, SiteCheck | Refusal],
 ) -> SiteCheck | Refusal:
     """The check of the edit, or that of an earlier one that is the same computation."""
-    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _facts(site, sample, declared))
+    limits = tuple(promise.limits.get(v) for v in site.drawn)
+    key = (fingerprint(site.replaced, site.old_ops, site.new_ops), _facts(site, sample, declared), limits)
     if key not in memo:
         try:
             with _trimmed(site):
@@ -329,12 +330,9 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
     from anesurgery.checking.numbers import compare_numbers
     from anesurgery.checking.overflow import InHalves, in_halves
 
-    ops, seed, promise = [*site.old_ops, *site.new_ops], trial.seed, trial.promise
-    ordinary = promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite
-    bounds = _bounds(site, sample, seed)
-    rows = {v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds}
-    drawing = Drawing(sample, constants_of(ops), bounds, ordinary, promise.magnitude, rows)
-    every = combinations(site.drawn, drawing, ops)
+    seed, promise = trial.seed, trial.promise
+    drawing = _drawing(site, sample, seed, promise)
+    every = combinations(site.drawn, drawing, [*site.old_ops, *site.new_ops])
     if every is not None:
         worst = compare_all(sides, every, promise)
     else:
@@ -347,7 +345,8 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
     example = "" if kept else shrunk(sides, worst.numbers, promise)
     halves = in_halves(site, drawing, seed, promise) if kept and trial.thorough else InHalves()
     example = example or halves.example
-    shown = promise.magnitude < np.inf and _lie_within(site.drawn, promise.magnitude)
+    limits = limits_of(site, promise)
+    unshown = {v: most for v, most in limits.items() if not lies_within(v, most)}
     return SiteCheck(
         worst.max_abs,
         max(worst.max_rel, halves.off),
@@ -355,8 +354,8 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
         Grade.NUMBERS if every is None or example else Grade.EXHAUSTIVE,
         seed=seed,
         finite_only=not promise.tolerates_nonfinite,
-        magnitude=np.inf if shown else promise.magnitude,
-        ranged=shown,
+        magnitude=min(unshown.values(), default=np.inf),
+        ranged=bool(limits) and not unshown,
         overflow=halves.overflow,
         underflow=halves.underflow,
         loses=halves.loses,
@@ -366,7 +365,31 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
     )
 
 
-def _lie_within(drawn: Sequence[Var], magnitude: float) -> bool:
-    """Does the interval analysis show that no float that is read is larger?"""
-    floats = [stored_interval(v) for v in drawn if np_dtype(v).kind == "f"]
-    return all(-magnitude <= low and high <= magnitude for low, high in floats)
+def _drawing(site: Site, sample: Sampler, seed: int, promise: Promise) -> Drawing:
+    """What to know for drawing at a site."""
+    bounds = _bounds(site, sample, seed)
+    return Drawing(
+        sample,
+        constants_of([*site.old_ops, *site.new_ops]),
+        bounds,
+        ordinary=promise.tolerance.rtol > 0 or not promise.tolerates_nonfinite,
+        subnormals=promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
+        magnitude=promise.magnitude,
+        limits=promise.limits,
+        rows={v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds},
+    )
+
+
+def limits_of(site: Site, promise: Promise) -> dict[Var, float]:
+    """Floats that a site reads, with the largest magnitude that is promised, where their types hold more."""
+    if promise.magnitude == np.inf and not promise.limits:
+        return {}
+    floats = [v for v in site.drawn if np_dtype(v).kind == "f"]
+    limits = {v: promise.limits.get(v, promise.magnitude) for v in floats}
+    return {v: most for v, most in limits.items() if most < np.finfo(np_dtype(v)).max}
+
+
+def lies_within(var: Var, most: float) -> bool:
+    """Does the interval analysis show that no number of a value is larger?"""
+    low, high = stored_interval(var)
+    return -most <= low and high <= most

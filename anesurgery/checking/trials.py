@@ -23,7 +23,7 @@ from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
-from anesurgery.checking.numbers import DRAWS, Numbers, as_tensor
+from anesurgery.checking.numbers import DRAWS, ROUNDED_OFF, Numbers, as_tensor, row_axes, rows_along
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run
@@ -160,7 +160,7 @@ class _Both:
     def _far(self, old: torch.Tensor, new: torch.Tensor, strict: bool) -> bool:
         if old.shape != new.shape:
             return True
-        return closeness(*_defined(old, new, strict)) < self.gate
+        return _nearness(*_defined(old, new, strict)) < self.gate
 
     def _not_rounding(
         self, numbers: Numbers, names: Sequence[str], old: Any, new: Any, strict: bool
@@ -179,7 +179,7 @@ class _Both:
                 a, b = _defined(finer[name], finer_new[name], strict)
             off = torch.stack([(m[name].double() - a.double()).abs() for m in moved]).amax(0).nan_to_num(0)
             excused = (a.double() - b.double()).abs() <= MOST_OFF * off
-            if closeness(a, torch.where(excused, a, b)) < self.gate:
+            if _nearness(a, torch.where(excused, a, b)) < self.gate:
                 differing.append(name)
         return differing
 
@@ -197,6 +197,22 @@ def _defined(old: torch.Tensor, new: torch.Tensor, strict: bool) -> tuple[torch.
         return old, new
     undefined = torch.isnan(old) if strict else ~torch.isfinite(old) | ~torch.isfinite(new)
     return old, torch.where(undefined, old, new.to(old.dtype))
+
+
+def _nearness(old: torch.Tensor, new: torch.Tensor) -> float:
+    """The PSNR in dB of the worst row along any axis, or of all; rows that rounding may make are left out."""
+    whole = closeness(old, new)
+    if not math.isfinite(whole) or old.shape != new.shape:
+        return whole
+    there = torch.isfinite(old) & torch.isfinite(new)
+    a, apart = (torch.where(there, x.double(), 0.0).abs() for x in (old, old - new))
+    least = ROUNDED_OFF * float(a.median())
+    for axis in row_axes(old):
+        peaks, rms = rows_along(a, axis).amax(1), rows_along(apart, axis).square().mean(1).sqrt()
+        counted = (peaks > least) & (rms > 0)
+        ratios = (peaks / rms)[counted]
+        whole = min(whole, 20 * math.log10(float(ratios.min()))) if ratios.numel() else whole
+    return whole
 
 
 def tried(

@@ -16,12 +16,8 @@ from anesurgery.interpret.attentions import Attention, is_computed, read_values,
 from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, operands, producer
 from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
 from anesurgery.semantics.reading import readers_after
-
-MASKED = -5000.0
-"""An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
-
-LEAST_SCALE = 0.1
-"""The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
+from anesurgery.semantics.score_bounds import LEAST_SCALE
+from anesurgery.semantics.score_bounds import MASKED as MASKED
 
 EXACT_FACTOR = 1e-6
 """Relative error up to which a rounded factor is taken as it is."""

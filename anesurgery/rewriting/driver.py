@@ -8,20 +8,20 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from anesurgery.checking.adversarial import Sampler
-from anesurgery.checking.grades import EXACT, SiteCheck
+from anesurgery.checking.grades import EXACT, Grade, SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
 from anesurgery.placement.rules.faulty_ops import faults_of
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.session import Change, Needs, Session
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,8 @@ class Built:
     """The old ops that the rewrite looked at."""
     uncompared: Refusal | None = None
     """Why the numbers cannot be compared at this place."""
+    limits: Mapping[Var, float] = field(default_factory=dict)
+    """Values that both sides read, with the largest magnitude up to which the edit holds."""
 
 
 class Place(ABC):
@@ -76,6 +78,14 @@ class Place(ABC):
     def replace(self, built: Built) -> Change:
         """Let the new ops take the place of the old ones; what was done."""
 
+    def needs(self, built: Built) -> Needs | Refusal | None:
+        """See what the edit needs of the values that it reads.
+
+        Returns:
+            The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
+        """
+        return None
+
     @abstractmethod
     def undo(self) -> None:
         """Remove what was built, since it cannot take the old one's place."""
@@ -107,6 +117,11 @@ def operate(place: Place) -> bool:
                 return False
             place.session.alarm(f"{place.step.name}: asked for, and done although {words}")
         shown = proof_of(place.step, place.session, built, place.sample, str(place))
+        needs = None if _for_all_numbers(shown) else place.needs(built)
+        if isinstance(needs, Refusal):
+            place.undo()
+            place.session.refusals.append((place.step.name, place.refusal(needs.reason)))
+            return False
     except SurgeryError as error:
         _undo(place, error)
         raise
@@ -115,7 +130,7 @@ def operate(place: Place) -> bool:
         wrapped = PassError(f"pass {place.step.name} at {place} ({place.kind}) {words}")
         _undo(place, wrapped)
         raise wrapped from error
-    place.session.changes.append(replace(place.replace(built), **shown))
+    place.session.changes.append(replace(place.replace(built), **shown, needs=needs))
     return True
 
 
@@ -125,6 +140,11 @@ def _new_fault(built: Built, target: str | None) -> str:
     old = {fault.name for fault, _, _ in faults_of(built.matched, aim)}
     new = ((fault, said) for fault, _, said in faults_of(built.made, aim) if fault.name not in old)
     return next((f"{fault.what} ({said}; {fault.source})" for fault, said in new), "")
+
+
+def _for_all_numbers(shown: Mapping[str, Any]) -> bool:
+    """Does the proof of an edit hold for numbers of any magnitude?"""
+    return "proof" in shown and shown["proof"].grade is Grade.BITS
 
 
 def _built(place: Place) -> Built | Refusal:
@@ -175,8 +195,9 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
         return {"unchecked": "the shape changes on purpose; compare whole models for it"}
     earlier = session.checks.setdefault(str(step), {})
     try:
+        promise = replace(step.promise, limits=built.limits)
         proof = check_site(
-            pairs, built.made, sample, session.seed, built.matched, earlier, step.promise, session.declared
+            pairs, built.made, sample, session.seed, built.matched, earlier, promise, session.declared
         )
     except InterpretError:
         if not any(any_symbolic(old.shape) for old, _ in pairs):

@@ -22,7 +22,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.option_limits import keep_to_limits
 from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.session import Session, needs_notes
 from anesurgery.rewriting.subject import Graph, Subject
 
 PROOFS = ("sites", "model", "both", None)
@@ -56,7 +56,8 @@ class Pass:
     tolerates_nonfinite: ClassVar[bool] = True
     """Does that hold for infinities and NaN too? False is an exception that reports name; say the reason."""
     magnitude: ClassVar[float] = math.inf
-    """Up to which magnitude of the floats that a site reads that holds: a precondition that reports name."""
+    """Up to which magnitude of the floats that a site reads that holds. Where the intervals do not show that
+    they are no larger, a run on given or drawn inputs has to, and the report says so; else there is no edit."""
     refines: ClassVar[bool] = False
     """May a new value have a size of its own where that of the old one is dynamic?"""
     rounds: ClassVar[bool] = False
@@ -324,6 +325,8 @@ def run_pass(step: Pass, graph: Graph, session: Session) -> None:
     except Exception as error:
         words = f"pass {step.name} failed: {type(error).__name__}: {error}; the model given to it is unchanged"
         raise PassError(f"{words} (ran before it: {', '.join(session.ran) or 'nothing'})") from error
+    if single:
+        session.notes += needs_notes(session.changes[edits:])
     spent = time.perf_counter() - started
     session.timings[step.name] = session.timings.get(step.name, 0.0) + spent
     if single:

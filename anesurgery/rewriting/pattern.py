@@ -35,6 +35,8 @@ class Match:
     """Name in the pattern, or bound by `check` -> what it stands for."""
     within: Mapping[Var, tuple[float, float]] = field(default_factory=dict)
     """Inputs of the comparison -> the least and the largest number that they are drawn from."""
+    limits: Mapping[Var, float] = field(default_factory=dict)
+    """Values that the edit reads -> the largest magnitude up to which it holds, in place of `magnitude`."""
 
     @property
     def block(self) -> Block:
@@ -48,6 +50,7 @@ class Match:
         *,
         ops: tuple[Operation, ...] | None = None,
         within: Mapping[Var, tuple[float, float]] | None = None,
+        limits: Mapping[Var, float] | None = None,
         **extra: object,
     ) -> Match:
         """The same match with more names: what `check` found and `rewrite` needs.
@@ -55,6 +58,8 @@ class Match:
         Args:
             ops: all that the edit replaces, the root first, where that is more than the pattern matched.
             within: inputs of the comparison, with the least and the largest number that they are drawn from.
+            limits: values that the edit reads, with the largest magnitude up to which it holds: the intervals
+                or a run on inputs must show that they are no larger.
             extra: names, each with what it stands for.
 
         Raises:
@@ -63,7 +68,13 @@ class Match:
         for name in extra:
             _free_name(name)
         bindings = {**self.bindings, **extra}
-        return replace(self, ops=ops or self.ops, bindings=bindings, within={**self.within, **(within or {})})
+        return replace(
+            self,
+            ops=ops or self.ops,
+            bindings=bindings,
+            within={**self.within, **(within or {})},
+            limits={**self.limits, **(limits or {})},
+        )
 
     def __getattr__(self, name: str) -> Any:
         for values in (self.bindings, self.root.inputs):

@@ -15,6 +15,9 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
+from anesurgery.checking.adversarial import between
+from anesurgery.checking.both import site_of
+from anesurgery.checking.site import limits_of
 from anesurgery.display import short_name
 from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal
 from anesurgery.mil import (
@@ -40,8 +43,9 @@ from anesurgery.rewriting.inference import infer_readers
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
+from anesurgery.rewriting.reached_values import needs_of
 from anesurgery.rewriting.recoding import ROUNDED
-from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.session import Change, Needs, Session
 from anesurgery.semantics.unedited import unedited
 from anesurgery.text import operand_text, type_text
 
@@ -133,7 +137,7 @@ class Rewrite(Pass, abstract=True):
         (low, high), shape, dtype = m.within[var], static_shape(var) or (), np_dtype(var)
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
-        return rng.uniform(low, high, shape).astype(dtype)
+        return between(low, high, shape, dtype, rng)
 
     def uncompared(self, m: Match) -> Refusal | None:
         """Say that numbers cannot be compared at a place.
@@ -165,7 +169,7 @@ class Rewrite(Pass, abstract=True):
             step = replace(step, assume={**session.assume, **_own_promises(self, program)})
         pattern = _checked(type(self), step.pattern(op_patterns))
         for function in program.functions.values():
-            _Walk(step, session, function, pattern).visit(function)
+            _Walk(step, session, program, function, pattern).visit(function)
         for function, name in session.dropped_inputs:
             remove_input(function, name)
         session.dropped_inputs.clear()
@@ -204,6 +208,7 @@ class _Walk:
 
     step: Rewrite
     session: Session
+    program: Program
     function: Function
     pattern: OpPattern
 
@@ -221,7 +226,7 @@ class _Walk:
                 root = queue.popleft()
                 if root.enclosing_block is not block:
                     continue  # removed meanwhile, or in a nested block, which is visited later
-                place = _OpPlace(self.step, self.session, self.function, self.pattern, root)
+                place = _OpPlace(self.step, self.session, self.program, self.function, self.pattern, root)
                 edited = operate(place)
                 if edited or place.builder.made:
                     forget()
@@ -242,6 +247,7 @@ class _OpPlace(Place):
 
     step: Rewrite
     session: Session
+    program: Program
     function: Function
     pattern: OpPattern
     root: Operation
@@ -269,7 +275,17 @@ class _OpPlace(Place):
         pairs = self.pairs(m, self.step.rewrite(self.builder, m))
         self.refuse_loops(pairs, self.builder.made)
         uncompared = self.refusal(ROUNDED) if self.builder.rounded() else self.step.uncompared(m)
-        return Built(pairs, self.builder.made, m.ops, uncompared)
+        return Built(pairs, self.builder.made, m.ops, uncompared, m.limits)
+
+    def needs(self, built: Built) -> Needs | Refusal | None:
+        """See what the edit needs of the values that it reads.
+
+        Returns:
+            The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
+        """
+        promise = replace(self.step.promise, limits=built.limits)
+        limits = limits_of(site_of(built.pairs, built.made, built.matched), promise)
+        return needs_of(limits, self.session, self.program, self.function) if limits else None
 
     def refusal(self, reason: str) -> Refusal:
         """A refusal at the op."""

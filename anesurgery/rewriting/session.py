@@ -26,6 +26,23 @@ INTERFACE = "the interface changes; compare whole models"
 
 
 @dataclass(frozen=True)
+class Needs:
+    """A precondition of an edit that holds on some inputs, and that nothing shows for all."""
+
+    value: str
+    """The name of the value that comes nearest to its limit."""
+    most: float
+    """The largest magnitude up to which the edit holds."""
+    reached: float
+    """The largest that was seen."""
+    inputs: str
+    """On which inputs, in words."""
+
+    def __str__(self) -> str:
+        return f"holds up to {self.most:g}; on {self.inputs} %{self.value} reaches {self.reached:.4g}"
+
+
+@dataclass(frozen=True)
 class Change:
     """One edit: which pass, at which op, which ops went and came, and its proof."""
 
@@ -38,6 +55,8 @@ class Change:
     proof: SiteCheck | None = None
     unchecked: str = ""
     """Why there is no site proof, when one was wanted."""
+    needs: Needs | None = None
+    """What it rests on that only a run has shown."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -118,6 +137,8 @@ class Session(Report):
     """The passes that have mended numbers, with their options."""
     checks: dict[str, dict[Hashable, SiteCheck | Refusal]] = field(default_factory=dict)
     """Site proofs by step and fingerprint: the same computation is run once."""
+    reached: dict[tuple[str, ...], dict[str, float]] = field(default_factory=dict)
+    """The largest magnitude of each float by name, for each program that was run to see it."""
     names: dict[Function, set[str]] = field(default_factory=dict)
     dropped_inputs: list[tuple[Function, str]] = field(default_factory=list)
     shared: dict[tuple[Any, ...], Var] = field(default_factory=dict)
@@ -142,6 +163,7 @@ class Session(Report):
             named=self.named,
             compressed=self.compressed,
             checks=self.checks,
+            reached=self.reached,
         )
 
     def alarm(self, words: str) -> None:
@@ -199,6 +221,16 @@ class Session(Report):
             name = f"{wish}_{n}"
         taken.add(name)
         return name
+
+
+def needs_notes(changes: Iterable[Change]) -> list[str]:
+    """What edits rest on that only a run has shown: for each pass, what comes nearest to its limit."""
+    nearest: dict[str, Needs] = {}
+    for change in changes:
+        old, new = nearest.get(change.pass_name), change.needs
+        if new is not None and (old is None or new.reached / new.most > old.reached / old.most):
+            nearest[change.pass_name] = new
+    return [f"{name}: {needs}" for name, needs in nearest.items()]
 
 
 def counts(changes: Iterable[Change]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, is_symbolic, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST, MOST
 from anesurgery.semantics.intervals import interval, magnitude
@@ -14,6 +15,28 @@ from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
 from anesurgery.semantics.row_lengths import row_length
 
 _LONGEST: WeakKeyDictionary[Operation, dict[int, float]] = WeakKeyDictionary()
+
+
+VANISHES = 104.0
+"""Exp of less than -104 is 0 in fp32."""
+MASKED = -5000.0
+"""An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
+LEAST_SCALE = 0.1
+"""The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
+
+
+def masked_up_to(fill: float) -> float:
+    """Up to which magnitude of scores a fill masks, and any other that does, and sums stay on the engine."""
+    return min((-max(MASKED, fill) - VANISHES / LEAST_SCALE) / 2, CEILING + fill)
+
+
+def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
+    """Scores with their largest magnitude; for fused attention, queries and keys with theirs."""
+    if root.op_type == "softmax":
+        return {scores: most}
+    casts = [producer(v, "cast") for v in (root.query, root.key)]
+    read = [v if cast is None else cast.x for v, cast in zip((root.query, root.key), casts, strict=True)]
+    return dict.fromkeys((root.query, root.key, *read), math.sqrt(most / math.sqrt(root.query.shape[-1])))
 
 
 def largest_score(op: Operation, enough: float) -> float:

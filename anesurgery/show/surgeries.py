@@ -287,4 +287,5 @@ def _change_json(change: Change) -> dict[str, Any]:
         "after": list(change.after),
         "proof": None if change.proof is None else change.proof.to_json(),
         "unchecked": change.unchecked,
+        "needs": None if change.needs is None else vars(change.needs),
     }

@@ -8,9 +8,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from both_sides import checked
+from both_sides import checked, side_by_side
 
+import anesurgery as ane
+from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, summary
+from anesurgery.checking.site import limits_of
+from anesurgery.interpret import TABLE
+from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -36,30 +41,83 @@ class ReluUpToFour(Rewrite):
         return mb.select(cond=small, a=mb.maximum(x=m.x, y=np.float32(0)), b=np.float32(0))
 
 
-def edited(body: Any) -> SiteCheck:
+def upper(body: Any) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         return mb.relu(x=body(x))
 
     made: Program = program
-    _, session = apply_pass(ReluUpToFour(), made)
-    proof = session.changes[0].proof
-    assert proof is not None
-    return proof
+    return made
 
 
 def test_a_magnitude_that_is_shown_is_no_precondition() -> None:
-    found = edited(lambda x: mb.sigmoid(x=x))
-    assert found.ranged
-    assert found.preconditions == "finite numbers"
-    assert "rests on ranges that the interval analysis shows" in summary([found])
+    _, session = apply_pass(ReluUpToFour(), upper(lambda x: mb.sigmoid(x=x)))
+    (change,) = session.changes
+    assert change.proof is not None
+    assert change.proof.ranged
+    assert change.proof.preconditions == "finite numbers"
+    assert "rests on ranges that the interval analysis shows" in summary([change.proof])
+    assert change.needs is None
+    assert not session.notes
 
 
-def test_a_magnitude_that_is_not_shown_is_named() -> None:
-    found = edited(lambda x: mb.exp(x=x))
-    assert not found.ranged
-    assert found.preconditions == "finite numbers of magnitude up to 3.5"
-    assert "1 holds for finite numbers of magnitude up to 3.5 only" in summary([found])
+def test_a_magnitude_that_a_run_shows_is_named_with_what_was_seen() -> None:
+    program = upper(lambda x: mb.mul(x=x, y=np.float32(0.25), name="quarter"))
+    _, session = apply_pass(ReluUpToFour(), program)
+    (change,) = session.changes
+    assert change.proof is not None
+    assert not change.proof.ranged
+    assert change.proof.preconditions == "finite numbers of magnitude up to 3.5"
+    assert "1 holds for finite numbers of magnitude up to 3.5 only" in summary([change.proof])
+    assert change.needs is not None
+    largest = np.abs(next(iter(sample_inputs(program).values()))).max() / 4
+    assert change.needs.reached == pytest.approx(float(largest))
+    words = f"holds up to 3.5; on drawn inputs %quarter reaches {largest:.4g}"
+    assert session.notes == [f"relu_up_to_four: {words}"]
+
+
+def with_inputs(number: float, prove: str | None) -> ane.Surgery:
+    values = {"x": np.full((2, 4), number, np.float32)}
+    program = upper(lambda x: mb.mul(x=x, y=np.float32(1), name="same"))
+    return ane.apply(program, [ReluUpToFour()], prove=prove, inputs=values, quiet=True)
+
+
+@pytest.mark.parametrize("prove", ["sites", None])
+@pytest.mark.parametrize("number", [3.5, -3.5, 0.0])
+def test_the_text_of_a_report_says_what_inputs_have_shown(number: float, prove: str | None) -> None:
+    text = " ".join(str(with_inputs(number, prove)).split())
+    words = f"holds up to 3.5; on 1 given set of inputs %same reaches {abs(number):g}"
+    assert f"note: relu_up_to_four: {words}" in text
+
+
+@pytest.mark.parametrize("prove", ["sites", None])
+@pytest.mark.parametrize("number", [3.6, -3.6, np.inf, np.nan])
+def test_inputs_that_break_a_precondition_leave_the_op_as_it_is(number: float, prove: str | None) -> None:
+    surgery = with_inputs(number, prove)
+    assert not surgery.changes
+    words = f"%same reaches {abs(number):.4g} on 1 given set of inputs; the rewrite holds up to 3.5"
+    assert [refusal.reason for _, refusal in surgery.refusals] == [words]
+    assert words in " ".join(str(surgery).split())
+
+
+def test_a_value_that_cannot_be_computed_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(TABLE, "cos")
+    program = upper(lambda x: mb.add(x=mb.cos(x=x), y=np.float32(7)))
+    _, session = apply_pass(ReluUpToFour(), program)
+    assert not session.changes
+    assert "could not be computed" in session.refusals[0][1].reason
+
+
+def test_halves_are_no_larger_than_their_type_holds() -> None:
+    """A magnitude that is the largest number of fp16 is no precondition of values of fp16."""
+    assert not limits_of(site("fp16"), Promise(magnitude=65504.0))
+    assert list(limits_of(site("fp32"), Promise(magnitude=65504.0)).values()) == [65504.0]
+
+
+def site(dtype: str) -> Site:
+    kind = {"fp16": types.fp16, "fp32": types.fp32}[dtype]
+    _, olds, news, made = side_by_side(lambda x: mb.relu(x=x), lambda x: mb.abs(x=x), (kind, (2, 4)))
+    return site_of(list(zip(olds, news, strict=True)), made, ())
 
 
 def mean(x: Var) -> Any:
@@ -76,6 +134,25 @@ def test_a_sum_that_leaves_fp16_before_its_mean_is_named() -> None:
     assert found.within(REASSOCIATED)
     assert found.overflow == 16384
     assert "1 overflows fp16 where the old side does not, for numbers of about 16384" in summary([found])
+
+
+def squared_deviations(x: Var) -> Any:
+    z = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[1], keep_dims=True))
+    return mb.reduce_mean(x=mb.square(x=z), axes=[1])
+
+
+def difference_of_means(x: Var) -> Any:
+    square = mb.reduce_mean(x=mb.square(x=x), axes=[1])
+    return mb.sub(x=square, y=mb.square(x=mb.reduce_mean(x=x, axes=[1])))
+
+
+def test_an_overflow_between_squares_and_squares_of_differences_is_named() -> None:
+    """Numbers of both signs up to 250 have squares in fp16, and differences of up to 500 have none."""
+    found = checked(
+        difference_of_means, squared_deviations, (types.fp16, (2, 8)), promise=Promise(Tolerance(0.1))
+    )
+    assert isinstance(found, SiteCheck)
+    assert found.overflow == 250
 
 
 def test_what_does_not_overflow_is_not_named() -> None:

@@ -237,3 +237,83 @@ def test_an_integer_may_follow_what_is_rounded() -> None:
 
     check = found(lambda x: floored(x, 1), lambda x: floored(x, -1))
     assert check.within(REASSOCIATED)
+
+
+LAST = np.r_[np.full(7, 1e4), 1].astype(np.float32)
+"""Seven channels that are 10,000 times larger than the last one."""
+ROWS, IMAGES = (
+    np.random.default_rng(1).standard_normal((8, 16)),
+    np.random.default_rng(2).standard_normal((8, 3, 3, 3)),
+)
+
+
+def channel(off: float) -> np.ndarray[Any, Any]:
+    """LAST with the last channel off by a share."""
+    return np.r_[LAST[:7], LAST[7] * np.float32(1 + off)].astype(np.float32)
+
+
+def in_sums(x: Var, bias: Any) -> Any:
+    return mb.linear(x=x, weight=(ROWS * LAST[:, None]).astype(np.float32), bias=bias)
+
+
+def of_linear(x: Var, last: Any) -> Any:
+    return mb.linear(x=x, weight=(ROWS * last[:, None]).astype(np.float32))
+
+
+def of_conv(x: Var, last: Any) -> Any:
+    return mb.conv(x=x, weight=(IMAGES * last[:, None, None, None]).astype(np.float32))
+
+
+def of_matmul(x: Var, last: Any) -> Any:
+    return mb.matmul(x=x, y=(ROWS.T * last).astype(np.float32))
+
+
+def behind_function(x: Var, last: Any) -> Any:
+    return mb.mul(x=mb.tanh(x=x), y=last)
+
+
+SMALL_ROWS: dict[str, tuple[Callable[[Var, Any], Any], tuple[int, ...]]] = {
+    "a row of weights": (of_linear, (2, 16)),
+    "a row of weights of a large site": (of_linear, (2000, 16)),
+    "a channel of a convolution": (of_conv, (1, 3, 8, 8)),
+    "a column of a matmul": (of_matmul, (3, 16)),
+    "an element of a bias": (in_sums, (2, 16)),
+    "an element of a sum": (lambda x, last: mb.add(x=x, y=last), (1, 8)),
+    "a factor behind a function": (behind_function, (16, 8)),
+}
+
+
+@pytest.mark.parametrize("rtol", [1e-5, 1e-3, 1e-2])
+@pytest.mark.parametrize("dtype", [types.fp32, types.fp16])
+@pytest.mark.parametrize("name", SMALL_ROWS)
+def test_a_wrong_row_beside_much_larger_ones_is_caught(name: str, dtype: Any, rtol: float) -> None:
+    """What counts is the row by itself, whatever the tolerance is; a row off by rounding alone is right."""
+    if dtype == types.fp16 and rtol < 1e-3:
+        return
+    form, shape = SMALL_ROWS[name]
+    half = np.float16 if dtype == types.fp16 else np.float32
+
+    def scaled(off: float) -> Callable[[Var], Any]:
+        last = (channel(off) / (100 if half is np.float16 else 1)).astype(np.float32)
+        return lambda x: form(mb.cast(x=x, dtype="fp32"), last)
+
+    promise = Promise(Tolerance(rtol), tolerates_nonfinite=False)
+    for off, right in ((0.5, False), (-0.3, False), (rtol / 10, True)):
+        check = checked(scaled(0), scaled(off), (dtype, shape), promise=promise)
+        assert isinstance(check, SiteCheck)
+        assert check.within(promise.tolerance) == right
+        assert right or check.counterexample
+
+
+@pytest.mark.parametrize("rtol", [1e-3, 1e-2])
+def test_an_approximation_keeps_its_tolerance(rtol: float) -> None:
+    """Where a function is nearly 0 by itself, no error of an operand explains the difference; its row does."""
+    promise = Promise(Tolerance(rtol), tolerates_nonfinite=False)
+
+    def gelu(mode: str) -> Callable[[Var], Any]:
+        return lambda x: mb.gelu(x=mb.clip(x=x, alpha=-8.0, beta=8.0), mode=mode)
+
+    for shape in ((16, 16), (40, 500)):
+        check = checked(gelu("EXACT"), gelu("TANH_APPROXIMATION"), (types.fp32, shape), promise=promise)
+        assert isinstance(check, SiteCheck)
+        assert check.within(promise.tolerance)

@@ -19,6 +19,10 @@ F, INT = types.fp32, types.int32
 X = ((F, (4, 4)),)
 ONE, TWO = ((INT, (6,)),), ((INT, (6,)), (INT, (6,)))
 ROWS = ((F, (N, 4)),)
+TALL = ((F, (16, 4)),)
+CHANNELS = np.random.default_rng(3).standard_normal((4, 4)).astype(np.float32)
+CHANNELS[:3] *= 1e4
+OFFSET = np.full((4, 4), 1e3, np.float32)
 TABLE = np.random.default_rng(0).standard_normal((7, 3)).astype(np.float32)
 f = np.float32
 
@@ -113,6 +117,16 @@ WRONG: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
         lambda i: mb.gather(x=TABLE, indices=i, axis=0),
         lambda i: mb.gather(x=TABLE, indices=mb.minimum(x=i, y=5), axis=0),
     ),
+    "half of a channel beside larger ones": (
+        TALL,
+        lambda x: mb.linear(x=x, weight=CHANNELS),
+        lambda x: mb.linear(x=x, weight=CHANNELS * np.array([[1], [1], [1], [0.5]], f)),
+    ),
+    "a shift of a channel beside larger ones": (
+        TALL,
+        lambda x: mb.linear(x=x, weight=CHANNELS, bias=np.array([1e4, 1e4, 1e4, 1], f)),
+        lambda x: mb.linear(x=x, weight=CHANNELS, bias=np.array([1e4, 1e4, 1e4, 0.7], f)),
+    ),
     "the first 48 rows": (
         ROWS,
         lambda x: mb.reduce_sum(x=x, axes=[0]),
@@ -137,6 +151,16 @@ RIGHT: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
         TWO,
         lambda i, j: mb.greater_equal(x=i, y=j),
         lambda i, j: mb.logical_not(x=mb.less(x=i, y=j)),
+    ),
+    "channels of many sizes": (
+        TALL,
+        lambda x: mb.linear(x=x, weight=CHANNELS),
+        lambda x: mb.transpose(x=mb.matmul(x=CHANNELS, y=x, transpose_y=True), perm=[1, 0]),
+    ),
+    "a channel that cancels": (
+        TALL,
+        lambda x: mb.sub(x=mb.linear(x=x, weight=CHANNELS + OFFSET), y=mb.linear(x=x, weight=OFFSET)),
+        lambda x: mb.linear(x=x, weight=CHANNELS),
     ),
     "a mean of all rows": (
         ROWS,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.scale_shares import ScaleShares
@@ -34,6 +36,22 @@ def test_the_numbers_stay(turned: bool) -> None:
 def test_refuses_few_keys_and_another_axis() -> None:
     assert_refuses(ScaleShares(), built(512), "512 keys, below 2048")
     assert_refuses(ScaleShares(), built(axis=1), "not over the axis that is summed")
+
+
+@pytest.mark.parametrize(("most", "edits"), [(1023.0, 1), (1024.0, 0), (6e4, 0)])
+def test_values_whose_product_would_overflow_stay(most: float, edits: int) -> None:
+    """The larger weights bring 1,024 to 65,536, which fp16 does not hold; the scores may have any size."""
+    values = {"p": np.zeros((1, 2, 2048), np.float16), "v": np.full((1, 2048, 4), most, np.float16)}
+    values["p"][..., 0] = 2000
+    program = built()
+    surgery = ane.apply(program, [ScaleShares()], inputs=values, quiet=True)
+    assert len(surgery.changes) == edits
+    if edits:
+        assert "holds up to 1023; on 1 given set of inputs %v reaches 1023" in surgery.notes[0]
+    else:
+        assert f"%v reaches {most:.4g}" in surgery.refusals[0][1].reason
+    (value,) = ane.run(surgery.program, values, precision="fp16").values()
+    assert np.isfinite(value).all()
 
 
 class _Wrong(ScaleShares):

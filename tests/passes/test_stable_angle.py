@@ -10,7 +10,7 @@ import pytest
 
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Array, Program, Var, mb, types
 from anesurgery.passes.stable_angle import StableAngle
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match
@@ -72,6 +72,31 @@ def test_points_on_the_axes_are_those_of_atan2() -> None:
         assert np.abs(value - np.arctan2(y, x)).max() < 2e-3
 
 
+SIGNS = (1.0, 1e-5, 0.0, -0.0, -1e-5, -1.0, 6e4, -6e4)
+"""Of fp16, 1e-5 is a subnormal; 6e4 has a subnormal as its reciprocal."""
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize(
+    ("form", "exact"),
+    [
+        (bare, lambda y, x: np.arctan(y / x)),
+        (torch_form, lambda y, x: np.arctan2(y, x)),
+        (by_select, lambda y, x: np.arctan2(y, x)),
+    ],
+)
+def test_signs_of_zeros_are_kept(form: Callable[..., Var], exact: Callable[..., Array], precision: str) -> None:
+    """A small negative number that fp16 rounds to -0 keeps its quadrant; 0 over 0 is any angle."""
+    grid = np.array([(y, x) for y in SIGNS for x in SIGNS], np.float32)
+    after, _ = apply_pass(StableAngle(), built(form))
+    for points in grid.reshape(-1, 16, 2):
+        y, x = points.T.reshape(2, 2, 8)
+        (value,) = run(after, {"y": y, "x": x}, precision=precision).values()
+        with np.errstate(divide="ignore", invalid="ignore"):
+            apart = np.abs(value - exact(y.astype(np.float64), x.astype(np.float64)))
+        assert apart[(y != 0) | (x != 0)].max(initial=0) < 2e-3
+
+
 def test_a_divisor_that_is_never_0_and_another_function_stay() -> None:
     safe = built(lambda y, x: bare(y, mb.add(x=mb.exp(x=x), y=np.float32(1))))
     other = built(lambda y, x: mb.add(x=bare(y, x), y=mb.sign(x=x)))
@@ -115,7 +140,23 @@ class _Wrong(StableAngle):
         return mb.atan(x=mb.real_div(x=m.angle.x, y=m.angle.y))
 
 
-@pytest.mark.parametrize("form", [torch_form, bare])
-def test_a_wrong_version_is_caught(form: Callable[[Var, Var], Var]) -> None:
+class _Blind(StableAngle):
+    name = "blind_angle"
+
+    @staticmethod
+    def is_negative(mb: Builder, value: Var) -> Var:
+        """Takes -0 for 0."""
+        return mb.less(x=value, y=0.0)
+
+
+@pytest.mark.parametrize(("wrong", "form"), [(_Wrong, torch_form), (_Wrong, bare), (_Blind, bare)])
+def test_a_wrong_version_is_caught(wrong: type[StableAngle], form: Callable[[Var, Var], Var]) -> None:
     with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built(form))
+        apply_pass(wrong(), built(form))
+
+
+def test_what_four_quadrants_are_not_compared_on_is_said() -> None:
+    _, session = apply_pass(StableAngle(), built(torch_form))
+    proof = session.changes[0].proof
+    assert proof is not None
+    assert proof.untried == ("zeros",)

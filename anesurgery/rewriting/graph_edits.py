@@ -166,8 +166,8 @@ class GraphEdits:
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
 
     def new_output(self, name: str, var: Var) -> None:
-        """Give a value to the caller too, under a name; an input or an output by an identity of it."""
-        if var.op is None or is_output(var):
+        """Give a value to the caller too, under a name; an input, an output or a constant by an identity of it."""
+        if var.op is None or is_output(var) or var.op.op_type == "const":
             var = self.last().identity(x=var, name=name)
         var.name = name
         self.function.set_outputs([*self.function.outputs, var])

@@ -47,6 +47,10 @@ ONES = sum(1 << (PIECE * lane) for lane in range(LANES))
 """The name whose residues are 1."""
 CACHED = 1 << 15
 """Elements that are scrambled at a time: they stay in the cache of a core."""
+FEW = 1 << 11
+"""Numbers of which torch takes the remainders as fast as numpy divides them."""
+SINGLE = 1 << 5
+"""Numbers that are inverted one by one as fast as all together."""
 GOLDEN, FIRST, SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The odd constants of splitmix64."""
 Words = npt.NDArray[np.uint64]
@@ -118,7 +122,7 @@ class Image:
 
     def of_residues(self, function: Callable[[Tensor], Tensor]) -> Image:
         """What a function computes of the residues of each lane."""
-        return self.with_lanes([function(lane) % p for lane, p in zip(self.lanes, self.primes, strict=True)])
+        return self.with_lanes([below(p, function(x)) for x, p in zip(self.lanes, self.primes, strict=True)])
 
     def same(self, other: Image) -> bool:
         """Is every element the same in every lane?"""
@@ -127,6 +131,16 @@ class Image:
         if self.names is not None and other.names is not None:
             return torch.equal(self.names, other.names)
         return all(torch.equal(a, b) for a, b in zip(self.lanes, other.lanes, strict=True))
+
+
+def below(p: int, numbers: Tensor) -> Tensor:
+    """The remainders. Numpy divides many numbers by one in the processor's vectors, and takes no remainders there."""
+    if numbers.numel() < FEW:
+        return numbers % p
+    array = numbers.numpy()
+    multiples = np.asarray(array // p)
+    multiples *= p
+    return torch.from_numpy(np.subtract(array, multiples, out=multiples))
 
 
 def _lane(names: Tensor, lane: int) -> Tensor:
@@ -321,22 +335,23 @@ def exact(primes: Primes, value: Any) -> list[Tensor]:
     """
     array = np.asarray(value)
     if array.dtype.kind in "iub":
-        whole, powers = array.astype(np.int64), None
+        whole, powers = array.astype(np.int64), range(1)
+        place: Any = 0
     elif not np.isfinite(array).all():
         raise Unsupported("arithmetic with a constant that is not finite")
     else:
         digits, (m, e) = np.finfo(array.dtype).nmant + 1, np.frexp(array)
-        whole, low = np.ldexp(m, digits).astype(np.int32 if digits < 31 else np.int64), int(e.min(initial=0))
-        powers = range(low - digits, int(e.max(initial=0)) - digits + 1)
-    zeros, lanes = array.size - np.count_nonzero(array), []
+        whole, low = np.ldexp(m, digits).astype(np.int64), int(e.min(initial=0))
+        powers, place = range(low - digits, int(e.max(initial=0)) - digits + 1), e - low
+    few = array.size - np.count_nonzero(array) + array.size // SCARCE
+    lanes = []
     for p in primes:
-        lane = whole % p
-        if array.size - np.count_nonzero(lane) > zeros + array.size // SCARCE:
+        table = np.array([pow(2, k, p) for k in powers], np.int64)
+        small = whole if array.dtype.itemsize <= 4 else whole % p
+        lane = below(p, torch.from_numpy(np.asarray(small * table.take(place))))
+        if array.size - np.count_nonzero(lane.numpy()) > few:
             raise Zero("a constant is 0 in a lane")
-        if powers is not None:
-            table = np.array([pow(2, k, p) for k in powers], np.int64)
-            lane = lane * table[e - low] % p
-        lanes.append(torch.from_numpy(np.asarray(lane)))
+        lanes.append(lane)
     return lanes
 
 
@@ -348,11 +363,13 @@ def inverse(x: Tensor, p: int) -> Tensor:
     """
     if bool((x == 0).any()):
         raise Zero("an element is 0")
+    if x.numel() < SINGLE:
+        return torch.tensor([pow(v, -1, p) for v in x.reshape(-1).tolist()], dtype=torch.int64).reshape(x.shape)
     result, power, k = torch.ones_like(x), x, p - 2
     while k:
         if k & 1:
-            result = result * power % p
-        power, k = power * power % p, k >> 1
+            result = below(p, result * power)
+        power, k = below(p, power * power), k >> 1
     return result
 
 
@@ -399,7 +416,7 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:
     """A function of two residues in each lane, which broadcast."""
     primes = common(x, y)
-    lanes = [function(a, b) % p for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
+    lanes = [below(p, function(a, b)) for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
     return Image(lanes, primes, degree, x.fraction or y.fraction)
 
 

@@ -76,9 +76,8 @@ class JoinStates(Pass):
             session.refuse(self.name, "no two states agree in all but their first axis, in every function")
             return
         for function in functions:
-            inside = (an.stored_states.within_block([function], name) for name in names)
-            refusal = next((r for r in inside if r is not None), None) or against(function)
-            if refusal is not None:
+            reasons = [an.stored_states.within_block([function], name) for name in names]
+            if (refusal := next((r for r in (*reasons, against(function)) if r is not None), None)) is not None:
                 session.refuse(self.name, refusal)
                 return
         for function in functions:

@@ -166,7 +166,7 @@ class GraphEdits:
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
 
     def new_output(self, name: str, var: Var) -> None:
-        """Give a value to the caller too, under a name; an input, an output or a constant by an identity of it."""
+        """Give a value to the caller too, under a name; of an input, an output or a constant an identity."""
         if var.op is None or is_output(var) or var.op.op_type == "const":
             var = self.last().identity(x=var, name=name)
         var.name = name

@@ -132,8 +132,7 @@ def loop_begins(x: Var, s: Var) -> Var:
 def read_in_a_branch(x: Var, s: Var) -> Var:
     positive = mb.greater(x=mb.reduce_sum(x=x, axes=[0, 1]), y=H(0))
     chosen = mb.cond(pred=positive, _true_fn=lambda: mb.add(x=read(s), y=x), _false_fn=lambda: mb.relu(x=x))
-    mb.coreml_update_state(state=s, value=x, name="kept")
-    return total(chosen)
+    return total(mb.add(x=chosen, y=write(s, x)))
 
 
 def read_in_a_loop(x: Var, s: Var) -> Var:

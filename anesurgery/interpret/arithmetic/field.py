@@ -134,7 +134,7 @@ class Image:
 
 
 def below(p: int, numbers: Tensor) -> Tensor:
-    """The remainders. Numpy divides many numbers by one in the processor's vectors, and takes no remainders there."""
+    """The remainders; numpy divides many numbers by one in the processor's vectors, which have no remainder."""
     if numbers.numel() < FEW:
         return numbers % p
     array = numbers.numpy()

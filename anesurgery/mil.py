@@ -273,7 +273,7 @@ def op_inputs(op: Operation, *without: str) -> dict[str, Any]:
 
 
 def retype_defaults(op: Operation) -> None:
-    """Give defaults that the host filled in the element type of their group: as they are, no op can be edited."""
+    """Give defaults that the host filled in the type of their group; else nothing that is read can change."""
     for name, dtype in _defaults_apart(op).items():
         old, block = op.inputs[name], op.enclosing_block
         assert old.op is not None
@@ -286,7 +286,7 @@ def retype_defaults(op: Operation) -> None:
 
 
 def _defaults_apart(op: Operation) -> dict[str, np.dtype[Any]]:
-    """Defaults of another element type than their group, which the host fills in as fp32 or int32, and its type."""
+    """Defaults of another type than their group, which the host fills in as fp32 or int32, and that type."""
     rows = _parameters(type(op))
     given = {n: op.inputs[n] for n, row in rows.items() if row.group and isinstance(op.inputs.get(n), Var)}
     if len({(rows[n].group, v.dtype) for n, v in given.items()}) == len({rows[n].group for n in given}):

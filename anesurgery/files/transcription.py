@@ -150,7 +150,7 @@ def said(error: Exception) -> str:
 
 
 def tidy(function: Any, spec: Any) -> None:
-    """Undo what coremltools adds: constants beside nested blocks, counted names of updates, defaults of no type."""
+    """Undo what coremltools adds: constants beside nested blocks, counted names of updates, defaults apart."""
     named = {v.name for block in spec.block_specializations.values() for v in _outputs(block)}
     pending = [function]
     while pending:

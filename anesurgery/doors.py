@@ -89,10 +89,10 @@ def short_of_memory(error: BaseException | None) -> str:
 
 def _amount(words: str) -> str:
     """The memory that was asked for, in words."""
-    found = AMOUNT.search(words)
-    if found is None:
+    amount = AMOUNT.search(words)
+    if amount is None:
         return "a value found no place in it"
-    number, unit = found.groups()
+    number, unit = amount.groups()
     size = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else f"{number} {unit}"
     return f"a value asked for {size} at once"
 

@@ -287,14 +287,14 @@ def retype_defaults(op: Operation) -> None:
 
 def _defaults_apart(op: Operation) -> dict[str, np.dtype[Any]]:
     """Defaults of another type than their group, which the host fills in as fp32 or int32, and that type."""
-    rows = _parameters(type(op))
-    given = {n: op.inputs[n] for n, row in rows.items() if row.group and isinstance(op.inputs.get(n), Var)}
-    if len({(rows[n].group, v.dtype) for n, v in given.items()}) == len({rows[n].group for n in given}):
+    rows = _parameters(cast(Any, type(op)))
+    members = {n: op.inputs[n] for n, row in rows.items() if row.group and isinstance(op.inputs.get(n), Var)}
+    if len({(rows[n].group, v.dtype) for n, v in members.items()}) == len({rows[n].group for n in members}):
         return {}
     filled = {float: types.fp32, int: types.int32}
     defaults = {n: filled.get(type(value)) for n, value in op.default_inputs().items()}
-    apart = {n for n, v in given.items() if n in defaults and v.dtype is defaults[n]}
-    dtypes = {rows[n].group: np_dtype(v) for n, v in given.items() if n not in apart}
+    apart = {n for n, v in members.items() if n in defaults and v.dtype is defaults[n]}
+    dtypes = {rows[n].group: np_dtype(v) for n, v in members.items() if n not in apart}
     return {n: dtypes[rows[n].group] for n in apart if rows[n].group in dtypes}
 
 

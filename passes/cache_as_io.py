@@ -103,7 +103,7 @@ class _Held(an.stored_states.Form):
     """What the caller gave, and what was made of it since."""
 
     value: Var
-    given: str
+    output: str
     """The name of the output that gives it."""
 
     def read(self, mb: Builder, op: an.Operation) -> Var:
@@ -117,7 +117,7 @@ class _Held(an.stored_states.Form):
         return stored
 
     def end(self, edits: an.GraphEdits) -> None:
-        edits.new_output(self.given, self.value)
+        edits.new_output(self.output, self.value)
 
 
 example = an.cache_example

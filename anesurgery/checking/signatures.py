@@ -23,7 +23,7 @@ def differences(a: Program, b: Program, function: str | None, declared: Collecti
     if function is None and max(len(a.functions), len(b.functions)) > 1:
         words += [f"the second model has no function {n}" for n in a.functions if n not in b.functions]
         words += [f"only the second model has a function {n}" for n in b.functions if n not in a.functions]
-    words += signature_apart(*(function_of(model, function) for model in (a, b)), declared)
+    words += signature_apart(function_of(a, function), function_of(b, function), declared)
     for name in common(a, b) if function is None else ():
         apart = signature_apart(a.functions[name], b.functions[name], declared)
         words += [f"function {name}: {difference}" for difference in apart]

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 
@@ -37,7 +38,7 @@ HALVES: dict[str, bytes] = {
 def served(waiting: int, silent: float) -> Iterator[int]:
     """The port of the page on this machine, which waits for so many, and for so long."""
     page = site(Limits(), frozenset({"here"}), None)
-    how = {"limit_concurrency": 2 * waiting, "http": bounded(waiting, silent)}
+    how: dict[str, Any] = {"limit_concurrency": 2 * waiting, "http": bounded(waiting, silent)}
     server = uvicorn.Server(uvicorn.Config(page, log_level="critical", timeout_graceful_shutdown=1, **how))
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))

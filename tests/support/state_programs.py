@@ -202,9 +202,10 @@ def stream(model: Program, function: str | None = None) -> list[Mapping[str, Arr
 def stream_of_inputs(model: Program, function: str | None = None) -> list[Mapping[str, Array]]:
     """What three calls give, each with what the one before gave for the state."""
     predict, rng = Predictor(model, function=function), np.random.default_rng(0)
-    held, given = np.zeros(SHAPE, H), []
+    held = np.zeros(SHAPE, H)
+    calls: list[Mapping[str, Array]] = []
     for _ in range(3):
         outputs = dict(predict({"x": rng.integers(-3, 4, SHAPE).astype(H), "s": held}))
         held = np.asarray(outputs.pop("s_out"), H)
-        given.append(outputs)
-    return given
+        calls.append(outputs)
+    return calls

@@ -273,16 +273,37 @@ def op_inputs(op: Operation, *without: str) -> dict[str, Any]:
 
 
 def retype_defaults(op: Operation) -> None:
-    """Give defaults that the host filled in the type of their group; else nothing that is read can change."""
+    """Give defaults that the host filled in the type of their group, which holds them: others do not load."""
     for name, dtype in _defaults_apart(op).items():
         old, block = op.inputs[name], op.enclosing_block
         assert old.op is not None
         assert block is not None
+        if np.asarray(old.val).astype(dtype) != old.val:
+            continue
         with block:
             typed = mb.const(val=np.asarray(old.val).astype(dtype)[()], name=old.name, before_op=op)
         op.set_inputs(no_check_var_types=True, **{name: typed})
         if not old.child_ops and old.op.enclosing_block is not None:
             old.op.enclosing_block.remove_ops([old.op])
+
+
+def replace_uses(block: Block, *, old_var: Var, new_var: Var, **how: Any) -> None:
+    """Let ops read another value, with coremltools; it takes no defaults of another type than their group.
+
+    Args:
+        block: of the ops.
+        old_var: the value that they read.
+        new_var: what they read in its place.
+        how: the rest of what `Block.replace_uses_of_var_after_op` takes.
+    """
+    aside = [(op, name, op.inputs[name]) for op in consumers(old_var) for name in _defaults_apart(op)]
+    for op, name, _ in aside:
+        op._input_vars[name] = None
+    try:
+        block.replace_uses_of_var_after_op(old_var=old_var, new_var=new_var, **how)
+    finally:
+        for op, name, default in aside:
+            op._input_vars[name] = default
 
 
 def _defaults_apart(op: Operation) -> dict[str, np.dtype[Any]]:

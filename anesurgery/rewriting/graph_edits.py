@@ -47,8 +47,8 @@ def substitute(function: Function, old: Var, new: Var, after: Operation | None =
     """
     block = old.op.enclosing_block if old.op is not None else function
     assert block is not None
-    block.replace_uses_of_var_after_op(
-        anchor_op=after or old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+    mil.replace_uses(
+        block, anchor_op=after or old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
     )
 
 

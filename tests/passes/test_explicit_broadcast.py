@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anesurgery.mil import Operation, Program, Var, constant, ct, mb, types, walk_ops
+from anesurgery.mil import Operation, Program, Var, constant, ct, mb, op_inputs, types, walk_ops
 from anesurgery.ops import BINARY, BROADCASTING
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
@@ -306,4 +306,4 @@ def test_defaults_of_another_element_type(name: str) -> None:
     assert_same_numbers(program, after, rtol=1e-4)
     for op in walk_ops(after):
         host: Any = op
-        host.input_spec.validate_inputs(op.name, op.op_type, op.inputs)
+        host.input_spec.validate_inputs(op.name, op.op_type, op_inputs(op))

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import errno
 import inspect
 import numbers
+import re
 import types
 import typing
 from collections.abc import Callable, Collection
@@ -17,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,12 +54,71 @@ def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
             _check(function, positional, named, own)
             try:
                 return function(*positional, **named)
-            except OSError as error:
-                raise LoadError(_failure(function.__name__, error)) from error
+            except Exception as error:
+                if short := short_of_memory(error):
+                    raise _without_memory(function, positional, named, error, short) from error
+                if isinstance(error, OSError):
+                    raise LoadError(_failure(function.__name__, error)) from error
+                raise
 
         return at_the_door
 
     return opened
+
+
+ALLOCATORS = re.compile(r"(can't|cannot|unable to) allocate|not enough memory|out of memory|bad_alloc", re.I)
+"""How numpy, torch and the system say that there is no memory left."""
+AMOUNT = re.compile(r"allocate ([\d.]+) ?(bytes|[KMGTP]i?B)")
+"""How much they asked for."""
+
+
+def short_of_memory(error: BaseException | None) -> str:
+    """What asked for how much memory, where an error or its cause is that there is none left; else ""."""
+    while error is not None:
+        if isinstance(error, OutOfMemory):
+            return error.what
+        words = str(error)
+        system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+        if system or isinstance(error, MemoryError):
+            return _amount(words)
+        if isinstance(error, RuntimeError) and ALLOCATORS.search(words):
+            return _amount(words)
+        error = error.__cause__
+    return ""
+
+
+def _amount(words: str) -> str:
+    """The memory that was asked for, in words."""
+    amount = AMOUNT.search(words)
+    if amount is None:
+        return "a value found no place in it"
+    number, unit = amount.groups()
+    size = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else f"{number} {unit}"
+    return f"a value asked for {size} at once"
+
+
+def _without_memory(
+    function: Callable[..., Any],
+    positional: tuple[Any, ...],
+    named: dict[str, Any],
+    error: Exception,
+    what: str,
+) -> OutOfMemory:
+    """The error of a call that found too little memory: what asked for it, and what to do."""
+    bound = _parameters(function)[0].bind_partial(*positional, **named)
+    bound.apply_defaults()
+    smaller = {
+        "both": ', or give prove="sites", which compares one edit at a time',
+        True: ", or leave prove out",
+    }
+    smaller["model"] = smaller["both"]
+    prove = bound.arguments.get("prove")
+    less = smaller.get(prove, "") if isinstance(prove, (str, bool)) else ""
+    short = OutOfMemory(what)
+    short.args = (f"{function.__name__}: {short}; use a machine with more memory{less}",)
+    if isinstance(error, SurgeryError):
+        short.undone, short.surgery = error.undone, error.surgery
+    return short
 
 
 def _failure(call: str, error: OSError) -> str:

@@ -59,6 +59,15 @@ class InterpretError(SurgeryError):
     """The interpreter cannot run a program on the given inputs."""
 
 
+class OutOfMemory(SurgeryError):  # noqa: N818 - the name that torch gives it
+    """The machine has less memory than the call needs; nothing was written."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the memory does not suffice: {what}")
+        self.what = what
+        """What asked for memory, and how much."""
+
+
 class Unsuited(SurgeryError):  # noqa: N818 - reads as a statement
     """What is asked for cannot be done with a model as it is, whatever else is asked; says what it lacks."""
 

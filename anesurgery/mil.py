@@ -262,12 +262,61 @@ def operands(op: Operation) -> Iterator[tuple[str, Var]]:
 def op_inputs(op: Operation, *without: str) -> dict[str, Any]:
     """What a builder makes the same op with: the inputs that are there, by parameter, without the host's own.
 
+    A default that is of another element type than its group is left out: a builder takes none such.
+
     Args:
         op: the op.
         without: parameters to leave out.
     """
     left_out = {k for k, v in op.inputs.items() if v is None or k.startswith("_")} | set(without)
-    return {k: v for k, v in op.inputs.items() if k not in left_out}
+    return {k: v for k, v in op.inputs.items() if k not in left_out | _defaults_apart(op).keys()}
+
+
+def retype_defaults(op: Operation) -> None:
+    """Give defaults that the host filled in the type of their group, which holds them: others do not load."""
+    for name, dtype in _defaults_apart(op).items():
+        old, block = op.inputs[name], op.enclosing_block
+        assert old.op is not None
+        assert block is not None
+        if np.asarray(old.val).astype(dtype) != old.val:
+            continue
+        with block:
+            typed = mb.const(val=np.asarray(old.val).astype(dtype)[()], name=old.name, before_op=op)
+        op.set_inputs(no_check_var_types=True, **{name: typed})
+        if not old.child_ops and old.op.enclosing_block is not None:
+            old.op.enclosing_block.remove_ops([old.op])
+
+
+def replace_uses(block: Block, *, old_var: Var, new_var: Var, **how: Any) -> None:
+    """Let ops read another value, with coremltools; it takes no defaults of another type than their group.
+
+    Args:
+        block: of the ops.
+        old_var: the value that they read.
+        new_var: what they read in its place.
+        how: the rest of what `Block.replace_uses_of_var_after_op` takes.
+    """
+    aside = [(op, name, op.inputs[name]) for op in consumers(old_var) for name in _defaults_apart(op)]
+    for op, name, _ in aside:
+        op._input_vars[name] = None
+    try:
+        block.replace_uses_of_var_after_op(old_var=old_var, new_var=new_var, **how)
+    finally:
+        for op, name, default in aside:
+            op._input_vars[name] = default
+
+
+def _defaults_apart(op: Operation) -> dict[str, np.dtype[Any]]:
+    """Defaults of another type than their group, which the host fills in as fp32 or int32, and that type."""
+    rows = _parameters(cast(Any, type(op)))
+    members = {n: op.inputs[n] for n, row in rows.items() if row.group and isinstance(op.inputs.get(n), Var)}
+    if len({(rows[n].group, v.dtype) for n, v in members.items()}) == len({rows[n].group for n in members}):
+        return {}
+    filled = {float: types.fp32, int: types.int32}
+    defaults = {n: filled.get(type(value)) for n, value in op.default_inputs().items()}
+    apart = {n for n, v in members.items() if n in defaults and v.dtype is defaults[n]}
+    dtypes = {rows[n].group: np_dtype(v) for n, v in members.items() if n not in apart}
+    return {n: dtypes[rows[n].group] for n in apart if rows[n].group in dtypes}
 
 
 def is_output(var: Var) -> bool:

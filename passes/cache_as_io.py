@@ -25,7 +25,7 @@ After::
 The input `cache` takes what the output `cache_out` of the call before gave; zeros at first. The loop around it
 stands in docs/decoders.md. `states` names the states; all by default.
 
-Refuses when the model has no states.
+Refuses when the model has no states, and when a branch or a loop uses one.
 
 Why it helps: with two states models fail with 0x1d on M-series, macOS 26.0.1, and models before iOS 18 have
 none (reported: john-rocky/CoreML-LLM, which packs the others into inputs).
@@ -69,14 +69,18 @@ class CacheAsIo(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
-        names = self.states or list(an.stored_states.shared_shapes(list(program.functions.values())))
+        functions = list(program.functions.values())
+        names = list(self.states or an.stored_states.shared_shapes(functions))
+        for name in list(names):
+            if (refusal := an.stored_states.within_block(functions, name)) is not None:
+                session.refuse(self.name, refusal)
+                names.remove(name)
         for name in names:
             for function, state in an.stored_states.each(program, name):
                 shape, dtype = an.stored_states.held_shape(state), an.stored_states.held_type(state)
                 with an.GraphEdits(self, session, function) as edits:
-                    form = _Held(edits.new_input(name, shape, dtype))
+                    form = _Held(edits.new_input(name, shape, dtype), f"{name}_out")
                     an.stored_states.StoredStates(edits, {state: form}).edit()
-                    edits.new_output(f"{name}_out", form.value)
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
             change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
             session.declare(self.name, name, change, (), ())
@@ -99,6 +103,8 @@ class _Held(an.stored_states.Form):
     """What the caller gave, and what was made of it since."""
 
     value: Var
+    output: str
+    """The name of the output that gives it."""
 
     def read(self, mb: Builder, op: an.Operation) -> Var:
         return self.value
@@ -109,6 +115,9 @@ class _Held(an.stored_states.Form):
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored
         return stored
+
+    def end(self, edits: an.GraphEdits) -> None:
+        edits.new_output(self.output, self.value)
 
 
 example = an.cache_example

@@ -102,8 +102,7 @@ class FoldLongAxis(Rewrite):
             length = _longest(op)
             inputs = {
                 name: _aligned(mb, value, width, length) if name in TENSORS else value
-                for name, value in op.inputs.items()
-                if value is not None
+                for name, value in an.op_inputs(op).items()
             }
             rows = getattr(mb, op.op_type)(name=f"{op.outputs[0].name}_rows", **inputs)
         return mb.reshape(x=rows, shape=list(op.outputs[0].shape))

@@ -37,8 +37,8 @@ After::
 Each state has its rows of the joined one, in the order of the inputs. Reads take a slice of it, and updates
 write at the same place of these rows. `joined` is the name of the new state.
 
-Refuses when there are no two states of the same type whose other axes agree in each function, and when what is
-updated is not what the state holds at that time.
+Refuses when there are no two states of the same type whose other axes agree in each function, when what is
+updated is not what the state holds at that time, and when a branch or a loop uses one of them.
 
 Why it helps: one state works where two fail with 0x1d (reported: john-rocky/CoreML-LLM, M-series, macOS
 26.0.1); two work on A19.
@@ -76,7 +76,8 @@ class JoinStates(Pass):
             session.refuse(self.name, "no two states agree in all but their first axis, in every function")
             return
         for function in functions:
-            if (refusal := against(function)) is not None:
+            reasons = [an.stored_states.within_block([function], name) for name in names]
+            if (refusal := next((r for r in (*reasons, against(function)) if r is not None), None)) is not None:
                 session.refuse(self.name, refusal)
                 return
         for function in functions:

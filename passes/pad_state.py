@@ -28,7 +28,8 @@ After::
 
 The lanes that are added hold zeros: updates are padded, and what is read is cut. The values are the same.
 
-Refuses when the width is a multiple already, and when a write covers only a part of the last axis.
+Refuses when the width is a multiple already, when a write covers only a part of the last axis, and when a
+branch or a loop uses the state.
 
 Why it helps: a state 270 wide failed on the ANE, one of 256 ran (measured, M4, macOS 15.2: coremltools issue
 2631).
@@ -74,11 +75,17 @@ class PadState(Pass):
 
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
-        for op in an.walk_ops(program):
-            read = op.x.op if op.op_type == "slice_update" else None
-            state = None if read is None else an.stored_states.state_of(read)
-            if state is not None and state.name == name and op.update.shape[-1] != op.x.shape[-1]:
+        functions = list(program.functions.values())
+        if (refusal := an.stored_states.within_block(functions, name)) is not None:
+            return refusal
+        stored: set[Var] = set()
+        for op in (op for function in functions for op in function.operations):
+            state = an.stored_states.state_of(op)
+            updates = op.op_type == "slice_update" and op.x in stored
+            if updates and op.update.shape[-1] != op.x.shape[-1]:
                 return Refusal("a write covers a part of the last axis", op)
+            if updates or (state is not None and state.name == name):
+                stored.update(op.outputs)
         return None
 
 

@@ -142,7 +142,7 @@ class PaddingMaskTensor(Rewrite):
     ) -> Var:
         """An op with finite fills, on operands that were made anew."""
         inputs: dict[str, Any] = {}
-        for name, value in op.inputs.items():
+        for name, value in an.op_inputs(op).items():
             if isinstance(value, Var):
                 inputs[name] = new.get(value, value)
                 if name in fills.get(op, ()):

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_rewrites import DoubleRelu, one_input
 
 import anesurgery as ane
 from anesurgery.doors import door, fits
-from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
 from anesurgery.mil import Program, Var, ct, mb
 
 ANY: Any = ane
@@ -159,3 +160,96 @@ def test_what_the_system_refuses_is_said_in_words() -> None:
 
     with pytest.raises(LoadError, match=r"read: the system failed at a/b: Input/output error; see to the disk"):
         read("a/b")
+
+
+def huge() -> Program:
+    """A product of 2^46 numbers, for which no machine has addresses."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1 << 23, 1)), mb.TensorSpec((1, 1 << 23))])
+    def program(x: Var, y: Var) -> Var:
+        return mb.reduce_sum(x=mb.matmul(x=x, y=y, name="product"), axes=[0, 1], name="sum")
+
+    made: Program = program
+    return made
+
+
+def failing(error: Exception, cause: Exception | None = None) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error from cause
+
+    return fail
+
+
+NO_MEMORY: list[tuple[Exception, Exception | None, str]] = [
+    (
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4294967296 bytes."),
+        None,
+        "a value asked for 4.00 GiB at once",
+    ),
+    (
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 1073741824 bytes."),
+        None,
+        "a value asked for 1.00 GiB at once",
+    ),
+    (
+        RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        None,
+        "a value asked for 20.00 GiB at once",
+    ),
+    (
+        MemoryError("Unable to allocate 7.45 GiB for an array with shape"),
+        None,
+        "a value asked for 7.45 GiB at once",
+    ),
+    (MemoryError(), None, "a value found no place in it"),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), None, "a value found no place in it"),
+    (SurgeryError("pass p failed"), MemoryError("std::bad_alloc"), "a value found no place in it"),
+]
+
+
+@pytest.mark.parametrize(("error", "cause", "words"), NO_MEMORY)
+def test_too_little_memory_is_said_in_words(error: Exception, cause: Exception | None, words: str) -> None:
+    call = door()(failing(error, cause))
+    with pytest.raises(OutOfMemory) as caught:
+        call()
+    assert str(caught.value) == (f"fail: the memory does not suffice: {words}; use a machine with more memory")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a tensor has no memory format"), ValueError("out of range")])
+def test_other_errors_are_not_about_memory(error: Exception) -> None:
+    with pytest.raises(type(error), match=str(error)):
+        door()(failing(error))()
+
+
+@pytest.mark.parametrize("prove", ["both", "model", "sites"])
+def test_a_proof_that_finds_too_little_memory(
+    prove: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What runs numbers fails; nothing is written, and the call says what needs less."""
+    error, _, words = NO_MEMORY[0]
+    place = "rewriting.driver.check_site" if prove == "sites" else "checking.comparison.run"
+    monkeypatch.setattr(f"anesurgery.{place}", failing(error))
+    program = one_input(lambda x: mb.relu(x=mb.relu(x=x), name="y"))
+    with pytest.raises(OutOfMemory, match=words) as caught:
+        ane.apply(program, DoubleRelu(), prove=prove, quiet=True).save(tmp_path / "new.mlpackage")
+    assert ('prove="sites"' in str(caught.value)) == (prove != "sites")
+    assert str(caught.value).startswith("apply: the memory does not suffice")
+    assert not list(tmp_path.iterdir())
+    assert ane.apply(program, DoubleRelu(), prove=None, quiet=True).changes
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda p, x: ane.run(p, x),
+        lambda p, x: ane.Predictor(p)(x),
+        lambda p, x: ane.compare(p, p, x),
+        lambda p, x: ane.compare(p, p, x, prove=True),
+        lambda p, x: ane.ranges(p, x),
+    ],
+    ids=["run", "Predictor", "compare", "prove", "ranges"],
+)
+def test_an_op_that_finds_too_little_memory(call: Callable[..., Any]) -> None:
+    x = {"x": np.zeros((1 << 23, 1), np.float32), "y": np.zeros((1, 1 << 23), np.float32)}
+    with pytest.raises(OutOfMemory, match=r"a value asked for 262144.00 GiB at once"):
+        call(huge(), x)

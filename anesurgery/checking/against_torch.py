@@ -279,10 +279,10 @@ class _Match:
         What the call makes of that, if the package has it too, is the value of the call from there on.
         """
         call, near = self._calls[k], self.nearest[k]
-        nears = [self._given_by(tensor) for tensor in call.given]
-        if call.again is None or near is None or any(one is None for one in nears):
+        nears = [one for tensor in call.given if (one := self._given_by(tensor)) is not None]
+        if call.again is None or near is None or len(nears) < len(call.given):
             return None
-        options = [self._options(*pair) for pair in zip(call.given, nears, strict=True) if pair[1] is not None]
+        options = [self._options(tensor, one) for tensor, one in zip(call.given, nears, strict=True)]
         own = None
         for chosen in itertools.islice(itertools.product(*options), REPLAYS):
             array = call.again([self._as_given(*pair) for pair in zip(call.given, chosen, strict=True)])

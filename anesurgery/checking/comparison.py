@@ -13,6 +13,7 @@ import numpy as np
 from anesurgery.checking.lengths import drawn_shape, symbols_of, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
+from anesurgery.checking.signatures import common, differences, signature_apart
 from anesurgery.checking.trial_lengths import apart_lengths
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
@@ -44,6 +45,8 @@ class Comparison(Drawn):
     """The declared interface changes under which the models were compared."""
     proof: ModelProof | None = None
     """What `prove=True` found."""
+    called: tuple[str, ...] = ()
+    """Where the second model is not called as the first: functions that one lacks, other inputs, in words."""
     instead: str = ""
     """Why it is not of the arithmetic that was asked for, in words; "" where it is."""
 
@@ -55,6 +58,11 @@ class Comparison(Drawn):
 
     @property
     def ok(self) -> bool:
+        """Are both called alike, and are the outputs equal up to the gate?"""
+        return not self.called and self.outputs_agree
+
+    @property
+    def outputs_agree(self) -> bool:
         """Does every output reach the gate by finite values, and is nothing NaN or infinite but by design?"""
         some = any(o.compared for o in self.outputs)
         if self.proof is not None and self.proof.trial is not None and self.proof.trial.failure:
@@ -64,7 +72,7 @@ class Comparison(Drawn):
     @property
     def verdict(self) -> str:
         """What no number says, how the numbers stand to the gate, and where it begins; in words."""
-        failures = [o.failure for o in self.outputs if o.failure]
+        failures = [*self.called, *(o.failure for o in self.outputs if o.failure)]
         trial = None if self.proof is None else self.proof.trial
         if trial is not None and trial.failure:
             failures.append("; for example\n".join(filter(None, (trial.failure, trial.counterexample))))
@@ -85,6 +93,7 @@ class Comparison(Drawn):
             "psnr_db": finite(self.psnr),
             "verdict": self.verdict,
             "first_divergence": self.first_divergence,
+            "called_differently": list(self.called),
             "outputs": rows,
             "interface_changes": list(self.words),
             **({} if self.proof is None else {"proof": self.proof.to_json()}),
@@ -143,7 +152,8 @@ def compare(
 
     Returns:
         The `Comparison`: for each output shape, PSNR in dB, largest absolute and relative difference, and of
-        logits the KL divergence in nats; `ok` says whether all reach the gate.
+        logits the KL divergence in nats; `ok` says whether all reach the gate, and whether both models have the
+        same functions with the same inputs, outputs and states, but for what the contract declares.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.
@@ -175,9 +185,11 @@ def compare(
     rows = tuple(replace(row, logits=row.name in chosen) for row in rows)
     words = tuple(change.words for change in contract)
     how: dict[str, Any] = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
-    proof = _proved(first, second, inputs, function, last, **how) if prove else None
-    result = Comparison(rows, precision, gate, None, words, proof)
-    if result.ok or call is not None:
+    declared = {name for change in contract for name in change.names} | (set(expected) if last else set())
+    called = () if call else tuple(differences(first.program, second.program, function, declared))
+    proof = _proved(first, second, inputs, function, last, **how).but_for(called) if prove else None
+    result = Comparison(rows, precision, gate, None, words, proof, called)
+    if result.outputs_agree or call is not None:
         return result
     where = first_divergence(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
@@ -291,19 +303,15 @@ def _proved(
     proof = prove_function(a, b, function, inputs, last=last, **how)
     if function is not None or how["contract"] or last:
         return proof
-    for name in _others(a, b):
+    for name in common(a.program, b.program):
+        if signature_apart(a.program.functions[name], b.program.functions[name]):
+            continue
         shapes = _fixed(a, b, name)
         values = sample_inputs(
             a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
         )
         proof = proof.beside(name, prove_function(a, b, name, values, **how))
     return proof
-
-
-def _others(a: Loaded, b: Loaded) -> list[str]:
-    """The functions that both models have, but the default one."""
-    default = function_of(a.program, None)
-    return [n for n, f in a.program.functions.items() if f is not default and n in b.program.functions]
 
 
 def _fixed(a: Loaded, b: Loaded, function: str | None) -> dict[str, tuple[int, ...]]:

@@ -21,7 +21,7 @@ from anesurgery.checking.value_numbering import LARGEST_VALUE, Side, Table, Valu
 from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
-from anesurgery.interpret.arithmetic.field import LANES, P
+from anesurgery.interpret.arithmetic.field import LANES, LEAST
 from anesurgery.interpret.inputs import bind
 from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
@@ -96,7 +96,7 @@ class _Lockstep:
         for var, held in bind(function, inputs, None).items():
             numbers = held.value if types.is_state(var.sym_type) else held
             generator = torch.Generator().manual_seed(field.key(self.seed, side, var.name) % 2**62)
-            values[var] = Value(var, numbers, field.random(numbers.shape, generator))
+            values[var] = Value(var, numbers, field.random(self.names.primes, numbers.shape, generator))
         return values
 
     def proof(self) -> ModelProof:
@@ -109,7 +109,7 @@ class _Lockstep:
         grades = {name: value.grade if same else None for name, (value, same) in outputs.items()}
         weakest = [g for g in grades.values() if g is not None]
         steps = 2 * (len(self.a.ops) + len(self.b.ops)) + 1
-        bound = steps / P**LANES + sum(m.bound for m, _ in self.found.values() if m is not None)
+        bound = steps / LEAST**LANES + sum(m.bound for m, _ in self.found.values() if m is not None)
         return ModelProof(
             min(weakest) if weakest and len(weakest) == len(grades) else None,
             bound,

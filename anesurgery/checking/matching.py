@@ -154,7 +154,7 @@ def _settle(a: Value, b: Value, move: Move, matched: Match) -> Match:
     """Gives both values the same names from here on."""
     if a.names is None:
         generator = torch.Generator().manual_seed(a.serial)
-        a.names = field.random(a.numbers.shape, generator)
+        a.names = field.random(field.PRIMES, a.numbers.shape, generator)
     x, numbers = a.names, move(a.numbers)
     b.names = x.map(move) if isinstance(x, Image) else move(x)
     b.reason = a.reason = ""
@@ -197,8 +197,7 @@ def _known(value: Value, image: Any, arithmetic: Algebraic, shared: torch.Tensor
     there = torch.isin(_key_of(value.names), shared)
     variables, image = _variables(value, arithmetic), arithmetic.image(image)
     assert isinstance(variables, Image)
-    lanes = [torch.where(there, v, w) for v, w in zip(variables.lanes, image.lanes, strict=True)]
-    return Image(lanes, image.degree, image.fraction)
+    return field.together([variables, image], lambda each: torch.where(there, each[0], each[1]))
 
 
 def _shared(a: Value, b: Value) -> torch.Tensor:
@@ -230,7 +229,8 @@ def _variable(names: Any, arithmetic: Algebraic) -> Any:
     if not isinstance(names, Image):
         return names
     even, turned = field.signed(names)
-    return field.with_sign(field.opaque(field.key(arithmetic.seed, "variable"), field.packed(even)), turned)
+    name = field.key(arithmetic.seed, "variable")
+    return field.with_sign(field.opaque(arithmetic.primes, name, field.packed(even)), turned)
 
 
 class Unnamed(InterpretError):  # noqa: N818 - says what is missing

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,6 +66,11 @@ class ModelProof:
     def tried(self, trial: Trial) -> ModelProof:
         """The same with what adversarial inputs showed; nothing is proved where they tell both apart."""
         return replace(self, trial=trial, grade=None if trial.failure else self.grade)
+
+    def but_for(self, differences: Sequence[str]) -> ModelProof:
+        """The same where the second model is called differently; nothing is proved of what one model lacks."""
+        seams = (Seam(words, "", "not matched") for words in differences)
+        return replace(self, grade=None, seams=(*self.seams, *seams)) if differences else self
 
     def beside(self, name: str, other: ModelProof) -> ModelProof:
         """The proof of several functions: the weakest, with what is said of another function by its name."""

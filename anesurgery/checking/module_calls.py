@@ -311,7 +311,8 @@ class _Runner(Interpreter):
         def compute(tensors: Sequence[torch.Tensor]) -> Any:
             values = {**self.seen, **dict(zip(reads, tensors, strict=True))}
             for node in nodes:
-                args, kwargs = (torch.fx.node.map_arg(v, values.__getitem__) for v in (node.args, node.kwargs))
+                args: Any = torch.fx.node.map_arg(node.args, values.__getitem__)
+                kwargs: Any = torch.fx.node.map_arg(node.kwargs, values.__getitem__)
                 target: Any = node.target
                 values[node] = target(*args, **kwargs)
             return values[nodes[-1]]

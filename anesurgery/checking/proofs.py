@@ -29,7 +29,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
-from anesurgery.interpret.arithmetic.field import LANES, Image, P, Zero
+from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 from anesurgery.mil import Operation, Var, np_dtype, types
 from anesurgery.ops import names
@@ -151,7 +151,7 @@ def _bit_for_bit(site: Site, arithmetic: Bitwise, ranged: bool) -> Proof | NoPro
     if isinstance(elements, NoProof):
         return elements
     steps = 2 * (len(site.old_ops) + len(site.new_ops)) + 1
-    return Proof(Grade.BITS, steps / P**LANES, elements, arithmetic.finite, ranged)
+    return Proof(Grade.BITS, steps / LEAST**LANES, elements, arithmetic.finite, ranged)
 
 
 def _algebraic(site: Site, seed: int) -> Proof | NoProof:
@@ -173,7 +173,8 @@ def at_points(
     """Points are added until the bound holds; each has to agree.
 
     The bound at a point: any two different arguments of random functions may meet, or two different results
-    may; each with a probability of degree / P in every lane.
+    may; each with a probability of degree / p in every lane, whose prime p is above `LEAST`. Each draw has
+    primes of its own: a constant that one of them divides is not 0 in the next draw.
 
     Args:
         agree: how many elements agree at a point, or why they do not. It may raise `Zero`.
@@ -182,7 +183,7 @@ def at_points(
     """
     bound = 1.0
     for point in range(POINTS):
-        agreed: int | NoProof = NoProof("something that is divided by is 0 at three points")
+        agreed: int | NoProof = NoProof("something that is divided by, or a constant, is 0 at three points")
         for draw in range(3):
             arithmetic = Algebraic(seed + 1000 * point + draw)
             arithmetic.span = span
@@ -194,7 +195,7 @@ def at_points(
         if isinstance(agreed, NoProof):
             return agreed
         pairs = 1 + arithmetic.evaluations**2 / 2
-        bound *= min(1.0, pairs * (arithmetic.degree / P) ** LANES)
+        bound *= min(1.0, pairs * (arithmetic.degree / LEAST) ** LANES)
         if bound <= WANTED:
             return Proof(Grade.PROVED, bound, agreed)
     return NoProof(f"the bound on the error is only {words(bound)} after {POINTS} points")
@@ -241,7 +242,7 @@ def _pairs(
         shapes[v][axes[v]] = ROWS
     if not axes and alike(site):
         shapes = {v: [1, 1, *shape[2:]] for v, shape in shapes.items()}
-    images: dict[Var, Image] = {v: field.random(shapes[v], generator) for v in site.drawn}
+    images: dict[Var, Image] = {v: field.random(arithmetic.primes, shapes[v], generator) for v in site.drawn}
     if isinstance(arithmetic, Bitwise) and ranged:
         for v, ends in ((v, _range_of(v)) for v in images):
             if ends is not None:

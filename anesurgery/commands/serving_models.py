@@ -39,6 +39,7 @@ def serve(
     load_engine(quiet)
     import uvicorn
 
+    from anesurgery.serving.connections import WAITING, bounded
     from anesurgery.serving.web import site
 
     token = None if public else secrets.token_urlsafe(24)
@@ -57,6 +58,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
-        limit_concurrency=200,
+        limit_concurrency=2 * WAITING,
+        http=bounded(),
     )
     sys.stdout.flush()

@@ -54,6 +54,7 @@ from anesurgery.mil import (
     exclusive,
     mb,
     np_dtype,
+    replace_uses,
     static_shape,
     types,
 )
@@ -329,7 +330,7 @@ def _code(function: Function, name: str, scales: _Scales) -> None:
     with function:
         new = add_input(function, name, static_shape(old) or (), types.int8)
         read = _decoded(new, scales, f"{name}_read", first)
-        function.replace_uses_of_var_after_op(anchor_op=read.op, old_var=old, new_var=read)
+        replace_uses(function, anchor_op=read.op, old_var=old, new_var=read)
         kept = read if out is old else out
         codes = _coded(kept, scales, f"{name}_codes")
     kept.name = f"{name}_kept" if kept is out else kept.name

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.compressing.correcting import Corrected, new_bias, takes_bias
-from anesurgery.mil import Array, Function, Operation, Program, Var, mb, stamp
+from anesurgery.mil import Array, Function, Operation, Program, Var, mb, replace_uses, stamp
 from anesurgery.regions.compressed_weights import Result, build
 
 Key = tuple[tuple[int, ...], str, str]
@@ -117,7 +117,7 @@ def _replace(function: Function, var: Var, made: Corrected) -> bool:
         new = build(maker, Result(made.form), f"{var.name}_{made.kind.replace('-', '_')}")
     for op in _decoding(new):
         stamp(op, origin)
-    function.replace_uses_of_var_after_op(anchor_op=origin, old_var=var, new_var=new)
+    replace_uses(function, anchor_op=origin, old_var=var, new_var=new)
     if not var.child_ops and not var.consuming_blocks:
         function.remove_ops([origin])
     return True

@@ -16,7 +16,7 @@ import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.forking import patched
-from anesurgery.mil import is_symbolic, quiet_host, types
+from anesurgery.mil import is_symbolic, quiet_host, retype_defaults, types
 
 with quiet_host():
     from coremltools.converters.mil.frontend.milproto import helper
@@ -150,13 +150,14 @@ def said(error: Exception) -> str:
 
 
 def tidy(function: Any, spec: Any) -> None:
-    """Undo what coremltools' reader adds: constants beside nested blocks, counted names of state updates."""
+    """Undo what coremltools adds: constants beside nested blocks, counted names of updates, defaults apart."""
     named = {v.name for block in spec.block_specializations.values() for v in _outputs(block)}
     pending = [function]
     while pending:
         block = pending.pop()
         for op in list(block.operations):
             pending.extend(op.blocks)
+            retype_defaults(op)
             var = op.outputs[0]
             if op.op_type == "coreml_update_state":
                 op.name = var.name

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.errors import InterpretError, SurgeryError
+from anesurgery.doors import short_of_memory
+from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
 from anesurgery.files.set_aside import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
@@ -267,6 +268,8 @@ class Plan:
             foreseen = isinstance(error, InterpretError)
             if isinstance(error, SurgeryError) and (step.op.blocks or not foreseen):
                 raise  # an op of a nested block has said it all
+            if short := short_of_memory(error):
+                raise OutOfMemory(f"op {step.op.name} ({step.op.op_type}): {short}") from error
             at = next(i for i, s in enumerate(self.steps) if s.op is step.op)
             around = "".join(
                 f"\n  {'>' if s.op is step.op else ' '} {to_text(s.op).splitlines()[0]}"

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from anesurgery.facts.rowwise import Tail
-from anesurgery.mil import Maker, Operation, Var, any_symbolic, constant
+from anesurgery.mil import Maker, Operation, Var, any_symbolic, op_inputs
 from anesurgery.semantics.moving_rows import squeezed, staying
 from anesurgery.semantics.reading import each_axis
 
@@ -22,7 +20,7 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
         return new.get(value, value)
 
     for op, axis in tail.ops:
-        inputs = {name: swap(v) for name, v in _given(op).items()}
+        inputs = {name: swap(v) for name, v in op_inputs(op).items()}
         if op.op_type == "reshape":
             inputs["shape"] = [1 if a == axis else d for a, d in enumerate(op.outputs[0].shape)]
         if op.op_type == "squeeze":  # not the axis of the rows, which has become one long
@@ -31,22 +29,6 @@ def rebuild(mb: Maker, tail: Tail, row: Var) -> Var:
             inputs |= _all_of(op, axis)
         new[op.outputs[0]] = getattr(mb, op.op_type)(**inputs, name=f"{op.name}_row")
     return new[tail.ops[-1][0].outputs[0]] if tail.ops else row
-
-
-def _given(op: Operation) -> dict[str, Any]:
-    """The inputs of an op without those that hold its defaults, whose dtype may not be the program's."""
-    defaults = dict(op.default_inputs().items())
-    return {
-        name: v
-        for name, v in op.inputs.items()
-        if v is not None and not (name in defaults and _equal(constant(v), defaults[name]))
-    }
-
-
-def _equal(value: Any, default: Any) -> bool:
-    """Coremltools keeps the defaults of float inputs as fp32."""
-    kept = np.float32(default) if isinstance(default, float) else default
-    return value is not None and np.array_equal(value, kept)
 
 
 def _all_of(op: Operation, axis: int) -> dict[str, list[bool]]:

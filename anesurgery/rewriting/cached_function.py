@@ -212,8 +212,13 @@ class CachedFunction:
 
     def substitute(self, old: Var, new: Var) -> None:
         """Let all readers of an input read another value."""
-        self.function.replace_uses_of_var_after_op(
-            anchor_op=old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+        mil.replace_uses(
+            self.function,
+            anchor_op=old.op,
+            old_var=old,
+            new_var=new,
+            no_check_var_types=True,
+            force_replace=True,
         )
 
     def shorten_input(self, tokens: Var, axis: int) -> None:

@@ -47,8 +47,8 @@ def substitute(function: Function, old: Var, new: Var, after: Operation | None =
     """
     block = old.op.enclosing_block if old.op is not None else function
     assert block is not None
-    block.replace_uses_of_var_after_op(
-        anchor_op=after or old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
+    mil.replace_uses(
+        block, anchor_op=after or old.op, old_var=old, new_var=new, no_check_var_types=True, force_replace=True
     )
 
 
@@ -166,8 +166,8 @@ class GraphEdits:
             old.op.name = old.name if len(old.op.outputs) == 1 else old.op.name
 
     def new_output(self, name: str, var: Var) -> None:
-        """Give a value to the caller too, under a name; an input or an output by an identity of it."""
-        if var.op is None or is_output(var):
+        """Give a value to the caller too, under a name; of an input, an output or a constant an identity."""
+        if var.op is None or is_output(var) or var.op.op_type == "const":
             var = self.last().identity(x=var, name=name)
         var.name = name
         self.function.set_outputs([*self.function.outputs, var])

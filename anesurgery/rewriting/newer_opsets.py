@@ -54,6 +54,7 @@ from anesurgery.mil import (
     mb,
     np_dtype,
     quiet_host,
+    replace_uses,
     types,
     walk_ops,
 )
@@ -239,7 +240,7 @@ def _clip(op: Operation) -> Refusal | None:
     with inside(block):
         low = mb.maximum(x=op.x, y=op.alpha, before_op=op, name=f"{op.name}_above")
         new = mb.minimum(x=low, y=op.beta, before_op=op, name=f"{op.name}_below")
-    block.replace_uses_of_var_after_op(anchor_op=op, old_var=old, new_var=new, force_replace=True)
+    replace_uses(block, anchor_op=op, old_var=old, new_var=new, force_replace=True)
     block.remove_ops([op])
     new.name = old.name
     cast(Operation, new.op).name = old.name

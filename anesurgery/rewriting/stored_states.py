@@ -6,11 +6,12 @@ form says how these are made; other ops read such a value as it was before, made
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from anesurgery.mil import Function, Operation, Program, Var, consumers, types
+from anesurgery.errors import Refusal
+from anesurgery.mil import Function, Operation, Program, Var, consumers, nested_ops, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.graph_edits import GraphEdits
 
@@ -45,6 +46,17 @@ def each(program: Program, name: str) -> Iterator[tuple[Function, Var]]:
             yield function, state
 
 
+def within_block(functions: Iterable[Function], name: str) -> Refusal | None:
+    """Why a state cannot get another form: an op inside a branch or a loop uses it."""
+    for function in functions:
+        state = states_of(function).get(name)
+        for outer in function.operations:
+            for op in nested_ops(outer):
+                if state is not None and state_of(op) is state:
+                    return Refusal(f"the state {name} is used inside a {outer.op_type}", op)
+    return None
+
+
 class Form:
     """How a state is held; by default as it was."""
 
@@ -68,6 +80,9 @@ class Form:
         """A value that was not read from the state, as it is stored."""
         return value
 
+    def end(self, edits: GraphEdits) -> None:
+        """What is done after all ops of the function, before those go that nothing reads."""
+
 
 @dataclass
 class StoredStates:
@@ -89,8 +104,12 @@ class StoredStates:
                 self.read_plain(mb, op)
         for output in list(self.edits.function.outputs):
             if (value := self.plain(output)) is not output:
+                if value.op is None:  # an input keeps its name
+                    value = self.edits.last().identity(x=value, name=f"{output.name}_given")
                 self.edits.replace_output(output, value)
                 self.edits.take_name(output, value)
+        for form in self.forms.values():
+            form.end(self.edits)
         for op in reversed(old):
             if op.enclosing_block is not None:
                 op.enclosing_block.remove_ops([op])
@@ -120,7 +139,15 @@ class StoredStates:
         return any(r.op_type not in ("coreml_update_state", "slice_update") for r in consumers(op.outputs[0]))
 
     def read_plain(self, mb: Builder, op: Operation, but: str = "") -> None:
-        """Let an op read values as they were before."""
+        """Let an op, and those in its blocks, read values as they were before."""
+        for each_op in (op, *nested_ops(op)):
+            self._set_inputs(mb, each_op, but)
+            for block in each_op.blocks:
+                if any(v in self._stored for v in block.outputs):
+                    block.set_outputs([self.plain(v, mb) for v in block.outputs])
+
+    def _set_inputs(self, mb: Builder, op: Operation, but: str) -> None:
+        """Let one op read values as they were before."""
         changed: dict[str, object] = {}
         for name, value in op.inputs.items():
             if name == but:

@@ -11,13 +11,14 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anesurgery.errors import SurgeryError
 from anesurgery.files.archive import MOST
+from anesurgery.files.writing import scratch_folder
 from anesurgery.serving.limits import Limits
 from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT
 
@@ -76,12 +77,19 @@ class Jobs:
     """All models that are held, and the order in which they are worked on."""
 
     limits: Limits
-    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="anesurgery-serve-")))
+    folder: Path = field(init=False)
+    """Of all models, while it is open."""
     held: dict[str, Job] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     command: tuple[str, ...] = (sys.executable, "-m", "anesurgery.serving.task")
     """What does one piece of work, given a folder and a request."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """With a folder for the models, which goes at the end; those that killed servers left go first."""
+        with scratch_folder(Path(tempfile.gettempdir())) as self.folder:
+            yield
 
     def add(self) -> Job:
         """A place for a model.
@@ -227,10 +235,9 @@ class Jobs:
         return now - job.seen > self.limits.keep or now - job.born > self.limits.stay
 
     async def close(self) -> None:
-        """Stop all work, and delete all files."""
+        """Stop all work, and delete all models."""
         for job in list(self.held.values()):
             await self.drop(job)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def inner(name: str) -> PurePosixPath:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import archive
 from anesurgery.files.progress import Listener, listening
@@ -118,21 +119,17 @@ def answer(folder: Path, request: dict[str, Any], listener: Listener) -> dict[st
         listener.step = "loading coremltools and torch"
         work = {"inspect": _inspect, "apply": _apply}[request["task"]]
         return work(folder, Path(model.name), request, listener)
-    except SurgeryError as error:
-        return {"error": _without(str(error), folder)}
-    except (MemoryError, RuntimeError, OSError) as error:
-        return {"error": _of_the_system(error, folder, request)}
     except Exception as error:
+        if short_of_memory(error):
+            limit = request["memory"] / (1 << 30)
+            return {"error": f"it takes more than {limit:.1f} GiB of memory, which is the limit here"}
+        if isinstance(error, SurgeryError):
+            return {"error": _without(str(error), folder)}
+        if isinstance(error, (RuntimeError, OSError)):
+            return {"error": f"{type(error).__name__}: {_without(str(error), folder)}"}
         return {
             "error": f"{type(error).__name__}: {_without(str(error), folder)}; this model shows a defect here"
         }
-
-
-def _of_the_system(error: BaseException, folder: Path, request: dict[str, Any]) -> str:
-    words = str(error)
-    if isinstance(error, MemoryError) or "alloc" in words or "memory" in words:
-        return f"it takes more than {request['memory'] / (1 << 30):.1f} GiB of memory, which is the limit here"
-    return f"{type(error).__name__}: {_without(words, folder)}"
 
 
 def _without(text: str, folder: Path) -> str:

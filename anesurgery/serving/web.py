@@ -59,12 +59,13 @@ def site(limits: Limits, hosts: frozenset[str], token: str | None) -> Starlette:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        watch = asyncio.create_task(jobs.watch())
-        try:
-            yield
-        finally:
-            watch.cancel()
-            await jobs.close()
+        with jobs.opened():
+            watch = asyncio.create_task(jobs.watch())
+            try:
+                yield
+            finally:
+                watch.cancel()
+                await jobs.close()
 
     app = Starlette(
         routes=routes(),
@@ -141,7 +142,8 @@ class Door:
 
 def _said(_: Request, error: Exception) -> Response:
     status = 413 if isinstance(error, TooMuch) else 404 if isinstance(error, Gone) else 400
-    return JSONResponse({"error": str(error)}, status, headers={"connection": "close"})
+    words = str(error).encode("utf-8", "backslashreplace").decode()  # a name may hold half a character
+    return JSONResponse({"error": words}, status, headers={"connection": "close"})
 
 
 @cache
@@ -227,6 +229,8 @@ async def _json(request: Request) -> Any:
         return json.loads(body)
     except ValueError as error:
         raise SurgeryError("the question is not JSON") from error
+    except RecursionError as error:
+        raise SurgeryError("the question is nested too deep; it is names with words") from error
 
 
 def asked(form: Any) -> dict[str, str]:

@@ -20,6 +20,7 @@ from anesurgery.mil import (
     function_of,
     is_symbolic,
     mb,
+    replace_uses,
     types,
     walk_ops,
 )
@@ -191,7 +192,7 @@ def _zero(function: Function, op: Operation, axis: int, given: Var) -> None:
     if dtype_name(x) != "fp32":
         wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{wide.name}_cast")
     kept = mb.mul(x=x, y=wide, before_op=before, name=f"{given.name}_{op.name}_masked")
-    function.replace_uses_of_var_after_op(anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
+    replace_uses(function, anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
 
 
 def _hide(function: Function, op: Operation, bias: Var) -> None:
@@ -203,4 +204,4 @@ def _hide(function: Function, op: Operation, bias: Var) -> None:
     if dtype_name(scores) != "fp32":
         wide = mb.cast(x=wide, dtype=dtype_name(scores), before_op=op, name=f"{op.name}_bias_cast")
     masked = mb.add(x=scores, y=wide, before_op=op, name=f"{op.name}_masked")
-    function.replace_uses_of_var_after_op(anchor_op=masked.op, end_op=op, old_var=scores, new_var=masked)
+    replace_uses(function, anchor_op=masked.op, end_op=op, old_var=scores, new_var=masked)

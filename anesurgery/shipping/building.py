@@ -36,7 +36,7 @@ from anesurgery.files.writing import check_place, scratch_folder, write_atomical
 from anesurgery.forking import patched
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, blocks, is_compressed, is_constexpr, mb, quiet_host
+from anesurgery.mil import Array, Program, blocks, is_compressed, is_constexpr, mb, quiet_host, replace_uses
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -605,7 +605,7 @@ def _decode(program: Program) -> None:
                 continue
             with block:
                 plain = mb.const(val=decoded(weight), name=f"{weight.name}_decoded", before_op=op)
-            block.replace_uses_of_var_after_op(op, weight, plain, force_replace=True)
+            replace_uses(block, anchor_op=op, old_var=weight, new_var=plain, force_replace=True)
 
 
 def _picked(surgery: Surgery, head: str) -> Surgery:

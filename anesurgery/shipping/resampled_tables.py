@@ -18,7 +18,7 @@ from anesurgery.checking.exactness import nearness
 from anesurgery.facts.ops_between import slice_back
 from anesurgery.frontend.resampling import Resampled
 from anesurgery.interpret.core import evaluate
-from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output, mb, next_op
+from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output, mb, next_op, replace_uses
 from anesurgery.ops import POINTWISE
 from anesurgery.shipping.shared_tables import SHARE, weights_of
 
@@ -137,7 +137,7 @@ def _compute(function: Function, name: str, table: _Table) -> str:
     if near < LEAST:
         function.remove_ops(added[::-1])
         return ""
-    function.replace_uses_of_var_after_op(anchor_op=new.op, old_var=op.outputs[0], new_var=new)
+    replace_uses(function, anchor_op=new.op, old_var=op.outputs[0], new_var=new)
     function.remove_ops([op])
     size = "bit for bit" if np.isinf(near) else f"{near:.0f} dB near the table"
     return f"{name} computes %{op.name} at each call, from the one table that all sizes store: {size}"

@@ -22,6 +22,7 @@ from anesurgery.mil import (
     is_output,
     mb,
     next_op,
+    replace_uses,
     walk_ops,
 )
 from anesurgery.ops import POINTWISE
@@ -149,5 +150,5 @@ def _slice(function: Function, op: Operation, longer: Array) -> None:
             before_op=next_op(op),
             name=f"{op.name}_rows",
         )
-    function.replace_uses_of_var_after_op(anchor_op=new.op, old_var=old, new_var=new)
+    replace_uses(function, anchor_op=new.op, old_var=old, new_var=new)
     function.remove_ops([op])

@@ -343,3 +343,100 @@ def test_what_is_nan_for_inputs_of_any_sign_is_compared_on_magnitudes(factor: fl
     found = compare(rooted(1.0), rooted(factor))
     assert found.ok == same
     assert found.psnr == np.inf if same else 15 < found.psnr < 25
+
+
+X, HALF, STATE = (types.fp32, (1, 4)), (types.fp16, (1, 4)), (types.fp16, (1, 4), "state")
+
+
+def one(body: Callable[..., Any], *inputs: tuple[Any, ...]) -> Program:
+    """A program of one function."""
+    specs = [
+        (mb.StateTensorSpec if state else mb.TensorSpec)(shape, dtype=dtype)
+        for dtype, shape, *state in inputs or [X]
+    ]
+    made: Program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(body)
+    return made
+
+
+def several(**functions: Program) -> Program:
+    """A program of several functions, each the `main` of another."""
+    program, *rest = functions.items()
+    for name, other in rest:
+        program[1].add_function(name, other.functions["main"])
+    return program[1]
+
+
+def doubled(x: Var) -> Var:
+    return mb.mul(x=x, y=np.float32(2), name="y")
+
+
+def both(x: Var, z: Var) -> Var:
+    return mb.add(x=x, y=z, name="y")
+
+
+def kept(x: Var, s: Var) -> Var:
+    return mb.add(x=mb.read_state(input=s), y=x, name="y")
+
+
+DECODE: dict[str, Callable[[], Program]] = {
+    "doubled": lambda: one(doubled),
+    "other output": lambda: one(lambda x: mb.mul(x=x, y=np.float32(2), name="z")),
+    "other shape": lambda: one(doubled, (types.fp32, (1, 8))),
+    "integers": lambda: one(lambda x: mb.cast(x=x, dtype="fp32", name="y"), (types.int32, (1, 4))),
+    "two inputs": lambda: one(both, X, X),
+    "a state": lambda: one(kept, HALF, STATE),
+    "a larger state": lambda: one(
+        lambda x, s: mb.add(x=mb.read_state(input=s), y=x, name="y"), HALF, (types.fp16, (2, 4), "state")
+    ),
+}
+CALLED: list[tuple[str, str, list[str]]] = [
+    ("doubled", "", ["the second model has no function decode"]),
+    ("", "doubled", ["only the second model has a function decode"]),
+    (
+        "doubled",
+        "other output",
+        ["output y is only in the first model", "output z is only in the second model"],
+    ),
+    ("doubled", "other shape", ["input x is 1x4 in the first model and 1x8 in the second", "output y is 1x4"]),
+    ("doubled", "integers", ["input x is 1x4 in the first model and 1x4xint32 in the second"]),
+    ("doubled", "two inputs", ["input z is only in the second model"]),
+    ("two inputs", "doubled", ["input z is only in the first model"]),
+    ("doubled", "a state", ["state s is only in the second model"]),
+    ("a state", "a larger state", ["state s is state<1x4xfp16> in the first model and state<2x4xfp16>"]),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "words"), CALLED)
+@pytest.mark.parametrize("prove", [False, True])
+def test_functions_that_are_called_differently(first: str, second: str, words: list[str], prove: bool) -> None:
+    a, b = (several(main=one(doubled), **({"decode": DECODE[n]()} if n else {})) for n in (first, second))
+    found = compare(a, b, prove=prove)
+    assert not found.ok
+    assert found.outputs_agree
+    assert found.first_divergence is None
+    written = found.to_json()
+    for part in words:
+        assert part in found.verdict
+        assert any(part in line for line in written["called_differently"])
+    assert found.proof is None or not found.proof.proved
+    assert found.proof is None or any(words[0] in line for line in found.proof.lines)
+    assert compare(a, b, function="main", prove=prove).ok
+
+
+def test_a_state_of_the_only_function_that_one_lacks() -> None:
+    given = one(lambda x: mb.add(x=mb.mul(x=x, y=np.float16(0)), y=x, name="y"), HALF)
+    assert not compare(given, one(kept, HALF, STATE)).ok
+
+
+@pytest.mark.parametrize("name", DECODE)
+def test_equal_functions_are_ok(name: str) -> None:
+    a, b = (several(main=one(doubled), decode=DECODE[name]()) for _ in range(2))
+    found = compare(a, b)
+    assert found.ok
+    assert found.called == ()
+
+
+def test_the_name_of_an_only_function_does_not_matter() -> None:
+    other = one(doubled)
+    other.functions["decode"] = other.functions.pop("main")
+    assert compare(one(doubled), other).ok

@@ -78,13 +78,13 @@ def test_the_field_moves_alike(op_type: str) -> None:
     )
     (x,) = program.functions["main"].inputs.values()
     made_by = [op for op in program.functions["main"].operations if op.op_type != "const"]
-    point = field.random(x.shape, torch.Generator().manual_seed(0))
+    primes = Algebraic(0).primes
+    point = field.random(primes, x.shape, torch.Generator().manual_seed(0))
     images = Evaluator(made_by, olds, Algebraic(0))({x: point})  # type: ignore[dict-item]
     small = Evaluator(made_by, olds)({x: torch.arange(point.numel()).reshape(tuple(x.shape)).float()})
-    exact = Evaluator(made_by, olds, Algebraic(0))(
-        {x: field.Image([torch.arange(point.numel()).reshape(tuple(x.shape))] * field.LANES)}  # type: ignore[dict-item]
-    )
-    apart = Evaluator(made_by, olds, Algebraic(0))({x: field.Image(point.lanes)})  # type: ignore[dict-item]
+    places = [torch.arange(point.numel()).reshape(tuple(x.shape))] * field.LANES
+    exact = Evaluator(made_by, olds, Algebraic(0))({x: field.Image(places, primes)})  # type: ignore[dict-item]
+    apart = Evaluator(made_by, olds, Algebraic(0))({x: field.Image(point.lanes, primes)})  # type: ignore[dict-item]
     for image, other in zip(images, apart, strict=True):
         assert isinstance(image, field.Image)
         assert isinstance(other, field.Image)
@@ -93,7 +93,7 @@ def test_the_field_moves_alike(op_type: str) -> None:
         assert isinstance(image, field.Image)
         assert image.shape == numbers.shape
         assert isinstance(again, field.Image)
-        assert torch.equal(again.lanes[0], (numbers.long() % field.P))
+        assert torch.equal(again.lanes[0], numbers.long() % primes[0])
 
 
 @pytest.mark.parametrize("op_type", MOVERS)

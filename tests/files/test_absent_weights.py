@@ -28,7 +28,7 @@ def attention() -> Program:
     @mb.program(input_specs=[mb.TensorSpec((8,), dtype=types.int32)], opset_version=ct.target.iOS16)
     def program(ids: Var) -> Any:
         x = mb.gather(x=table, indices=ids, axis=0, name="embedded")
-        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=mask, name="scores")
+        scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True, name="products"), y=mask, name="scores")
         mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="mixed")
         return mb.linear(x=mixed, weight=table, name="logits")
 

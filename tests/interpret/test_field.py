@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image
+from anesurgery.interpret.arithmetic.field import PRIMES, Image
 
 SHAPES = [(), (4,), (2, 3, 5, 7), (40_000,), (3, 2, 20_000)]
 """Some are longer than a block that stays in the cache."""
@@ -14,14 +18,14 @@ SHAPES = [(), (4,), (2, 3, 5, 7), (40_000,), (3, 2, 20_000)]
 
 def residues(shape: tuple[int, ...]) -> Image:
     """Random ones, among them the smallest and the largest in every lane."""
-    lanes = [v.clone() for v in field.random(shape, torch.Generator().manual_seed(1)).lanes]
-    for i, lane in enumerate(lanes):
-        lane.view(-1)[i : i + 2] = torch.tensor([0, field.P - 1])[: lane.view(-1)[i : i + 2].numel()]
-    return Image(lanes)
+    lanes = [v.clone() for v in field.random(PRIMES, shape, torch.Generator().manual_seed(1)).lanes]
+    for i, (lane, prime) in enumerate(zip(lanes, PRIMES, strict=True)):
+        lane.view(-1)[i : i + 2] = torch.tensor([0, prime - 1])[: lane.view(-1)[i : i + 2].numel()]
+    return Image(lanes, PRIMES)
 
 
 def named(x: Image) -> Image:
-    return Image.of(field.packed(x))
+    return Image.of(field.packed(x), PRIMES)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -34,7 +38,7 @@ def test_residues_are_found_from_names(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_negative_of_a_name_has_the_negatives_of_its_residues(shape: tuple[int, ...]) -> None:
     x = residues(shape)
-    wanted = [(field.P - v) % field.P for v in x.lanes]
+    wanted = [-v % p for v, p in zip(x.lanes, PRIMES, strict=True)]
     for made in (field.negated(named(x)), field.negated(x)):
         assert all(torch.equal(a, b) for a, b in zip(made.lanes, wanted, strict=True))
     assert field.negated(field.negated(named(x))).same(x)
@@ -57,10 +61,10 @@ def test_weighted_sums(axes: list[int]) -> None:
     chosen = sorted(a % 4 for a in axes)
     shape = [n if a in chosen else 1 for a, n in enumerate(x.shape)]
     count = torch.Size(shape).numel()
-    weights = field.positions(count, 3)
+    weights = field.positions(PRIMES, count, 3)
     wanted = [
-        (v * w.reshape(shape) % field.P).sum(axes, keepdim=True) % field.P
-        for v, w in zip(x.lanes, weights.lanes, strict=True)
+        (v * w.reshape(shape) % p).sum(axes, keepdim=True) % p
+        for v, w, p in zip(x.lanes, weights.lanes, PRIMES, strict=True)
     ]
     for made in (field.weighted(x, weights, axes), field.weighted(named(x), weights, axes)):
         assert all(torch.equal(a, b) for a, b in zip(made.lanes, wanted, strict=True))
@@ -70,9 +74,9 @@ def test_arguments_that_broadcast_are_mixed_once_and_give_the_same() -> None:
     row, x = torch.arange(3).reshape(3, 1), torch.arange(15).reshape(3, 5)
     for arguments in ((row, x), (row, row, x), (x, row), (torch.tensor(4), row, x)):
         spread = [a.expand(3, 5) for a in arguments]
-        assert field.opaque(8, *arguments).same(field.opaque(8, *spread))
-    assert not field.opaque(8, row, x).same(field.opaque(8, row + 1, x))
-    assert not field.opaque(8, row, x).same(field.opaque(9, row, x))
+        assert field.opaque(PRIMES, 8, *arguments).same(field.opaque(PRIMES, 8, *spread))
+    assert not field.opaque(PRIMES, 8, row, x).same(field.opaque(PRIMES, 8, row + 1, x))
+    assert not field.opaque(PRIMES, 8, row, x).same(field.opaque(PRIMES, 9, row, x))
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -87,3 +91,30 @@ def test_what_is_computed_of_residues_is_the_same_for_names() -> None:
     made = named(x).of_residues(lambda v: v.cumsum(1))
     assert made.same(x.of_residues(lambda v: v.cumsum(1)))
     assert not made.same(named(x).map(lambda v: v.cumsum(1))), "names do not add up"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int32])
+def test_constants_have_exact_residues(dtype: Any) -> None:
+    ends: Any = np.iinfo(dtype) if dtype is np.int32 else np.finfo(dtype)
+    edges = () if dtype is np.int32 else (ends.tiny, 3 * ends.smallest_subnormal, 0.1, 1 / 3, -0.0)
+    numbers = np.array([0, 1, -1, 7, ends.max, ends.min, *edges], dtype)
+    for prime, lane in zip(PRIMES, field.exact(PRIMES, numbers), strict=True):
+        for number, residue in zip(numbers.tolist(), lane.tolist(), strict=True):
+            over, under = number.as_integer_ratio()
+            assert over * pow(under, -1, prime) % prime == residue
+
+
+def test_primes_differ_by_lane_and_seed() -> None:
+    several = [field.drawn(seed) for seed in range(20)]
+    assert several == [field.drawn(seed) for seed in range(20)]
+    assert all(len(set(primes)) == field.LANES for primes in several)
+    assert len(set(several)) == 20
+    assert all(field.LEAST < p < 1 << 20 and pow(3, p - 1, p) == 1 for primes in several for p in primes)
+
+
+@pytest.mark.parametrize(("count", "zeros", "drawn_again"), [(1, 1, True), (1000, 1, True), (9000, 2, False)])
+def test_few_zeros_among_many_constants_are_chance(count: int, zeros: int, drawn_again: bool) -> None:
+    numbers = np.ones(count, np.float32)
+    numbers[:zeros] = PRIMES[1]
+    with pytest.raises(field.Zero) if drawn_again else nullcontext():
+        assert int((field.exact(PRIMES, numbers)[1] == 0).sum()) == zeros

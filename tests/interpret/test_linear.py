@@ -66,9 +66,9 @@ def splitmix(h: int) -> int:
 
 def test_hashes_do_not_depend_on_how_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.arange(-9, 9).reshape(3, 6)
-    whole, mixed = field.opaque(7, values.T, torch.arange(3)), field.mix(values)
+    whole, mixed = field.opaque(field.PRIMES, 7, values.T, torch.arange(3)), field.mix(values)
     assert [h % 2**64 for h in mixed.flatten().tolist()] == [splitmix(v % 2**64) for v in range(-9, 9)]
     monkeypatch.setattr(field, "CACHED", 5)
-    assert whole.same(field.opaque(7, values.T, torch.arange(3)))
+    assert whole.same(field.opaque(field.PRIMES, 7, values.T, torch.arange(3)))
     assert torch.equal(mixed, field.mix(values))
     assert values.flatten().tolist() == list(range(-9, 9)), "the argument is not written to"

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import pytest
 from decoders import Decoder, cached
+from state_programs import EDITED, NESTED, program, stream, stream_of_inputs, streaming
 
 from anesurgery.errors import UnknownName
 from anesurgery.interpret.decoding import generate
@@ -24,3 +29,29 @@ def test_refusals() -> None:
     assert_refuses(CacheAsIo(), Decoder(half=True).program(), "the model has no states")
     with pytest.raises(UnknownName, match="unknown state 'cache_1'; did you mean 'cache_0'"):
         apply_pass(CacheAsIo(states=("cache_1",)), cached())
+
+
+@pytest.mark.parametrize("body", EDITED)
+def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
+    before = program(body)
+    after, session = apply_pass(CacheAsIo(), before)
+    assert session.changes
+    assert shared_shapes(list(after.functions.values())) == {}
+    for wanted, given in zip(stream(before), stream_of_inputs(after), strict=True):
+        assert wanted.keys() == given.keys()
+        assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
+
+
+@pytest.mark.parametrize("body", NESTED)
+def test_refuses_states_inside_of_branches_and_loops(body: Callable[..., Any]) -> None:
+    assert_refuses(CacheAsIo(), program(body), "the state s is used inside a")
+
+
+@pytest.mark.parametrize("body", EDITED[:6])
+def test_functions_that_share_a_state(body: Callable[..., Any]) -> None:
+    before = program(streaming)
+    before.add_function("other", program(body).functions["main"])
+    after, _ = apply_pass(CacheAsIo(), before)
+    for name in ("main", "other"):
+        for wanted, given in zip(stream(before, name), stream_of_inputs(after, name), strict=True):
+            assert all(np.array_equal(wanted[n], given[n]) for n in wanted)

@@ -11,7 +11,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anesurgery.mil import Operation, Program, Var, constant, ct, mb, types, walk_ops
+from anesurgery.mil import Operation, Program, Var, constant, ct, mb, op_inputs, types, walk_ops
 from anesurgery.ops import BINARY, BROADCASTING
 from anesurgery.passes.explicit_broadcast import ExplicitBroadcast
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
@@ -269,3 +269,41 @@ def test_any_two_shapes(data: st.DataObject) -> None:
         assert len({len(v.shape) for v in (op.x, op.y, *op.outputs)}) == 1, to_text(after)
         if step.tile:
             assert tuple(op.x.shape) == tuple(op.y.shape) == tuple(op.outputs[0].shape)
+
+
+H = np.float16
+WIDE = (1, 2, 1, 2, 2, 4)
+"""Of more axes than an op may have, so that what an op below reads is replaced."""
+
+
+def image(x: Var) -> Var:
+    made: Var = mb.reshape(x=mb.relu(x=x), shape=[2, 4, 2, 2])
+    return made
+
+
+DEFAULTS: dict[str, Callable[[Var], Any]] = {
+    "pad": lambda x: mb.pad(x=mb.relu(x=x), pad=[0] * 10 + [1, 1]),
+    "pad of another mode": lambda x: mb.pad(x=image(x), pad=[1, 0], mode="reflect"),
+    "pad in a branch": lambda x: mb.cond(
+        pred=mb.greater(x=mb.reduce_sum(x=x), y=H(0)),
+        _true_fn=lambda: mb.pad(x=mb.relu(x=x), pad=[0] * 10 + [1, 1]),
+        _false_fn=lambda: mb.pad(x=x, pad=[0] * 10 + [1, 1]),
+    ),
+    "batch norm": lambda x: mb.batch_norm(x=image(x), mean=np.ones(4, H), variance=np.ones(4, H)),
+    "instance norm": lambda x: mb.instance_norm(x=image(x)),
+    "layer norm": lambda x: mb.layer_norm(x=image(x), axes=[-1]),
+    "norm of the length": lambda x: mb.l2_norm(x=image(x)),
+    "local response": lambda x: mb.local_response_norm(x=image(x), size=3),
+    "given": lambda x: mb.pad(x=mb.relu(x=x), pad=[0] * 10 + [1, 1], constant_val=H(2)),
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_defaults_of_another_element_type(name: str) -> None:
+    program = program_of(DEFAULTS[name], WIDE, dtype=types.fp16)
+    after, session = apply_pass(ExplicitBroadcast(), program)
+    assert session.changes
+    assert_same_numbers(program, after, rtol=1e-4)
+    for op in walk_ops(after):
+        host: Any = op
+        host.input_spec.validate_inputs(op.name, op.op_type, op_inputs(op))

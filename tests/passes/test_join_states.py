@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from decoders import Decoder
+from state_programs import EDITED, NESTED, SHAPE, stream
 
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -95,3 +97,31 @@ def late() -> Program:
         return mb.add(x=made, y=mb.read_state(input=v), name="y")
 
     return program
+
+
+def beside_another(body: Callable[..., Any]) -> Program:
+    """A program with its state, and another one."""
+    specs = [mb.TensorSpec(SHAPE, types.fp16), *(mb.StateTensorSpec(SHAPE, dtype=types.fp16) for _ in "st")]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
+    def program(x: Var, s: Var, t: Var) -> tuple[Var, ...]:
+        sums = mb.coreml_update_state(state=t, value=mb.add(x=mb.read_state(input=t), y=x))
+        outputs = body(x, s)
+        return (*(outputs if isinstance(outputs, tuple) else (outputs,)), mb.add(x=sums, y=x, name="z"))
+
+    made: Program = program
+    return made
+
+
+@pytest.mark.parametrize("body", EDITED)
+def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
+    before = beside_another(body)
+    after, session = apply_pass(JoinStates(), before)
+    assert session.changes
+    for wanted, given in zip(stream(before), stream(after), strict=True):
+        assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
+
+
+@pytest.mark.parametrize("body", NESTED)
+def test_refuses_states_inside_of_branches_and_loops(body: Callable[..., Any]) -> None:
+    assert_refuses(JoinStates(), beside_another(body), "the state s is used inside a")

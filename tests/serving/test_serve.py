@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from browser import wait_until
 from typer.testing import CliRunner
 
 from anesurgery.commands import serving_models
@@ -70,3 +80,51 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving_models, "find_spec", lambda name: None if name == "uvicorn" else name)
     with pytest.raises(SurgeryError, match=r"serve needs uvicorn: pip install 'anesurgery\[serve\]'"):
         serve()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_ends_leaves_no_models(how: signal.Signals, tmp_path: Path) -> None:
+    """At its end where it can, else at the start of the next one."""
+    with running(tmp_path) as (address, server):
+        job = json.loads(called_at(address, "POST", "/models"))["id"]
+        called_at(address, "PUT", f"/models/{job}/files/net.mlmodel", b"x")
+        assert list(tmp_path.rglob("net.mlmodel"))
+        server.send_signal(how)
+        server.wait()
+    assert (list(tmp_path.iterdir()) == []) == (how == signal.SIGTERM)
+    with running(tmp_path):
+        assert list(tmp_path.rglob("net.mlmodel")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The address that the command prints, and its process, which keeps what is sent in a folder."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = [sys.executable, "-m", "anesurgery", "serve", "--port", port]
+    own = {**os.environ, "TMPDIR": str(folder), "PYTHONUNBUFFERED": "1"}
+    server = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=own)
+    try:
+        assert server.stdout is not None
+        address = re.search(r"http\S+", server.stdout.readline())
+        assert address
+        with socket.socket() as tried:
+            wait_until(lambda: tried.connect_ex(("127.0.0.1", int(port))) == 0, "the server listens")
+        yield address[0], server
+        server.send_signal(signal.SIGTERM)
+        server.wait()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def called_at(address: str, method: str, path: str, body: bytes = b"") -> bytes:
+    """What the page answers."""
+    home, _, token = address.partition("/?")
+    asked = urllib.request.Request(f"{home}{path}?{token}", body, method=method)
+    with urllib.request.urlopen(asked) as answer:
+        content: bytes = answer.read()
+    return content

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from asgi_calls import Answer, ask
+from children import run_child
 
 pytest.importorskip("starlette", reason="pip install 'anesurgery[serve]'")
 
@@ -290,3 +294,95 @@ def test_what_is_asked_is_seen_through(question: Any, reason: str) -> None:
 def test_what_is_not_asked_for_is_left_out() -> None:
     words = {"task": "inspect", "target": "any", "recipe": "auto", "prove": "sites"}
     assert asked({"memory": "0", "target": " "}) == words
+
+
+DEEP = 4999
+QUESTIONS: dict[str, tuple[bytes, str]] = {
+    "deep lists": (b"[" * DEEP + b"]" * DEEP, "nested too deep"),
+    "deep objects": (b'{"a":' * 1500 + b"1" + b"}" * 1500, "nested too deep"),
+    "a deep answer": (b'{"task": ' + b"[" * DEEP, "nested too deep"),
+    "deep and cut off": (b"[" * 9999, "nested too deep"),
+    "no JSON": (b"{task}", "not JSON"),
+    "half a character": (b'{"recipe": "\\ud800"}', r"unknown recipe '\ud800'"),
+    "a long number": (b'{"task": ' + b"9" * 5000 + b"}", "not JSON"),
+    "no text": (b"\xff\xfe", "not JSON"),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_that_is_none_is_refused_in_words(name: str) -> None:
+    question, reason = QUESTIONS[name]
+
+    async def visitor(call: Call, _: Jobs) -> None:
+        address = await sent(call)
+        answer = await call("POST", f"{address}/work", question)
+        assert answer.status == 400, answer.body
+        assert reason in answer.json["error"]
+        assert (await worked(call, address))["state"] == "ready"
+
+    visit(visitor)
+
+
+def left(folder: Path) -> Path:
+    """What a server that was killed leaves in a folder for temporary files."""
+    script = (
+        "import os; from anesurgery.serving.jobs import Jobs; from anesurgery.serving.limits import Limits\n"
+        "jobs = Jobs(Limits())\n"
+        "with jobs.opened():\n"
+        "    job = jobs.add(); (job.folder / 'upload/net.mlmodel').write_bytes(b'x')\n"
+        "    os.kill(os.getpid(), 9)\n"
+    )
+    run_child([sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(folder)})
+    (there,) = folder.iterdir()
+    assert [p.name for p in there.rglob("net.mlmodel")]
+    return there
+
+
+def test_what_a_killed_server_left_goes_at_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left(tmp_path)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def visitor(call: Call, jobs: Jobs) -> None:
+        assert list(tmp_path.iterdir()) == [jobs.folder.parent]
+
+    visit(visitor)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.filterwarnings("ignore:.*is named like what a save leaves")
+@pytest.mark.parametrize("change", ["renamed", "copied", "another name", "no journal", "something else in it"])
+def test_what_is_not_certainly_ours_stays(change: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = left(tmp_path)
+    foreign = tmp_path / f".anesurgery-{'a' * 32}"
+    if change == "renamed":
+        there.rename(foreign)
+    elif change == "copied":
+        shutil.copytree(there, foreign)
+    elif change == "another name":
+        foreign = there.rename(tmp_path / "anesurgery-serve-1")
+    elif change == "no journal":
+        (there / "journal").unlink()
+        foreign = there
+    else:
+        (there / "mine").write_text("x")
+        foreign = there
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def visitor(call: Call, jobs: Jobs) -> None:
+        assert list(foreign.rglob("net.mlmodel"))
+
+    visit(visitor)
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_servers_that_live_keep_their_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    async def visitor(call: Call, jobs: Jobs) -> None:
+        await sent(call)
+        with Jobs(LIMITS).opened():
+            assert list(jobs.folder.rglob("net.mlmodel"))
+
+    visit(visitor)

@@ -65,7 +65,7 @@ class Bitwise(Symbolic):
         """Constants by their value: one hash for each magnitude, so that -c is the negative of c."""
         array = np.asarray(value)
         if array.dtype.kind in "iub":
-            image = opaque(key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+            image = opaque(self.primes, key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
             self.whole.know(image, array)
         else:
             image = float_names.of(array)
@@ -87,7 +87,7 @@ class Bitwise(Symbolic):
 
     def places(self, count: int) -> Image:
         """A factor for each place in a sum."""
-        return field.positions(count, key(self.seed, "term"))
+        return field.positions(self.primes, count, key(self.seed, "term"))
 
     def factors(self, x: Image, axes: Sequence[int]) -> Image:
         """One element for all those along some axes, in their order; the axes keep the length 1.
@@ -158,7 +158,7 @@ def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
 
 def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:
     """A random function of two operands that commute; negative where told."""
-    image = field.commuting(key(a.seed, name), packed(x), packed(y), turned)
+    image = field.commuting(a.primes, key(a.seed, name), packed(x), packed(y), turned)
     a.evaluations += image.numel()
     return image
 
@@ -257,10 +257,10 @@ def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **ho
         apart = image.map(lambda v: v.reshape(v.shape[0], groups, terms, *v.shape[2:]))
         windows = a.factors(apart, [2])
     else:
-        lanes = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
+        padded = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
         kernel = a.places(terms).map(lambda v: v.reshape(1, -1, *sizes).expand(groups, -1, *sizes))
         how = {**how, "pad_type": "valid", "pad": None}
-        windows = field.bilinear(Image(lanes), kernel, lambda v, u: conv(v, u, **how), terms)
+        windows = field.bilinear(image.with_lanes(padded), kernel, lambda v, u: conv(v, u, **how), terms)
         windows = windows.map(lambda v: v.unsqueeze(2))
     rows = a.rows(weight).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
     sums = a.contracted(op, windows, rows)

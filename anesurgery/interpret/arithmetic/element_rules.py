@@ -71,7 +71,9 @@ def _real_div(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:
         return a.uninterpreted(op, {"x": x, "y": y})
     quotient = divide(a.image(x), a.image(y))
     constant = not isinstance(y, Image)
-    return Image(quotient.lanes, a.image(x).degree, a.image(x).fraction) if constant else quotient
+    if not constant:
+        return quotient
+    return Image(quotient.lanes, a.primes, a.image(x).degree, a.image(x).fraction)
 
 
 def _pow(a: Algebraic, op: Operation, x: Any, y: Any) -> Image:

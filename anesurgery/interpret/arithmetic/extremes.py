@@ -23,8 +23,7 @@ def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
     """Two operands along a new last axis."""
     first, second = a.image(x), a.image(y)
     shape = np.broadcast_shapes(first.shape, second.shape)
-    pairs = zip(first.lanes, second.lanes, strict=True)
-    return Image([torch.stack([v.expand(shape), w.expand(shape)], -1) for v, w in pairs])
+    return field.together([first, second], lambda each: torch.stack([v.expand(shape) for v in each], -1))
 
 
 def _maximum(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
@@ -94,13 +93,16 @@ def _windows_of(image: Image, ceil_mode: Any, how: dict[str, Any]) -> Windows:
 
 def _spread(image: Image, w: Windows, pads: list[tuple[int, int]], outside: Image) -> Image:
     """The elements of each window along a new last axis."""
-    lanes = []
-    for lane, value in zip(image.lanes, outside.lanes, strict=False):
-        lane = pad_axes(lane, pads, float(value.reshape(-1)[0]))
-        for axis, (width, step) in enumerate(zip(w.kernel, w.strides, strict=True)):
-            lane = lane.unfold(2 + axis, width, step)
-        lanes.append(lane.reshape(*lane.shape[: image.ndim], -1))
-    return Image(lanes)
+    values = (float(v.reshape(-1)[0]) for v in outside.lanes)
+    return image.with_lanes([_unfolded(lane, w, pads, v) for lane, v in zip(image.lanes, values, strict=True)])
+
+
+def _unfolded(lane: torch.Tensor, w: Windows, pads: list[tuple[int, int]], outside: float) -> torch.Tensor:
+    """The numbers of each window along a new last axis."""
+    rank, lane = lane.ndim, pad_axes(lane, pads, outside)
+    for axis, (width, step) in enumerate(zip(w.kernel, w.strides, strict=True)):
+        lane = lane.unfold(2 + axis, width, step)
+    return lane.reshape(*lane.shape[:rank], -1)
 
 
 def _avg_pool(

@@ -1,11 +1,15 @@
-"""Numbers of a prime field, three independent ones for each element, and random functions of them.
+"""Numbers of three prime fields, an independent one of each for each element, and random functions of them.
 
-The prime lies below 2^20, so that a sum of 8192 products stays below 2^53: products of matrices are those of
-float64, and the three residues of an element fit into one number of 64 bits, which is its name.
+The primes lie just below 2^20, so that a sum of 8192 products stays below 2^53: products of matrices are those
+of float64, and the three residues of an element fit into one number of 64 bits, which is its name.
+
+The lanes have different primes, so that no constant is 0 in all of them, and no two constants of about one size
+are equal: the product of the primes is above 2^59, and a float is an integer below 2^53 times a power of two.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import math
@@ -21,21 +25,32 @@ from anesurgery.interpret.table import Unsupported
 
 Tensor = torch.Tensor
 
-P = 1_048_573
-"""The largest prime below 2^20."""
+Primes = tuple[int, ...]
+"""The prime of each lane."""
+PRIMES: Primes = (1_048_573, 1_048_571, 1_048_559)
+"""The largest primes below 2^20, in which hashes are written."""
+LEAST = (1 << 20) - (1 << 14)
+"""No prime is smaller. A choice: 1,180 primes lie between this and 2^20, and a bound on errors that counts with
+the least of them is 5 % larger."""
 LANES = 3
 """Residues of an element, each computed at a point of its own: three of 20 bits make a wrong proof as unlikely
 as 60 bits do."""
 LONGEST = 8192
 """Products that may be added up in float64 without rounding."""
-HALF = (P + 1) // 2
 PIECE = 21
 """Bits of a hash of 64 that make one residue, and of a name that hold one: a bit more than it has."""
 LOW = (1 << PIECE) - 1
+SCARCE = 1 << 10
+"""One in so many constants of a tensor may be 0 in a lane, none of fewer: by chance, a prime divides one number
+of fp32 in 2^20."""
 ONES = sum(1 << (PIECE * lane) for lane in range(LANES))
 """The name whose residues are 1."""
 CACHED = 1 << 15
 """Elements that are scrambled at a time: they stay in the cache of a core."""
+FEW = 1 << 11
+"""Numbers of which torch takes the remainders as fast as numpy divides them."""
+SINGLE = 1 << 5
+"""Numbers that are inverted one by one as fast as all together."""
 GOLDEN, FIRST, SECOND = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 """The odd constants of splitmix64."""
 Words = npt.NDArray[np.uint64]
@@ -52,20 +67,26 @@ class Image:
     memory; each is found from the other.
     """
 
-    __slots__ = ("_lanes", "degree", "fraction", "names")
+    __slots__ = ("_lanes", "degree", "fraction", "names", "primes")
 
     def __init__(
-        self, lanes: Sequence[Tensor], degree: float = 1, fraction: bool = False, *, names: Tensor | None = None
+        self,
+        lanes: Sequence[Tensor],
+        primes: Primes,
+        degree: float = 1,
+        fraction: bool = False,
+        *,
+        names: Tensor | None = None,
     ) -> None:
-        self._lanes = list(lanes)
+        self._lanes, self.primes = list(lanes), primes
         self.names = names
         """The elements as one number each; None where it holds lanes."""
         self.degree, self.fraction = degree, fraction
 
     @classmethod
-    def of(cls, names: Tensor, degree: float = 1, fraction: bool = False) -> Image:
+    def of(cls, names: Tensor, primes: Primes, degree: float = 1, fraction: bool = False) -> Image:
         """The elements that have these names."""
-        return cls((), degree, fraction, names=names)
+        return cls((), primes, degree, fraction, names=names)
 
     @property
     def lanes(self) -> list[Tensor]:
@@ -92,20 +113,34 @@ class Image:
     def map(self, function: Callable[[Tensor], Tensor]) -> Image:
         """Elements moved in all lanes alike; what computes with them is for `of_residues`."""
         if self.names is not None:
-            return Image.of(function(self.names), self.degree, self.fraction)
-        return Image([function(lane) for lane in self._lanes], self.degree, self.fraction)
+            return Image.of(function(self.names), self.primes, self.degree, self.fraction)
+        return self.with_lanes([function(lane) for lane in self._lanes])
+
+    def with_lanes(self, lanes: Sequence[Tensor]) -> Image:
+        """Other residues below the same primes."""
+        return Image(lanes, self.primes, self.degree, self.fraction)
 
     def of_residues(self, function: Callable[[Tensor], Tensor]) -> Image:
         """What a function computes of the residues of each lane."""
-        return Image([function(lane) % P for lane in self.lanes], self.degree, self.fraction)
+        return self.with_lanes([below(p, function(x)) for x, p in zip(self.lanes, self.primes, strict=True)])
 
     def same(self, other: Image) -> bool:
         """Is every element the same in every lane?"""
-        if self.shape != other.shape:
+        if self.shape != other.shape or self.primes != other.primes:
             return False
         if self.names is not None and other.names is not None:
             return torch.equal(self.names, other.names)
         return all(torch.equal(a, b) for a, b in zip(self.lanes, other.lanes, strict=True))
+
+
+def below(p: int, numbers: Tensor) -> Tensor:
+    """The remainders; numpy divides many numbers by one in the processor's vectors, which have no remainder."""
+    if numbers.numel() < FEW:
+        return numbers % p
+    array = numbers.numpy()
+    multiples = np.asarray(array // p)
+    multiples *= p
+    return torch.from_numpy(np.subtract(array, multiples, out=multiples))
 
 
 def _lane(names: Tensor, lane: int) -> Tensor:
@@ -116,11 +151,31 @@ def _lane(names: Tensor, lane: int) -> Tensor:
 def together(images: Sequence[Image], function: Callable[[list[Tensor]], Tensor]) -> Image:
     """Elements of several tensors, moved in all lanes alike."""
     degree, fraction = max(x.degree for x in images), any(x.fraction for x in images)
+    primes = common(*images)
     if any(x.names is not None for x in images):
-        return Image.of(function([packed(x) for x in images]), degree, fraction)
-    return Image(
-        [function(list(lanes)) for lanes in zip(*(x.lanes for x in images), strict=True)], degree, fraction
-    )
+        return Image.of(function([packed(x) for x in images]), primes, degree, fraction)
+    lanes = [function(list(lanes)) for lanes in zip(*(x.lanes for x in images), strict=True)]
+    return Image(lanes, primes, degree, fraction)
+
+
+def common(*images: Image) -> Primes:
+    """The primes of several tensors, which must be the same."""
+    first = images[0].primes
+    assert all(x.primes == first for x in images), "residues below different primes"
+    return first
+
+
+@functools.cache
+def _candidates() -> npt.NDArray[np.int64]:
+    """The primes from `LEAST` to 2^20."""
+    odd = np.arange(LEAST + 1, 1 << 20, 2)
+    return odd[np.all([odd % k != 0 for k in range(3, 1 << 10, 2)], axis=0)]
+
+
+def drawn(seed: int) -> Primes:
+    """A prime for each lane, no two of them the same."""
+    rng = np.random.default_rng(key(seed, "primes") % 2**62)
+    return tuple(rng.choice(_candidates(), LANES, replace=False).tolist())
 
 
 def key(*parts: Any) -> int:
@@ -174,7 +229,7 @@ def packed(x: Image) -> Tensor:
     return names
 
 
-def opaque(name: int, *arguments: Tensor) -> Image:
+def opaque(primes: Primes, name: int, *arguments: Tensor) -> Image:
     """A random function of packed arguments: different ones give unrelated results.
 
     The first arguments are mixed once for all the elements that they broadcast to.
@@ -185,10 +240,10 @@ def opaque(name: int, *arguments: Tensor) -> Image:
         first = rest.pop(0)
         before = mix((before ^ first).add_(int(GOLDEN.view(np.int64))))
     spread = [a.expand(shape) for a in rest]
-    return _function(before, shape, lambda at: [_words(a[at]) for a in spread])
+    return _function(primes, before, shape, lambda at: [_words(a[at]) for a in spread])
 
 
-def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
+def commuting(primes: Primes, name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> Image:
     """A random function of two packed arguments that may change places; negative where told."""
     shape = np.broadcast_shapes(x.shape, y.shape)
     a, b = x.expand(shape), y.expand(shape)
@@ -198,10 +253,11 @@ def commuting(name: int, x: Tensor, y: Tensor, turned: Tensor | None = None) -> 
         v, w = _words(a[at]), _words(b[at])
         return [np.minimum(v, w), np.maximum(v, w)]
 
-    return _function(torch.tensor(name, dtype=torch.int64), shape, ordered, turned)
+    return _function(primes, torch.tensor(name, dtype=torch.int64), shape, ordered, turned)
 
 
 def _function(
+    primes: Primes,
     before: Tensor,
     shape: tuple[int, ...],
     arguments: Callable[[Any], list[Words]],
@@ -215,84 +271,105 @@ def _function(
         for argument in arguments(at):
             np.add(np.bitwise_xor(h, argument, out=h), GOLDEN, out=h)
             _mix(h, scratch)
-        _name(h, scratch, image)
+        _name(primes, h, scratch, image)
         if turned is not None:
-            _turn(image, turned[at].numpy(), scratch)
-    return Image.of(names)
+            _turn(primes, image, turned[at].numpy(), scratch)
+    return Image.of(names, primes)
 
 
-def _name(h: Words, scratch: Words, name: Words) -> None:
+def _name(primes: Primes, h: Words, scratch: Words, name: Words) -> None:
     """A name from the pieces of each hash, every one scaled to a residue."""
-    for lane in range(LANES):
+    for lane, prime in enumerate(primes):
         np.right_shift(h, np.uint64(PIECE * lane), out=scratch)
-        np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(P), out=scratch)
+        np.multiply(np.bitwise_and(scratch, np.uint64(LOW), out=scratch), np.uint64(prime), out=scratch)
         np.right_shift(scratch, np.uint64(PIECE), out=scratch if lane else name)
         if lane:
             np.bitwise_or(name, np.left_shift(scratch, np.uint64(PIECE * lane), out=scratch), out=name)
 
 
-def _turn(names: Words, turned: npt.NDArray[np.bool_], scratch: Words) -> None:
+def _turn(primes: Primes, names: Words, turned: npt.NDArray[np.bool_], scratch: Words) -> None:
     """Make names those of the negatives where told."""
-    np.copyto(names, _negative(names, scratch), where=turned)
+    np.copyto(names, _negative(primes, names, scratch), where=turned)
 
 
-def _negative(names: Words, scratch: Words) -> Words:
-    """The names of the negatives: P minus each residue, and 0 for 0.
+def _negative(primes: Primes, names: Words, scratch: Words) -> Words:
+    """The names of the negatives: the prime minus each residue, and 0 for 0.
 
-    P plus what it lacks to 2^20 sets the bit that no residue has.
+    The prime plus what it lacks to 2^20 sets the bit that no residue has.
     """
-    negatives = np.subtract(np.uint64(P * ONES), names)
-    np.add(negatives, np.uint64(((1 << (PIECE - 1)) - P) * ONES), out=scratch)
+    whole, lacks = _as_name(primes), _as_name([(1 << (PIECE - 1)) - p for p in primes])
+    negatives = np.subtract(whole, names)
+    np.add(negatives, lacks, out=scratch)
     np.bitwise_and(np.right_shift(scratch, np.uint64(PIECE - 1), out=scratch), np.uint64(ONES), out=scratch)
-    negatives -= np.multiply(scratch, np.uint64(P), out=scratch)
+    np.multiply(scratch, np.uint64(LOW), out=scratch)  # all bits of a lane in place of its first
+    negatives -= np.bitwise_and(scratch, whole, out=scratch)
     return negatives
 
 
-def positions(count: int, name: int) -> Image:
+def _as_name(residues: Sequence[int]) -> np.uint64:
+    """The name that has these residues."""
+    return np.uint64(sum(r << (PIECE * lane) for lane, r in enumerate(residues)))
+
+
+def positions(primes: Primes, count: int, name: int) -> Image:
     """A random factor for each place of a list."""
-    return opaque(key("place", name), torch.arange(count))
+    return opaque(primes, key("place", name), torch.arange(count))
 
 
-def random(shape: Sequence[int], generator: torch.Generator) -> Image:
+def random(primes: Primes, shape: Sequence[int], generator: torch.Generator) -> Image:
     """A random point for each element."""
-    names = torch.randint(0, P, tuple(shape), generator=generator)
+    names = torch.randint(0, primes[0], tuple(shape), generator=generator)
     for lane in range(1, LANES):
-        names |= torch.randint(0, P, tuple(shape), generator=generator).bitwise_left_shift_(PIECE * lane)
-    return Image.of(names)
+        names |= torch.randint(0, primes[lane], tuple(shape), generator=generator).bitwise_left_shift_(
+            PIECE * lane
+        )
+    return Image.of(names, primes)
 
 
-def exact(value: Any) -> Tensor:
+def exact(primes: Primes, value: Any) -> list[Tensor]:
     """The residues of finite numbers: a float is m * 2^e, an integer itself.
 
     Raises:
         Unsupported: one is not finite.
+        Zero: more of them are 0 in a lane, without being 0, than chance explains; draw other primes.
     """
     array = np.asarray(value)
     if array.dtype.kind in "iub":
-        return torch.from_numpy(np.asarray(array.astype(np.int64) % P))
-    array = array.astype(np.float64)
-    if not np.isfinite(array).all():
+        whole, powers = array.astype(np.int64), range(1)
+        place: Any = 0
+    elif not np.isfinite(array).all():
         raise Unsupported("arithmetic with a constant that is not finite")
-    m, e = np.frexp(array)
-    whole = (m * 2.0**53).astype(np.int64) % P
-    low = int(e.min(initial=0))
-    powers = np.array([pow(2, k, P) for k in range(low - 53, int(e.max(initial=0)) - 52)], np.int64)
-    return torch.from_numpy(np.asarray(whole * powers[e - low] % P))
+    else:
+        digits, (m, e) = np.finfo(array.dtype).nmant + 1, np.frexp(array)
+        whole, low = np.ldexp(m, digits).astype(np.int64), int(e.min(initial=0))
+        powers, place = range(low - digits, int(e.max(initial=0)) - digits + 1), e - low
+    few = array.size - np.count_nonzero(array) + array.size // SCARCE
+    lanes = []
+    for p in primes:
+        table = np.array([pow(2, k, p) for k in powers], np.int64)
+        small = whole if array.dtype.itemsize <= 4 else whole % p
+        lane = below(p, torch.from_numpy(np.asarray(small * table.take(place))))
+        if array.size - np.count_nonzero(lane.numpy()) > few:
+            raise Zero("a constant is 0 in a lane")
+        lanes.append(lane)
+    return lanes
 
 
-def inverse(x: Tensor) -> Tensor:
-    """1 / x.
+def inverse(x: Tensor, p: int) -> Tensor:
+    """1 / x below a prime.
 
     Raises:
         Zero: an element is 0; draw another point.
     """
     if bool((x == 0).any()):
         raise Zero("an element is 0")
-    result, power, k = torch.ones_like(x), x, P - 2
+    if x.numel() < SINGLE:
+        return torch.tensor([pow(v, -1, p) for v in x.reshape(-1).tolist()], dtype=torch.int64).reshape(x.shape)
+    result, power, k = torch.ones_like(x), x, p - 2
     while k:
         if k & 1:
-            result = result * power % P
-        power, k = power * power % P, k >> 1
+            result = below(p, result * power)
+        power, k = below(p, power * power), k >> 1
     return result
 
 
@@ -300,12 +377,12 @@ def negated(x: Image) -> Image:
     """-x."""
     if x.names is not None:
         return with_sign(x, torch.ones((), dtype=torch.bool))
-    return Image([(P - lane) % P for lane in x.lanes], x.degree, x.fraction)
+    return x.of_residues(torch.neg)
 
 
 def signed(x: Image) -> tuple[Image, Tensor]:
     """One of x and -x, the same for both, and where it is -x."""
-    turned = (x.lanes[0] if x.names is None else _lane(x.names, 0)) >= HALF
+    turned = (x.lanes[0] if x.names is None else _lane(x.names, 0)) > x.primes[0] // 2
     return with_sign(x, turned), turned
 
 
@@ -315,8 +392,8 @@ def with_sign(x: Image, turned: Tensor) -> Image:
     spread, olds, names = turned.expand(shape), packed(x).expand(shape), torch.empty(shape, dtype=torch.int64)
     for at in blocks(shape):
         signed = _words(names[at].copy_(olds[at]))
-        _turn(signed, spread[at].numpy(), np.empty_like(signed))
-    return Image.of(names, x.degree, x.fraction)
+        _turn(x.primes, signed, spread[at].numpy(), np.empty_like(signed))
+    return Image.of(names, x.primes, x.degree, x.fraction)
 
 
 def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
@@ -332,13 +409,15 @@ def weighted(x: Image, weights: Image, axes: Sequence[int]) -> Image:
         part = rows.map(lambda v, at=at: v[at : at + step])  # type: ignore[misc]
         for v, w, total in zip(part.lanes, factors, sums, strict=True):
             torch.mv(v, w, out=total[at : at + step])
-    return Image([v.reshape(kept) for v in sums.remainder_(P)], x.degree, x.fraction)
+    lanes = [v.remainder_(p).reshape(kept) for v, p in zip(sums, common(x, weights), strict=True)]
+    return x.with_lanes(lanes)
 
 
 def pairwise(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], degree: float) -> Image:
     """A function of two residues in each lane, which broadcast."""
-    lanes = [function(a, b) % P for a, b in zip(x.lanes, y.lanes, strict=True)]
-    return Image(lanes, degree, x.fraction or y.fraction)
+    primes = common(x, y)
+    lanes = [below(p, function(a, b)) for a, b, p in zip(x.lanes, y.lanes, primes, strict=True)]
+    return Image(lanes, primes, degree, x.fraction or y.fraction)
 
 
 def add(x: Image, y: Image) -> Image:
@@ -354,28 +433,31 @@ def multiply(x: Image, y: Image) -> Image:
 
 def divide(x: Image, y: Image) -> Image:
     """X / y."""
-    lanes = [a * inverse(b) % P for a, b in zip(x.lanes, y.lanes, strict=True)]
-    return Image(lanes, x.degree + y.degree, True)
+    inverses = [inverse(lane, p) for lane, p in zip(y.lanes, y.primes, strict=True)]
+    quotient = multiply(x, y.with_lanes(inverses))
+    quotient.fraction = True
+    return quotient
 
 
 def summed(x: Image, axes: Sequence[int], keep: bool) -> Image:
     """The sum over some axes."""
     axes = list(axes)
     count = math.prod(x.shape[a] for a in axes)
-    degree = x.degree * (count if x.fraction else 1)
-    return Image([v.sum(axes, keepdim=keep) % P if axes else v for v in x.lanes], degree, x.fraction)
+    sums = x.of_residues(lambda v: v.sum(axes, keepdim=keep)) if axes else x.with_lanes(x.lanes)
+    sums.degree *= count if x.fraction else 1
+    return sums
 
 
 def bilinear(x: Image, y: Image, function: Callable[[Tensor, Tensor], Tensor], terms: int) -> Image:
     """A sum of products in float64; `terms` is how many are added up for one element, at most `LONGEST`."""
     if terms > LONGEST:
         raise Unsupported(f"a sum of {terms} products")
-    fraction = x.fraction or y.fraction
-    degree = (x.degree + y.degree) * (terms if fraction else 1)
-    lanes = [
-        function(a.double(), b.double()).to(torch.int64) % P for a, b in zip(x.lanes, y.lanes, strict=True)
-    ]
-    return Image(lanes, degree, fraction)
+    times = terms if x.fraction or y.fraction else 1
+
+    def sums(a: Tensor, b: Tensor) -> Tensor:
+        return function(a.double(), b.double()).to(torch.int64)
+
+    return pairwise(x, y, sums, (x.degree + y.degree) * times)
 
 
 def product(x: Image, y: Image) -> Image:

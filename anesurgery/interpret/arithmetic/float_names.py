@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image, key, opaque
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque
 from anesurgery.mil import Array
 
 HALVES = 1 << 16
@@ -28,7 +28,7 @@ def of(array: Array) -> Image:
             return _halves().map(lambda v: v.index_select(0, at).reshape(numbers.shape))
     wide = torch.from_numpy(np.array(array, np.float64))
     turned = torch.signbit(wide)
-    image = opaque(key("float"), wide.abs_().view(torch.int64))
+    image = opaque(PRIMES, key("float"), wide.abs_().view(torch.int64))
     return field.with_sign(image, turned) if bool(turned.any()) else image
 
 
@@ -51,9 +51,10 @@ def sums(flat: torch.Tensor, places: Image) -> Image | None:
         return None
     return Image(
         [
-            torch.mv(names.index_select(0, at).view(-1, terms), factors.double()).long() % field.P
-            for names, factors in zip(_halves_in_float64(), places.lanes, strict=True)
-        ]
+            torch.mv(names.index_select(0, at).view(-1, terms), factors.double()).long() % prime
+            for names, factors, prime in zip(_halves_in_float64(), places.lanes, PRIMES, strict=True)
+        ],
+        PRIMES,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import Image, P, key
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, key
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor
@@ -139,15 +139,15 @@ class Lattice:
 
     def _named(self, sets: Sets) -> Image:
         """The name of a set: its one member if nothing bounds it, or a hash of members and bounds."""
-        hashed = field.opaque(key(self.seed, "member"), sets.members)
+        hashed = field.opaque(PRIMES, key(self.seed, "member"), sets.members)
         there = sets.members != NOBODY
-        total = Image([torch.where(there, v, 0).sum(1) % P for v in hashed.lanes])
+        total = hashed.of_residues(lambda v: torch.where(there, v, 0).sum(1))
         bounded = field.opaque(
-            key(self.seed, "extreme"), field.packed(total), _bits(sets.low), _bits(sets.high)
+            PRIMES, key(self.seed, "extreme"), field.packed(total), _bits(sets.low), _bits(sets.high)
         )
         free = (there.sum(1) == 1) & (sets.low == -math.inf) & (sets.high == math.inf)
         first = _unpacked(sets.members[:, 0])
-        return Image([torch.where(free, v, w) for v, w in zip(first.lanes, bounded.lanes, strict=True)])
+        return field.together([first, bounded], lambda each: torch.where(free, each[0], each[1]))
 
     def _remember(self, names: Image, sets: Sets) -> None:
         packed, first = map(torch.from_numpy, np.unique(field.packed(names).numpy(), return_index=True))
@@ -208,7 +208,7 @@ def _unique(members: Tensor) -> Tensor:
 
 def _unpacked(names: Tensor) -> Image:
     """The residues of names that are one number each."""
-    return Image.of(names)
+    return Image.of(names, PRIMES)
 
 
 def _negative(names: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed
+from anesurgery.interpret.arithmetic.field import Image, key, mix, opaque, packed, together
 from anesurgery.interpret.arithmetic.symbolic import Rule, Symbolic
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, static_shape
@@ -43,7 +43,7 @@ def _hash(a: Symbolic, op: Operation, *read: Any) -> Tensor:
 
 def _unknown_list(a: Symbolic, op: Operation, *read: Any) -> Image:
     """A list that depends on a dynamic place, as one hash."""
-    return opaque(key("list"), _hash(a, op, *read))
+    return opaque(a.primes, key("list"), _hash(a, op, *read))
 
 
 def _unknown(a: Symbolic, op: Operation, *read: Any) -> Image:
@@ -51,7 +51,8 @@ def _unknown(a: Symbolic, op: Operation, *read: Any) -> Image:
     shape = static_shape(op.outputs[0])
     if shape is None:
         raise Unsupported(f"{op.op_type} with a dynamic shape")
-    image = opaque(key("element"), _hash(a, op, *read), torch.arange(math.prod(shape)).reshape(shape))
+    places = torch.arange(math.prod(shape)).reshape(shape)
+    image = opaque(a.primes, key("element"), _hash(a, op, *read), places)
     a.evaluations += image.numel()
     return image
 
@@ -90,9 +91,7 @@ def _gather(a: Symbolic, op: Operation, ls: Any, indices: Any) -> Image:
     if isinstance(ls, Image) or isinstance(indices, Image):
         return _unknown(a, op, ls, indices)
     every = _elements(a, ls)
-    rows = [every[i] for i in ints(indices)]
-    lanes = [torch.stack(parts) for parts in zip(*(row.lanes for row in rows), strict=True)]
-    return Image(lanes, max(row.degree for row in rows), any(row.fraction for row in rows))
+    return together([every[i] for i in ints(indices)], torch.stack)
 
 
 def _length(a: Symbolic, op: Operation, ls: Any) -> Any:

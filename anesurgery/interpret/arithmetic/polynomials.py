@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.field import HALF, Image, P, add, divide, multiply, negated
+from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
 
 
@@ -22,6 +22,7 @@ class Algebraic(Symbolic):
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
         super().__init__(seed, largest)
+        self.primes = field.drawn(seed)
         self._whole: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
         """Names of integers that were rounded, sorted, and the integers."""
 
@@ -32,7 +33,7 @@ class Algebraic(Symbolic):
 
     def lift(self, value: Any) -> Image:
         """Numbers are themselves."""
-        return Image([field.exact(value)] * field.LANES, 0)
+        return Image(field.exact(self.primes, value), self.primes, 0)
 
     def rounded(self, dtype: str, x: Image) -> Image:
         """Integers as floats that may not hold them."""
@@ -49,7 +50,7 @@ class Algebraic(Symbolic):
         for rounded, lanes in self._whole:
             at = torch.searchsorted(rounded, names.reshape(-1)).clamp(max=len(rounded) - 1).reshape(names.shape)
             if torch.equal(rounded[at], names):
-                return Image([v[at] for v in lanes], x.degree)
+                return Image([v[at] for v in lanes], x.primes, x.degree)
         return x
 
     def even(self, name: Any, x: Image) -> Image:
@@ -79,15 +80,15 @@ class Algebraic(Symbolic):
 
     def larger(self, x: Any, y: Any) -> Image:
         """(x + y + |x - y|) / 2."""
-        return self.scaled(add(self.plus(x, y), self.even("abs", self.minus(x, y))), HALF)
+        return self.shared(add(self.plus(x, y), self.even("abs", self.minus(x, y))), 2)
 
     def smaller(self, x: Any, y: Any) -> Image:
         """(x + y - |x - y|) / 2."""
-        return self.scaled(add(self.plus(x, y), negated(self.even("abs", self.minus(x, y)))), HALF)
+        return self.shared(add(self.plus(x, y), negated(self.even("abs", self.minus(x, y)))), 2)
 
-    def scaled(self, x: Image, factor: int) -> Image:
-        """X times a number of the field."""
-        return x.of_residues(lambda v: v * factor)
+    def shared(self, x: Image, counts: Any) -> Image:
+        """X / counts, which are whole numbers above 0."""
+        return Image(divide(x, self.lift(counts)).lanes, x.primes, x.degree, x.fraction)
 
     def root(self, x: Image) -> Image:
         """The square root, a random function."""
@@ -96,7 +97,7 @@ class Algebraic(Symbolic):
     def mean(self, x: Image, axes: list[int]) -> Image:
         """The mean over some axes, which stay."""
         count = math.prod(x.shape[a] for a in axes)
-        return self.scaled(field.summed(x, axes, True), pow(count, P - 2, P))
+        return self.shared(field.summed(x, axes, True), count)
 
     def normalized(self, x: Image, axes: list[int], epsilon: float) -> Image:
         """Zero mean and unit variance over some axes."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from anesurgery.interpret.arithmetic.field import Image, add, multiply, product
+from anesurgery.interpret.arithmetic.field import Image, add, multiply, product, together
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.recurrent import BACKWARD
@@ -128,8 +128,7 @@ def _bias(of: _Op, suffix: str) -> Image | None:
 
 
 def _joined(parts: Sequence[Image], axis: int = -1) -> Image:
-    lanes = [torch.cat(each, axis) for each in zip(*(p.lanes for p in parts), strict=True)]
-    return Image(lanes, max(p.degree for p in parts), any(p.fraction for p in parts))
+    return together(parts, lambda each: torch.cat(each, axis))
 
 
 def _walk(of: _Op, x: Image, suffix: str, states: States, back: bool) -> tuple[list[Image], States]:

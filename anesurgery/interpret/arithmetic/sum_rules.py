@@ -11,7 +11,7 @@ import torch
 
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.element_rules import absolute
-from anesurgery.interpret.arithmetic.field import Image, P, add, divide, multiply, negated, product
+from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated, product
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
@@ -118,7 +118,8 @@ def _softmax(a: Algebraic, op: Operation, x: Any, axis: int = -1) -> Image:
 def _cumsum(a: Algebraic, op: Operation, **arguments: Any) -> Image:
     x = a.image(arguments.pop("x"))
     sums = x.of_residues(lambda v: TABLE["cumsum"].function(x=v, **arguments))
-    return Image(sums.lanes, x.degree * (x.numel() if x.fraction else 1), x.fraction)
+    sums.degree *= x.numel() if x.fraction else 1
+    return sums
 
 
 def _layer_norm(
@@ -189,8 +190,7 @@ def _attention(a: Algebraic, op: Operation, query: Any, key: Any, value: Any, at
 def _avg_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
     """Means are sums over counts."""
     total, counts = _window_sums(a.image(x), op, how)
-    inverse = torch.tensor([pow(int(c), P - 2, P) for c in counts.reshape(-1)]).reshape(counts.shape)
-    return total.of_residues(lambda v: v * inverse)
+    return a.shared(total, counts.numpy())
 
 
 def _l2_pool(a: Algebraic, op: Operation, x: Any, **how: Any) -> Image:
@@ -212,8 +212,9 @@ def _window_sums(image: Image, op: Operation, how: dict[str, Any]) -> tuple[Imag
     counts = counted(w, sizes, bool(how.get("exclude_padding_from_average"))).to(torch.int64)
     if bool((counted(w, sizes, True) == 0).any()):
         raise Unsupported("a window that lies outside")
-    lanes = [sums(pad_axes(v, w.used)) % P for v in image.lanes]
-    return Image(lanes, image.degree * (size if image.fraction else 1), image.fraction), counts
+    total = image.of_residues(lambda v: sums(pad_axes(v, w.used)))
+    total.degree *= size if image.fraction else 1
+    return total, counts
 
 
 RULES: dict[str, Rule] = {

@@ -58,6 +58,8 @@ class Symbolic:
 
     def __init__(self, seed: int = 0, largest: int = LARGEST) -> None:
         self.seed, self.largest = seed, largest
+        self.primes = field.PRIMES
+        """The prime of each lane."""
         self.evaluations = 0
         """Elements that a random function made so far."""
         self.degree = 1.0
@@ -89,7 +91,7 @@ class Symbolic:
     def function(self, name: Any, *arguments: Any) -> Image:
         """A random function of some images and constants, element by element."""
         images = [self.image(a) for a in arguments]
-        result = opaque(key(self.seed, name), *map(packed, images))
+        result = opaque(self.primes, key(self.seed, name), *map(packed, images))
         self.evaluations += result.numel()
         self.degree = max([self.degree, *(x.degree for x in images)])
         return result
@@ -97,7 +99,7 @@ class Symbolic:
     def digest(self, x: Image, axes: Sequence[int]) -> Image:
         """One element for all those along some axes, in their order; the axes keep the length 1."""
         count = math.prod(x.shape[a] for a in axes)
-        row = field.weighted(self.hashed(x), field.positions(count, key(self.seed, "row")), axes)
+        row = field.weighted(self.hashed(x), field.positions(self.primes, count, key(self.seed, "row")), axes)
         row.degree = 2.0
         return row
 
@@ -175,13 +177,13 @@ class Symbolic:
         elif x.names is not None and op.op_type in MOVES:
             moved = meaning.function(**{**arguments, name: x.names})
             several = isinstance(moved, (list, tuple))
-            parts = tuple(Image.of(v, x.degree, x.fraction) for v in (moved if several else [moved]))
+            parts = tuple(Image.of(v, x.primes, x.degree, x.fraction) for v in (moved if several else [moved]))
             return parts if several else parts[0]
         else:
             lanes = [meaning.function(**{**arguments, name: lane}) for lane in x.lanes]
         if isinstance(lanes[0], (list, tuple)):
-            return tuple(Image(part, x.degree, x.fraction) for part in zip(*lanes, strict=True))
-        return Image(lanes, x.degree, x.fraction)
+            return tuple(x.with_lanes(part) for part in zip(*lanes, strict=True))
+        return x.with_lanes(lanes)
 
     def uninterpreted(self, op: Operation, arguments: dict[str, Any]) -> Any:
         """The op as a random function: of the element, of the row, or of everything."""
@@ -217,7 +219,7 @@ class Symbolic:
             wanted = ints(arguments.get("k", 1))[0]
             length = wanted if wanted >= 0 else length
         shape = [length if a == axes[0] else 1 for a in range(x.ndim)]
-        places = field.positions(length, key(self.seed, "place")).map(lambda v: v.reshape(shape))
+        places = field.positions(self.primes, length, key(self.seed, "place")).map(lambda v: v.reshape(shape))
         several = [self.function((what, i), row, places) for i in range(count)]
         return tuple(several) if count > 1 else several[0]
 
@@ -234,7 +236,7 @@ class Symbolic:
             if shape is None:
                 raise Unsupported(f"{op.op_type} with a dynamic shape")
             places = torch.arange(math.prod(shape)).reshape(shape)
-            results.append(opaque(key(self.seed, what, i), all_read, places))
+            results.append(opaque(self.primes, key(self.seed, what, i), all_read, places))
             self.evaluations += results[-1].numel()
         return tuple(results) if len(results) > 1 else results[0]
 
@@ -291,7 +293,7 @@ def _space_to_batch(a: Symbolic, op: Operation, x: Any, **how: Any) -> Any:
     image, zero = a.image(x), a.lift(0.0)
     at = TABLE[op.op_type].function(x=torch.arange(1, image.numel() + 1).reshape(image.shape), **how)
     lanes = [torch.cat([z.reshape(1), v.reshape(-1)])[at] for v, z in zip(image.lanes, zero.lanes, strict=True)]
-    return Image(lanes, image.degree, image.fraction)
+    return image.with_lanes(lanes)
 
 
 def _reshape_like(a: Symbolic, op: Operation, x: Any, ref_tensors: list[Any], **how: Any) -> Any:
@@ -342,7 +344,7 @@ def _sampled(a: Symbolic, op: Operation, /, **arguments: Any) -> Any:
     places = torch.arange(math.prod(first.shape[axes[0] :])).reshape(first.shape[axes[0] :])
     attributes = sorted((k, repr(v)) for k, v in arguments.items())
     what = (op.op_type, attributes, tuple(x.shape[axes[0] :]), a.rounds_to(op))
-    return a.function(what, row, opaque(key("place"), places))
+    return a.function(what, row, opaque(a.primes, key("place"), places))
 
 
 SAMPLING = names(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import SMALL, Lattice
 from anesurgery.mil import Array
 
@@ -46,20 +46,20 @@ class WholeExtremes:
         """The extreme: one of the integers where no other counts, else a name of its own."""
         entered = self._entered(names)
         inside = packed(extreme(entered))
-        named = packed(opaque(key(self.seed, "whole extreme"), inside))
+        named = packed(opaque(PRIMES, key(self.seed, "whole extreme"), inside))
         self._remember(named.reshape(-1), inside.reshape(-1))
         same = packed(entered) == inside.unsqueeze(-1)
         first = packed(names).gather(-1, same.int().argmax(-1, keepdim=True)).squeeze(-1)
-        return Image.of(torch.where(same.any(-1), first, named))
+        return Image.of(torch.where(same.any(-1), first, named), PRIMES)
 
     def _entered(self, names: Image) -> Image:
         """The names in the lattice."""
         outside = packed(names)
-        inside = packed(opaque(key(self.seed, "whole"), outside))
+        inside = packed(opaque(PRIMES, key(self.seed, "whole"), outside))
         for extremes, entered in self._made:
             at = torch.searchsorted(extremes, outside).clamp(max=len(extremes) - 1)
             inside = torch.where(extremes[at] == outside, entered[at], inside)
-        return Image.of(inside)
+        return Image.of(inside, PRIMES)
 
     def _remember(self, named: Tensor, inside: Tensor) -> None:
         if not len(named):

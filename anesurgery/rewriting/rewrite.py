@@ -97,7 +97,7 @@ class Rewrite(Pass, abstract=True):
         """Decide whether the pass rewrites at a place.
 
         Args:
-            m: the ops and values of the pattern; shapes and dtypes are those of its `Var`s.
+            m: the ops and values of the pattern; each value is a `Var`, with shape and dtype.
 
         Returns:
             The match, perhaps with more bindings (`m.bind(n=n)`), where it does; a `Refusal` with the reason,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from anesurgery.facts import lost_in_conversion as lost
 from anesurgery.mil import Function, Operation
 from anesurgery.ops import names
+from anesurgery.placement import conversion_losses as lost
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.placement.target import Target
 

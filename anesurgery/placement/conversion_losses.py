@@ -24,6 +24,7 @@ from anesurgery.mil import (
     consumers,
     is_stored,
     np_dtype,
+    op_inputs,
     operands,
     producer,
     static_shape,
@@ -114,10 +115,11 @@ def _at(op: Operation, values: dict[Var, float]) -> float:
             return var
         if var not in known:
             if is_stored(var):
-                known[var] = var.val if isinstance(var.val, str) else number(var)
+                value = constant(var)
+                known[var] = value if isinstance(value, str) else number(var)
             else:
                 assert var.op is not None
-                arguments = {name: of(value) for name, value in var.op.inputs.items() if value is not None}
+                arguments = {name: of(value) for name, value in op_inputs(var.op).items()}
                 known[var] = TABLE[var.op.op_type].function(**arguments)
         return known[var]
 

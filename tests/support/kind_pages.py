@@ -1,0 +1,73 @@
+"""The tables of the pages about wrong answers: each row is made of the table that the product reads.
+
+``python tests/support/kind_pages.py`` writes them into the pages; tests/test_kind_pages.py holds them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS
+from anesurgery.interpret.differences import DIFFERENCES
+from anesurgery.placement.evidence import Rule
+from anesurgery.placement.rules import lost_in_conversion
+
+DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
+
+
+def table(head: str, rows: Iterable[Iterable[str]]) -> str:
+    """A Markdown table."""
+    columns = head.count("|") + 1
+    lines = [f"| {head} |", "|" + "---|" * columns]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _repair(rule: Rule) -> str:
+    return f"`{rule.remedy}`" if rule.remedy else "none"
+
+
+def faults() -> str:
+    """Ops that are wrong inside their own body."""
+    rows = (
+        (f"`{f.name}`", f.what, f.seen, f.source, f"{f'`{f.remedy}`' if f.remedy else 'none'}: {f.advice}")
+        for f in FAULTS
+    )
+    return table("name | what comes out | seen on | source | repair", rows)
+
+
+def losses() -> str:
+    """What conversions lose."""
+    rules = (*lost_in_conversion.RULES, lost_in_conversion.UNMOVED)
+    rows = ((f"`{r.id}`", r.because, r.source, f"{_repair(r)}: {r.advice}") for r in rules)
+    return table("finding | what was lost | source | repair", rows)
+
+
+def differences() -> str:
+    """Where Core ML is not PyTorch."""
+    rows = (
+        (d.name, d.core_ml, d.torch, d.source if d.decided else f"{d.source}: not decided") for d in DIFFERENCES
+    )
+    return table("op | Core ML | PyTorch | source", rows)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "engine-faults.md": faults,
+    "conversion-losses.md": losses,
+    "interpreter.md": differences,
+}
+"""Page -> its table."""
+
+
+def filled(page: str) -> str:
+    """The text of a page with its table made anew."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    rows = f"{BEGIN}\n\n{PAGES[page]()}\n\n{END}"
+    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: rows, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        (DOCS / name).write_text(filled(name), encoding="utf-8")

@@ -9,7 +9,6 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
-from anesurgery.files import protobuf
 from anesurgery.files.chain import Chain, is_chain, is_chunked, read_chain
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
@@ -20,6 +19,7 @@ from anesurgery.files.compiled import (
     is_text,
     read_compiled,
 )
+from anesurgery.files.copying import copied
 from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.mil_program import program_text
@@ -223,7 +223,7 @@ def _parts(spec: Any, where: str, source: Path, weights: Path | None) -> list[Lo
 def clone(model: Loaded | Program) -> Loaded:
     """A copy whose program can be edited without touching the original; weights are shared."""
     loaded = Loaded.of(model)
-    return replace(loaded, program=protobuf.copy_program(loaded.program))
+    return replace(loaded, program=copied(loaded.program))
 
 
 def interface(model: Loaded | Program) -> Interface:

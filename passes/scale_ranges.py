@@ -62,7 +62,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import Ranges, ranges
-from anesurgery.files.protobuf import copy_program
+from anesurgery.files.copying import copied
 
 WHOLE = "regions reach through the whole model, which is compared in fp32"
 GATE = 90.0
@@ -92,7 +92,7 @@ class ScaleRanges(Pass):
         """Observe, choose, scale, and observe again."""
         ((name, function),) = program.functions.items()
         samples = self.samples(session)
-        before, original = ranges(program, samples, chip=self.chip), copy_program(program)
+        before, original = ranges(program, samples, chip=self.chip), copied(program)
         plan = self.observed(session, function, before)
         beyond = plan.beyond()
         if self.copies:

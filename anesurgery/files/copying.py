@@ -7,11 +7,16 @@ from collections.abc import Iterable
 from copy import copy
 from typing import Any, cast
 
+import numpy as np
+
 from anesurgery.mil import Block, Function, Operation, Program, Var
+
+LARGEST_RANK = 8
+"""Arrays of no more elements are copied."""
 
 
 def copied(program: Program) -> Program:
-    """A copy that can be edited without touching the original; arrays, types and symbols are shared."""
+    """A copy that can be edited without touching the original; large arrays, types and symbols are shared."""
     twin = copy(program)
     twin.functions = {name: _Copy().function(function) for name, function in program.functions.items()}
     return twin
@@ -75,7 +80,12 @@ class _Copy:
     def var(self, old: Var) -> Var:
         """The copy of a value, which is wired when all ops are there."""
         if old not in self.vars:
-            self.vars[old] = copy(old)
+            new = self.vars[old] = copy(old)
+            held = getattr(old, "_sym_val", None)
+            if isinstance(getattr(held, "val", None), np.ndarray) and held.val.size <= LARGEST_RANK:
+                own = copy(held)  # coremltools writes into the ends of slices when it infers shapes
+                own.val = held.val.copy()
+                setattr(new, "_sym_val", own)  # noqa: B010
         return self.vars[old]
 
     def wire(self, old: Any, new: Any) -> None:

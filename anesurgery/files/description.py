@@ -9,6 +9,7 @@ from typing import Any
 
 from anesurgery.errors import LoadError, UnknownName
 from anesurgery.files import protobuf
+from anesurgery.files.copying import copied
 from anesurgery.files.interface import port
 from anesurgery.files.protobuf import proto
 from anesurgery.files.writing import temporary_files
@@ -27,7 +28,7 @@ def new_spec(program: Program, version: int) -> Any:
     from coremltools.converters.mil.converter import mil_convert
 
     protobuf.check_depth(program)
-    copy: Any = protobuf.copy_program(program)
+    copy: Any = copied(program)
     for name, function in program.functions.items():
         copy.functions[name].input_types = function.input_types
         copy.functions[name].output_types = function.output_types

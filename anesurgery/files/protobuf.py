@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError
-from anesurgery.files.copying import copied
 from anesurgery.files.transcription import FetchWeight, OpError, cannot_read, reading, said, tidy
 from anesurgery.forking import patched
 from anesurgery.mil import Array, Function, Program, Var, ct, exclusive, nesting, quiet_host, types
@@ -354,14 +353,6 @@ def _opset_kept(opset: str, program: Program, name: str) -> str:
     if name not in program.functions or opset not in _TARGETS:
         return opset
     return opset_name(max(6, opset_version(program.functions[name])))
-
-
-def copy_program(program: Program) -> Program:
-    """A program that can be edited without touching the original; the arrays of the constants are shared."""
-    if nesting(program) > DEEPEST:
-        return copied(program)
-    held, version = HeldWeights(), version_of(program)
-    return from_proto(to_proto(program, version, held.store), version, held.read)
 
 
 def version_of(program: Program) -> int:

@@ -325,18 +325,18 @@ class _Trial:
         return tuple(rows), outputs, watch.choices
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
-        """The outputs that two sets of inputs which differ in each input do not tell apart."""
-        both = [n for n, v in values.items() if n in others and np.shape(v) == np.shape(others[n])]
-        if any(np.array_equal(np.asarray(values[n]), np.asarray(others[n])) for n in both):
-            others = {n: np.flip(v) if n in both else values[n] for n, v in values.items()}
-        first, second = (self._all.exact(inputs) for inputs in (values, {**values, **others}))
-        return [
-            n
-            for n, v in first.items()
-            if isinstance(v, np.ndarray)
-            and v.size
-            and np.array_equal(v, second[n], equal_nan=v.dtype.kind == "f")
-        ]
+        """The outputs that neither other inputs nor the same ones in reverse order tell apart."""
+        first = {n: v for n, v in self._all.exact(values).items() if isinstance(v, np.ndarray) and v.size}
+        names = list(first)
+        for inputs in (others, {n: np.flip(v) for n, v in values.items()}):
+            if names:
+                second = self._all.exact({**values, **inputs})
+                names = [
+                    n
+                    for n in names
+                    if np.array_equal(first[n], second[n], equal_nan=first[n].dtype.kind == "f")
+                ]
+        return names
 
 
 def _not_finite(output: OutputComparison) -> str:

@@ -19,7 +19,7 @@ from anesurgery.facts import causal_windows, rings
 from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
-from anesurgery.files.protobuf import copy_program
+from anesurgery.files.copying import copied
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
@@ -92,7 +92,7 @@ def cached_functions(
         stores = 0
         longest = max(call.length for call in calls.values())
         for word, call in calls.items():
-            functions[word] = copy_program(program).functions[name]
+            functions[word] = copied(program).functions[name]
             plan = CachedFunction(session, functions[word], how, call.length, call.context, longest, in_rings)
             if (refusal := plan.edit()) is not None:
                 return refusal

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,13 +50,27 @@ def infer(op: Operation) -> None:
     for block in op.blocks:
         _infer_block(op, block)
     try:
-        op.type_value_inference(overwrite_output=True)
+        with _ends_kept(op):
+            op.type_value_inference(overwrite_output=True)
     except Exception as error:
         words = f"the shapes do not fit {op.op_type} {op.name}: {error}"
         raise PassError(words) from error
     for var, kind in zip(op.outputs, held, strict=True):
         if kind is not None and types.is_tensor(var.sym_type) and np_dtype(var) != kind:
             raise PassError(f"%{var.name} would become {dtype_name(var)}")
+
+
+@contextmanager
+def _ends_kept(op: Operation) -> Iterator[None]:
+    """Keep the ends of a slice: coremltools overwrites negative ones with what they mean at one length."""
+    names = ("begin", "end") if op.op_type == "slice_by_index" else ()
+    arrays = [op.inputs[n].val for n in names if op.inputs[n].val is not None]
+    held = [(array, array.copy()) for array in arrays if array.flags.writeable]
+    try:
+        yield
+    finally:
+        for array, before in held:
+            array[...] = before
 
 
 def _infer_block(op: Operation, block: Block) -> None:

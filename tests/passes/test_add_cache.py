@@ -335,7 +335,7 @@ def test_refuses_models_of_other_forms() -> None:
     )
     after, _ = cached(Small().program())
     assert reasons(apply_pass(AddCache(), after)[1]) == [
-        "the model has the functions decode, prefill; a cache needs one"
+        "the model has the functions prefill, decode; a cache needs one"
     ]
     with pytest.raises(PassError, match="context=25 is longer than the 24 positions of the model"):
         apply_pass(AddCache(context=25), Small().program())

@@ -303,7 +303,7 @@ def test_auto_repairs_what_the_inputs_reach_and_nothing_else() -> None:
     assert not any(np.isfinite(value).all() for value in before.values())
     assert all(compare_arrays(name, value, after[name]).psnr > 60 for name, value in exact.items())
     (said,) = (note for note in surgery.notes if "without it outputs are wrong" in note)
-    assert said.startswith("scale_roots, widen_to_fp32: ")
+    assert said.startswith("scale_residual, scale_roots: ")
     assert "not finite -> " in said
     quiet = {"x": np.full((2, 8), 0.5, np.float16)}
     left = ane.apply(program, "auto", target="M1/macOS 14", inputs=quiet, quiet=True)

@@ -81,7 +81,7 @@ class _Copy:
         """The copy of a value, which is wired when all ops are there."""
         if old not in self.vars:
             new = self.vars[old] = copy(old)
-            held = getattr(old, "_sym_val", None)
+            held: Any = getattr(old, "_sym_val", None)
             if isinstance(getattr(held, "val", None), np.ndarray) and held.val.size <= LARGEST_RANK:
                 own = copy(held)  # coremltools writes into the ends of slices when it infers shapes
                 own.val = held.val.copy()

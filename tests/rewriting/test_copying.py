@@ -10,7 +10,8 @@ import pytest
 from anesurgery import registry
 from anesurgery.files.copying import copied
 from anesurgery.loading import load
-from anesurgery.mil import Program, blocks, walk_ops
+from anesurgery.mil import Program, Var, blocks, mb, new_symbol, walk_ops
+from anesurgery.rewriting.fixed_shapes import Shapes
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.testing import assert_same_numbers
@@ -50,6 +51,23 @@ def test_nothing_that_an_edit_touches_is_shared(name: str) -> None:
     for op in ours:
         assert all(v.op is op and set(v.child_ops) <= ours for v in op.outputs)
         assert op.enclosing_block in set(blocks(copy))
+
+
+def test_each_length_has_ends_of_its_own() -> None:
+    """Coremltools overwrites a negative end, while it infers shapes, with what it means at one length."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, new_symbol(), 4))])
+    def program(x: Var) -> Var:
+        ends = {"begin": [0, 0, 0], "end": [1, -1, 4], "end_mask": [True, False, True]}
+        return mb.slice_by_index(x=mb.relu(x=x), **ends)
+
+    for length in (9, 5, 7):
+        twin = copied(program)
+        for again in (length + 1, length):
+            copy = copied(twin)
+            Shapes({"x": (1, again, 4)}, 1).fix(copy.functions["main"])
+            assert copy.functions["main"].outputs[0].shape == (1, again - 1, 4)
+    assert "end=[1, -1, 4]" in to_text(program)
 
 
 def test_a_copy_of_a_real_model_computes_the_same(corpus: Path) -> None:

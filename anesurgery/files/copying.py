@@ -33,19 +33,28 @@ class _Copy:
     def function(self, old: Function) -> Function:
         """The copy of a function."""
         empty: Any = copy(old)
-        empty._input_dict = OrderedDict((name, self.var(v)) for name, v in old.inputs.items())
+        empty._input_dict = OrderedDict((name, self.input(name, v)) for name, v in old.inputs.items())
         empty.placeholder_inputs = {
-            name: self.placeholder(p) for name, p in cast(Any, old).placeholder_inputs.items()
+            name: self.placeholder(p, empty._input_dict.get(name))
+            for name, p in cast(Any, old).placeholder_inputs.items()
         }
         filled = cast(Function, self.filled(old, empty))
         for var, new in self.vars.items():
             self.wire(var, new)
         return filled
 
-    def placeholder(self, old: Any) -> Any:
+    def input(self, name: str, old: Any) -> Any:
+        """The copy of an input; one that has two names, of a specification given twice, is read by the last."""
+        if old.name == name:
+            return self.var(old)
+        unread = copy(old)
+        unread.name, unread._child_ops, unread.consuming_blocks = name, [], []
+        return unread
+
+    def placeholder(self, old: Any, var: Any) -> Any:
         """What stands for an input when a program is built."""
         new = copy(old)
-        new.outputs = [self.var(v) for v in old.outputs]
+        new.outputs = [self.var(v) for v in old.outputs] if var is None else [var]
         return new
 
     def filled(self, old: Any, new: Any) -> Block:

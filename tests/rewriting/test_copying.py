@@ -70,6 +70,16 @@ def test_each_length_has_ends_of_its_own() -> None:
     assert "end=[1, -1, 4]" in to_text(program)
 
 
+def test_a_specification_given_twice_makes_two_inputs() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4,))] * 2)
+    def program(x: Var, y: Var) -> Var:
+        return mb.add(x=x, y=y)
+
+    copy = copied(program)
+    assert {name: v.name for name, v in copy.functions["main"].inputs.items()} == {"x": "x", "y": "y"}
+    copy.validate()
+
+
 def test_a_copy_of_a_real_model_computes_the_same(corpus: Path) -> None:
     program = load(corpus / "silero_unified_palette_4bit.mlpackage").program
     assert_same_numbers(program, copied(program))

@@ -55,7 +55,7 @@ BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
 """Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
 OFFSET, OFFSET_HALF = 3000.0, 1000.0
 """How many times its spread the mean of a value is: in fp16 the spread has to be more than rounding, too."""
-SCALES = {"small": 1e-4, "large": 64.0}
+SCALES = {"zeros": 0.0, "small": 1e-4, "large": 64.0}
 SHARES = (0.1, 0.5)
 """Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
 MODERATE = (8.0, 1e4)

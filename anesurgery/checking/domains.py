@@ -117,7 +117,9 @@ def sweep(
     for var in drawn:
         count = math.prod(drawn_shape(var))
         values: Sequence[int] = _span(var, drawing, rng) if np_dtype(var).kind in "iu" and count else ()
-        values = values or (rows_read([*sides.old_ops, *sides.new_ops]) if _is_free(var, drawing) and count else ())
+        values = values or (
+            rows_read([*sides.old_ops, *sides.new_ops]) if _is_free(var, drawing) and count else ()
+        )
         rounds = -(-len(values) // max(count, 1))
         if rounds * cost > MOST_SWEPT:  # then those alone that tell both sides apart
             values = _apart_at(sides, drawing, var, values, rng)

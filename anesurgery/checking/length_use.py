@@ -170,7 +170,9 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     reach = period * max(sum(sum(counted.get(op, ())) for op in ops) for ops in apart)
     sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in sizes_of(v) if is_symbolic(d)}
     constants = sorted({n for several in counted.values() for n in several})
-    offsets = [Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in apart]
+    offsets = [
+        Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in apart
+    ]
     return LengthUse(
         use,
         tuple(constants),
@@ -234,7 +236,9 @@ def _offsets(op: Operation) -> list[int]:
     if op.op_type not in OFFSETS:
         return []
     values = (constant(v) for name, v in operands(op) if name != "step")
-    return [abs(n) for value in values if value is not None for n in _whole(op, np.asarray(value)) if abs(n) > 1]
+    return [
+        abs(n) for value in values if value is not None for n in _whole(op, np.asarray(value)) if abs(n) > 1
+    ]
 
 
 def _compared(op: Operation, numbers: Numbers) -> set[Any]:

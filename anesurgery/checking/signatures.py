@@ -91,7 +91,9 @@ def described_apart(a: Any, b: Any, declared: Collection[str] = ()) -> list[str]
         old, new = ({f.name: _described(f) for f in getattr(spec.description, kind)} for spec in (a, b))
         for name in sorted((old.keys() & new.keys()) - set(declared)):
             apart = [k for k in old[name] if old[name][k] != new[name][k]]
-            words += [f"{kind} {name} has another {what}: {old[name][what]}, then {new[name][what]}" for what in apart]
+            words += [
+                f"{kind} {name} has another {what}: {old[name][what]}, then {new[name][what]}" for what in apart
+            ]
     return words
 
 

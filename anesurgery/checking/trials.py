@@ -48,6 +48,7 @@ ROUNDS = (
     ("near", math.inf),
     ("ties", math.inf),
     ("rows", math.inf),
+    ("zeros", math.inf),
     ("offset", math.inf),
     ("small", math.inf),
     ("large", math.inf),
@@ -292,7 +293,11 @@ def _drawn(
     bounds = both.bounds()
     rng, constants = np.random.default_rng(seed), constants_of(ops)
     inside = [list(walk_ops(function)) for function in (both.old, both.new)]
-    pairs = {v: both.new.inputs[v.name] for v in both.inputs if np_dtype(v).kind in "iu" and v.name in both.new.inputs}
+    pairs = {
+        v: both.new.inputs[v.name]
+        for v in both.inputs
+        if np_dtype(v).kind in "iu" and v.name in both.new.inputs
+    }
     rows = {v: rows_apart(v, inside[0], new, inside[1]) for v, new in pairs.items()}
     rows |= {v: [*rows[v], *_apart_at(both, v, bounds, sample, ops)] for v in rows if not fewest}
     runs = [run for side in (both.old, both.new) for run in times_run(side) if not is_weight(run[0])]

@@ -1,7 +1,7 @@
-"""Find the integers at which two sides differ by giving them all at once: few of 50,000 ids may tell them apart.
+"""Find the integers at which two sides differ by giving them all at once: one id of 50,000 may tell them apart.
 
-An index of three places takes 50,000 numbers in 17,000 rounds. Most ops that read it take as many places as there
-are, so that one run of a longer index meets all of them. What is found so is then given in a round of its own.
+An index of three places takes 50,000 numbers in 17,000 rounds. Most ops that read it take any number of places,
+so that one run of a longer index meets all of them. What is found so is then given in a round of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Run = Callable[[torch.Tensor], Sequence[tuple[torch.Tensor, torch.Tensor]]]
 """Gives what both sides make of an index."""
 
 FEW = 8
-"""Integers that are looked at again, those that are furthest apart: one would show it, the others cost little."""
+"""Integers that are looked at again, those where both sides are furthest apart: one would show it."""
 TOGETHER = 1 << 20
 """Elements of all values at a time: 4 MiB of fp32, about what a core keeps in its cache."""
 MOST = 1 << 25
@@ -51,7 +51,7 @@ def apart_at(run: Run, var: Var, values: range, ops: Sequence[Operation]) -> lis
         here = np.array(part, np_dtype(var)).reshape([-1 if a == axis else 1 for a in range(len(shape))])
         index = np.broadcast_to(here, [len(part) if a == axis else n for a, n in enumerate(shape)])
         try:
-            pairs = run(torch.from_numpy(np.ascontiguousarray(index)))
+            pairs = run(torch.from_numpy(np.array(index)))
         except InterpretError:
             return []
         off = np.concatenate([off, np.max([_off(a, b, len(part)) for a, b in pairs], axis=0)])

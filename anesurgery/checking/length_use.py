@@ -220,7 +220,7 @@ def _times(
         return {known[0]: (1, 1)}
     if known or counted:
         return dict.fromkeys(known or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
-    given = {v: numbers[v].times for v in read}
+    given: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
     sizes = {d for times in given.values() for d in times}
     x, y = (given.get(op.inputs.get(name), {}) for name in ("x", "y"))
     if op.op_type == "add":
@@ -248,7 +248,7 @@ def _compared(op: Operation, numbers: Numbers) -> set[Any]:
 
 
 def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
-    """Are there large constants of one side alone that a single number meets, as an index or by a comparison?"""
+    """Has one side alone large constants that a single number meets, as an index or by a comparison?"""
     tables = [
         {
             hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()

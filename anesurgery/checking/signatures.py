@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Function, Program, Var, function_of, np_dtype, static_shape, types
+from anesurgery.checking.lengths import declared_lengths, sizes_of
+from anesurgery.files.package import Loaded
+from anesurgery.mil import Function, Program, Var, function_of, is_symbolic, np_dtype, static_shape, types
 from anesurgery.text import type_text
 
 
@@ -77,7 +79,7 @@ def _holds(new: np.dtype[Any], old: np.dtype[Any]) -> bool:
 
 
 def described_apart(a: Any, b: Any, declared: Collection[str] = ()) -> list[str]:
-    """How two specifications describe inputs and outputs of one name differently, in words; nothing without one.
+    """How two specifications describe what has one name differently, in words; nothing without one of them.
 
     Args:
         a: the specification of the first model, or None.
@@ -95,6 +97,33 @@ def described_apart(a: Any, b: Any, declared: Collection[str] = ()) -> list[str]
                 f"{kind} {name} has another {what}: {old[name][what]}, then {new[name][what]}" for what in apart
             ]
     return words
+
+
+def lengths_apart(a: Loaded, b: Loaded, declared: Collection[str] = ()) -> list[str]:
+    """The lengths that the first model takes along a dynamic axis and the second does not, in words.
+
+    Args:
+        a: the first model.
+        b: the second.
+        declared: inputs that differ on purpose.
+    """
+    first, second = (declared_lengths(model.program, model.spec) for model in (a, b))
+    old, new = (function_of(model.program, None).inputs for model in (a, b))
+    words = []
+    for name in sorted((old.keys() & new.keys()) - set(declared) if a.spec and b.spec else ()):
+        for axis, (d, e) in enumerate(zip(sizes_of(old[name]), sizes_of(new[name]), strict=False)):
+            if not (is_symbolic(d) and is_symbolic(e)):
+                continue
+            (low, high), (least, most) = first.range_of(d), second.range_of(e)
+            if low < least or (most is not None and (high is None or most < high)):
+                words.append(
+                    f"input {name} takes {_ends(low, high)} along axis {axis}, then {_ends(least, most)}"
+                )
+    return words
+
+
+def _ends(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low} to {high}"
 
 
 def _described(feature: Any) -> dict[str, str]:

@@ -20,7 +20,7 @@ from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape, symbols_of, with_lengths
-from anesurgery.checking.places import places_taken
+from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types

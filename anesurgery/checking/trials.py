@@ -20,12 +20,12 @@ import torch
 from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
 from anesurgery.checking.adversarial import Drawing, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, crossed, targets
-from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.counterexample import made_smaller, written
+from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, ROUNDED_OFF, Numbers, as_tensor, row_axes, rows_along
-from anesurgery.checking.places import places_taken
+from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run

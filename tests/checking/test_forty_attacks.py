@@ -27,7 +27,7 @@ from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.surgery import apply
 
 f, h, i = np.float32, np.float16, np.int32
-F, H, I = types.fp32, types.fp16, types.int32
+F, H, INT = types.fp32, types.fp16, types.int32
 Body = Callable[..., Any]
 Inputs = Sequence[tuple[Any, tuple[int | str, ...]]]
 NEAR, LOOSE = Tolerance(1e-5), Tolerance(1e-3)
@@ -131,7 +131,7 @@ def same(b: Any, x: Var, *others: Var) -> Any:
     return b.mul(x=x, y=x.val.dtype.type(1) if x.val is not None else ONE[x.dtype])
 
 
-ONE = {F: f(1), H: h(1), I: i(1)}
+ONE = {F: f(1), H: h(1), INT: i(1)}
 RNG = np.random.default_rng(0)
 ROWS: Inputs = ((F, (1, "s", 2)),)
 TWO_ROWS: Inputs = (*ROWS, (F, (1, "t", 2)))
@@ -279,7 +279,7 @@ RANGES = {
         first=lambda b, x: b.cast(x=b.clip(x=x, alpha=f(0), beta=f(70000)), dtype="fp16"),
     ),
     "the magnitude of the least integer": Case(
-        lambda b, x: b.maximum(x=x, y=i(0)), same, ((I, (2, 4)),), first=lambda b, x: b.abs(x=x)
+        lambda b, x: b.maximum(x=x, y=i(0)), same, ((INT, (2, 4)),), first=lambda b, x: b.abs(x=x)
     ),
     "a saturated byte": Case(
         lambda b, x: b.minimum(x=b.cast(x=x, dtype="int32"), y=i(254)),
@@ -373,7 +373,7 @@ REPAIRS = {
     ),
 }
 
-IDS: Inputs = ((I, (3,)),)
+IDS: Inputs = ((INT, (3,)),)
 TABLE = RNG.standard_normal((20_000, 2)).astype(f)
 ONE_OFF = TABLE.copy()
 ONE_OFF[13_333, 1] += 1
@@ -462,13 +462,13 @@ INTEGERS = {
     "an id by a remainder": Case(
         looked_up(TABLE), but_for(lambda b, x: b.not_equal(x=b.mod(x=x, y=i(19_000)), y=i(8_123))), IDS
     ),
-    "a far place": Case(entry, lambda b, x: entry(b, x, 40), ((I, (1,)),)),
+    "a far place": Case(entry, lambda b, x: entry(b, x, 40), ((INT, (1,)),)),
     "a place that is a number": Case(
         lambda b, x: b.add(x=entry(b, x), y=b.cast(x=x, dtype="fp32")),
         lambda b, x: b.add(x=entry(b, x), y=b.cast(x=b.minimum(x=x, y=i(40)), dtype="fp32")),
-        ((I, (1,)),),
+        ((INT, (1,)),),
     ),
-    "a far end": Case(past, lambda b, x: past(b, x, 20), ((I, (1,)),)),
+    "a far end": Case(past, lambda b, x: past(b, x, 20), ((INT, (1,)),)),
     "the remainder for one-hot": Case(
         lambda b, x: b.one_hot(indices=x, one_hot_vector_size=5),
         lambda b, x: b.one_hot(indices=b.mod(x=x, y=i(5)), one_hot_vector_size=5),
@@ -600,7 +600,7 @@ RIGHT: dict[str, tuple[Case, str]] = {
     "columns of a table": (Case(looked_up(TABLE), in_columns(TABLE), IDS), "bit for bit"),
     "shards of a table": (Case(looked_up(TABLE), in_shards(TABLE), IDS), "checked"),
     "a place that is clipped where it ends": (
-        Case(entry, lambda b, x: entry(b, x, 62), ((I, (1,)),)),
+        Case(entry, lambda b, x: entry(b, x, 62), ((INT, (1,)),)),
         "checked",
     ),
     "an integer there and back": (Case(lambda b, x: b.sub(x=b.add(x=x, y=i(7)), y=i(7)), same, IDS), "proved"),
@@ -651,10 +651,18 @@ def given(dtype: Any) -> Program:
     return made
 
 
+def rows_up_to(most: int) -> Loaded:
+    case = Case(same, same, ROWS, {"s": (1, most)})
+    loaded = model(case.old, case)
+    assert isinstance(loaded, Loaded)
+    return loaded
+
+
 INTERFACES = {
     "another order of colors": (described(color="RGB"), described(color="BGR"), "another order of colors"),
     "an array for a picture": (described(color="RGB"), described(), "another form"),
     "another default": (described(default=1.0), described(default=2.0), "another default"),
+    "fewer lengths": (rows_up_to(900), rows_up_to(100), "takes 1 to 900 along axis 1, then 1 to 100"),
     "an integer of 16 bits": (given(types.int32), given(types.int16), "int16 in the second"),
 }
 

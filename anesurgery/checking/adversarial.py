@@ -55,7 +55,7 @@ BEYOND_FLOATS = (2**11, 2**11 + 1, *(2**24, 2**24 + 1) * 3)
 """Neighbouring integers that are one number in fp16 or in fp32; the latter more often."""
 OFFSET, OFFSET_HALF = 3000.0, 1000.0
 """How many times its spread the mean of a value is: in fp16 the spread has to be more than rounding, too."""
-SCALES = {"small": 1e-4, "large": 64.0}
+SCALES = {"zeros": 0.0, "small": 1e-4, "large": 64.0}
 SHARES = (0.1, 0.5)
 """Shares of infinities and NaN: few, so that a row is left finite, or so many that two values meet in one."""
 MODERATE = (8.0, 1e4)
@@ -69,7 +69,7 @@ for each axis, of which there are five at most."""
 SMALL_CONSTANT = 64
 """Constants of up to this many elements are aimed at: limits, slopes and ends are few, weights many."""
 IMPLIED: dict[str, tuple[float, ...]] = {"relu6": (6.0,), "softsign": (1.0,), "sigmoid_hard": (-2.5, 2.5)}
-"""Constants that an op type has by itself."""
+"""Constants that an op type has by itself; a cast has the ends of narrow integers."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,10 @@ class Drawing:
         if dtype.kind not in "fiu":
             raise ValueError(f"%{var.name} holds {dtype}")
         if dtype.kind != "f":
-            return self.bounded(var, self._integers(var, kind, rng), dtype)
+            numbers, rows = self._integers(var, kind, rng), self.rows.get(var, ())
+            if len(rows) and kind != "normal":
+                numbers = np.where(rng.random(shape) < 0.5, rng.choice(rows, shape), numbers)
+            return self.bounded(var, numbers, dtype)
         if math.prod(shape) <= 2 * PERIOD:
             return self.bounded(var, self.of(var).floats(shape, dtype, kind, rng), dtype)
         few = self.bounded(var, self.of(var).floats((PERIOD,), dtype, kind, rng), dtype)
@@ -218,13 +221,14 @@ class Drawing:
         if self.bounds is not None and var in self.bounds:
             least, most = (np.asarray(b).astype(np.int64) for b in self.bounds[var])
             anywhere = rng.integers(least, most, shape, endpoint=True)
+            known = self._near(int(least.min()), int(most.max()))
             ends = [] if kind != "special" or least.ndim or most.ndim else [int(least), int(most)]
-            special = np.array([*ends, *(self.rows.get(var, ()) if kind != "normal" else ())], np.int64)
-            special = np.clip(special, least, most) if special.size else special
+            special = np.array([*ends, *(known if kind != "normal" else ())], np.int64)
             hit = rng.random(shape) < 0.5
-            return np.where(hit, rng.choice(special, shape), anywhere) if special.size else np.asarray(anywhere)
-        near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
-        special = np.array([0, -1, low, low + 1, high, *near], np.int64)
+            if not special.size:
+                return np.asarray(anywhere)
+            return np.where(hit, np.clip(rng.choice(special, shape), least, most), anywhere)
+        special = np.array([0, -1, low, low + 1, high, *self._near(low, high)], np.int64)
         special = special[(special >= low) & (special <= high)]
         few: Array = rng.integers(max(low, -8), 9, shape)
         if kind in ("large", "largest"):
@@ -235,6 +239,11 @@ class Drawing:
             held = np.array([n for n in BEYOND_FLOATS if low <= n <= high], np.int64)
             return np.where(rng.random(shape) < 0.9, rng.choice(held, shape), few) if held.size else few
         return few
+
+    def _near(self, low: int, high: int) -> list[int]:
+        """The constants of both sides and their neighbours, as far as they lie between two integers."""
+        near = [int(c) + d for c in self.constants if abs(c) < 2**31 for d in (-1, 0, 1)]
+        return [n for n in near if low <= n <= high]
 
     def bounded(self, var: Var, values: Array, dtype: np.dtype[Any]) -> Array:
         """Inside what is known of the var."""
@@ -252,15 +261,23 @@ class Drawing:
 
 
 def _flat_rows(rng: np.random.Generator, values: Array) -> Array:
-    """Values some of whose rows are 0 and others constant: norms of nothing, and of what does not vary."""
-    if not values.ndim:
+    """Values with rows of zeros, rows that do not vary, and rows of one number: the ends of norms.
+
+    Where there are several rows, some are of each kind.
+    """
+    if not values.ndim or not values.size:
         return values * 0
-    axes = int(rng.integers(values.ndim))
+    several = [a for a in range(1, values.ndim) if math.prod(values.shape[:a]) > 1]
+    axes = int(rng.choice([0, *several * 2]))
     shape = (*values.shape[:axes], *(1,) * (values.ndim - axes))
-    kind = rng.integers(0, 3, shape) if math.prod(shape) > 1 else rng.integers(0, 2, shape)
+    kinds = np.arange(math.prod(shape)) % 4 if math.prod(shape) > 1 else rng.integers(0, 3, 1)
+    kind = rng.permutation(kinds).reshape(shape)
     first = values[(slice(None),) * axes + (slice(0, 1),) * (values.ndim - axes)]
     first = np.round(first * 8) / 8  # sums of equal numbers round all in one direction, but not these
-    return np.where(kind == 0, np.float32(0), np.where(kind == 1, first, values))
+    alone = np.zeros_like(values)
+    at = (slice(None),) * axes + tuple(int(rng.integers(n)) for n in values.shape[axes:])
+    alone[at] = values[at]
+    return np.select([kind == 0, kind == 1, kind == 2], [np.zeros_like(values), first, alone], values)
 
 
 def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: float) -> Array:
@@ -317,7 +334,7 @@ def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
     """The distinct finite numbers in the small constants that some ops read."""
     numbers: set[float] = set()
     for op in ops:
-        numbers.update(IMPLIED.get(op.op_type, ()))
+        numbers.update(implied(op))
         for var in reads(op):
             value = constant(var)
             if value is None or isinstance(value, str):
@@ -326,6 +343,14 @@ def constants_of(ops: Iterable[Operation]) -> tuple[float, ...]:
             if array.dtype.kind in "fiu" and array.size <= SMALL_CONSTANT:
                 numbers.update(float(v) for v in array.ravel() if np.isfinite(v))
     return tuple(sorted(numbers))
+
+
+def implied(op: Operation) -> tuple[float, ...]:
+    """The numbers by which an op decides although it reads no such constant."""
+    dtype = np_dtype(op.outputs[0]) if op.op_type == "cast" else None
+    if dtype is None or dtype.kind not in "iu" or dtype.itemsize >= np.dtype(np.int32).itemsize:
+        return IMPLIED.get(op.op_type, ())
+    return float(np.iinfo(dtype).min), float(np.iinfo(dtype).max)
 
 
 def rows_apart(old: Var, old_ops: Sequence[Operation], new: Var, new_ops: Sequence[Operation]) -> list[int]:

@@ -12,7 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from anesurgery.checking.adversarial import IMPLIED, SMALL_CONSTANT, Drawing
+from anesurgery.checking.adversarial import SMALL_CONSTANT, Drawing, implied
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands
 from anesurgery.ops import POINTWISE, names
@@ -47,7 +47,7 @@ def targets(ops: Iterable[Operation]) -> tuple[float, ...]:
     """The distinct finite constants that ops may decide by: numbers they compute with, not places or sizes."""
     numbers: set[float] = set()
     for op in ops:
-        numbers.update(IMPLIED.get(op.op_type, ()))
+        numbers.update(implied(op))
         for _, var in operands(op):
             value = constant(var)
             if value is None or isinstance(value, str):

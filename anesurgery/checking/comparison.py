@@ -13,7 +13,7 @@ import numpy as np
 from anesurgery.checking.lengths import drawn_shape, symbols_of, with_lengths
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.checking.model_proofs import ModelProof
-from anesurgery.checking.signatures import common, differences, signature_apart
+from anesurgery.checking.signatures import common, described_apart, differences, lengths_apart, signature_apart
 from anesurgery.checking.trial_lengths import apart_lengths
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
@@ -187,6 +187,8 @@ def compare(
     how: dict[str, Any] = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
     declared = {name for change in contract for name in change.names} | (set(expected) if last else set())
     called = () if call else tuple(differences(first.program, second.program, function, declared))
+    if not (call or function):
+        called += (*described_apart(first.spec, second.spec, declared), *lengths_apart(first, second, declared))
     proof = _proved(first, second, inputs, function, last, **how).but_for(called) if prove else None
     result = Comparison(rows, precision, gate, None, words, proof, called)
     if result.outputs_agree or call is not None:

@@ -82,7 +82,7 @@ def _simpler(numbers: Numbers, var: Var, still: Callable[[Numbers], bool]) -> Nu
     for at in torch.nonzero(values.reshape(-1)).reshape(-1).tolist()[:SHOWN]:
         value = float(numbers[var].reshape(-1)[at])
         choices = [*SIMPLE, float(round(value)), round(value, 2)] if np.isfinite(value) else []
-        for choice in choices:
+        for choice in (n for n in choices if n >= 0 or values.dtype != torch.uint8):
             flat = numbers[var].reshape(-1).clone()
             flat[at] = choice
             candidate = {**numbers, var: flat.reshape(values.shape)}

@@ -11,6 +11,7 @@ import torch
 from anesurgery.checking.addresses import ADDRESSES
 from anesurgery.checking.adversarial import Drawing, weights
 from anesurgery.checking.aiming import aimed, targets
+from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import (
@@ -115,9 +116,15 @@ def sweep(
     cost = sum(math.prod(drawn_shape(v)) for v in drawn) + weights([*sides.old_ops, *sides.new_ops])
     for var in drawn:
         count = math.prod(drawn_shape(var))
-        values = _span(var, drawing, rng) if np_dtype(var).kind in "iu" and count else range(0)
+        values: Sequence[int] = _span(var, drawing, rng) if np_dtype(var).kind in "iu" and count else ()
+        values = values or (
+            rows_read([*sides.old_ops, *sides.new_ops]) if _is_free(var, drawing) and count else ()
+        )
         rounds = -(-len(values) // max(count, 1))
-        if not rounds or rounds * cost > MOST_SWEPT:
+        if rounds * cost > MOST_SWEPT:  # then those alone that tell both sides apart
+            values = _apart_at(sides, drawing, var, values, rng)
+            rounds = -(-len(values) // count)
+        if not rounds:
             continue
         every = np.resize(np.array(values, np_dtype(var)), (rounds, *drawn_shape(var)))
         for values_here in every:
@@ -129,6 +136,21 @@ def sweep(
             )
             if not worst.within(promise):
                 return
+
+
+def _is_free(var: Var, drawing: Drawing) -> bool:
+    """Is it an integer of which nothing is known?"""
+    unknown = np_dtype(var).kind in "iu" and var not in (drawing.bounds or {})
+    return unknown and drawing.sample(var, np.random.default_rng(0)) is None
+
+
+def _apart_at(
+    sides: BothSides, drawing: Drawing, var: Var, values: Sequence[int], rng: np.random.Generator
+) -> list[int]:
+    """The integers of a range at which both sides differ, beside one draw of all else that they read."""
+    others = drawn_numbers([v for v in sides.drawn if v is not var], drawing, "normal", rng)
+    assert isinstance(values, range)
+    return apart_at(lambda x: sides.run(others | {var: x}), var, values, [*sides.old_ops, *sides.new_ops])
 
 
 def aim(

@@ -17,16 +17,23 @@ is beyond all these constants together, nothing new happens, but for the remaind
 
 Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a mask
 has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours of the
-constants; where they are multiplied or divided before they are compared (*scaled*), no such lengths are known.
+constants, and of these with the constants that are added; where they are multiplied or divided before they are
+compared (*scaled*; a length plus itself is twice as long), where several lengths are compared with each other
+(*joint*), or where one length looks up one row of a table that the other side has not (*unlike*), no such
+lengths are known.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import math
-from collections.abc import Iterable, Sequence
+import operator
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,6 +87,12 @@ ANGLES = names("cos sin")
 SMOOTH = ANGLES | names("add sub mul real_div exp identity select concat stack transpose expand_dims squeeze")
 SMOOTH |= names("matmul linear")
 """Ops that do the same whatever number they read."""
+MEETING = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
+"""Ops that turn where a number that they read meets another one."""
+OFFSETS = names("add sub range_1d")
+"""Ops whose constants are added to a number."""
+WHERE_TO = names("shape size end")
+"""Parameters by which a length says how many, not which ones."""
 WEIGHTS = names(
     "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
 )
@@ -112,6 +125,25 @@ class LengthUse:
     """By its remainder the length is used differently."""
     sizes: tuple[Any, ...] = ()
     """The symbolic sizes that are met."""
+    offsets: tuple[int, ...] = ()
+    """What is added to numbers that are made of lengths, each as often as on the side that adds it most."""
+    joint: bool = False
+    """Are several lengths compared with each other?"""
+    unlike: bool = False
+    """Does one length look up one row of a table that the other side has not?"""
+
+
+class _Number(NamedTuple):
+    """How a value follows from lengths."""
+
+    scaled: bool
+    """Was one of them multiplied?"""
+    times: Mapping[Any, tuple[float, float]]
+    """Size -> how often it is in the value, at least and at most."""
+
+
+Numbers = dict[Var, _Number]
+"""The values that are computed of lengths and constants alone."""
 
 
 def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
@@ -138,7 +170,19 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     reach = period * max(sum(sum(counted.get(op, ())) for op in ops) for ops in apart)
     sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in sizes_of(v) if is_symbolic(d)}
     constants = sorted({n for several in counted.values() for n in several})
-    return LengthUse(use, tuple(constants), reach, period, tuple(sizes))
+    offsets = [
+        Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in apart
+    ]
+    return LengthUse(
+        use,
+        tuple(constants),
+        reach,
+        period,
+        tuple(sizes),
+        tuple(functools.reduce(operator.or_, offsets).elements()),
+        any(len(_compared(op, numbers)) > 1 for op in computed),
+        _unlike(apart, numbers),
+    )
 
 
 def _is_dynamic(op: Operation) -> bool:
@@ -147,19 +191,79 @@ def _is_dynamic(op: Operation) -> bool:
     return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
 
 
-def _numbers(ops: Sequence[Operation]) -> dict[Var, bool]:
-    """The values that are computed of lengths and constants alone; were they multiplied?"""
-    numbers: dict[Var, bool] = {}
+def _numbers(ops: Sequence[Operation]) -> Numbers:
+    """The values that are computed of lengths and constants alone."""
+    numbers: Numbers = {}
     for op in ops:
         read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
         counted = op.op_type in COUNTED and any_symbolic(sizes_of(read[0])) if read else False
-        if op.op_type in ANGLES or not (counted or _counts(op) or (read and all(v in numbers for v in read))):
+        counted = counted or _counts(op)
+        if op.op_type in ANGLES or not (counted or (read and all(v in numbers for v in read))):
             continue
+        if op.op_type in COMPARISONS | LOGICAL:
+            numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
+            continue
+        times = _times(op, read, numbers, counted=counted)
         plain = op.op_type in SUMMING and not _steps_apart(op)
-        scaled = not plain or any(numbers.get(v, False) for v in read)
-        booleans = op.op_type in COMPARISONS | LOGICAL
-        numbers |= dict.fromkeys(op.outputs, scaled and not booleans)
+        scaled = not plain or any(v in numbers and numbers[v].scaled for v in read)
+        scaled = scaled or any(max(-low, high) > 1 for low, high in times.values())
+        numbers |= dict.fromkeys(op.outputs, _Number(scaled, times))
     return numbers
+
+
+def _times(
+    op: Operation, read: Sequence[Var], numbers: Numbers, *, counted: bool
+) -> Mapping[Any, tuple[float, float]]:
+    """How often each size is in what an op of numbers makes."""
+    known = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
+    if known and op.outputs[0].rank == 0 and known[0].is_Symbol:
+        return {known[0]: (1, 1)}
+    if known or counted:
+        return dict.fromkeys(known or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
+    given: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
+    sizes = {d for times in given.values() for d in times}
+    x, y = (given.get(op.inputs.get(name), {}) for name in ("x", "y"))
+    if op.op_type == "add":
+        return {d: tuple(np.add(x.get(d, (0, 0)), y.get(d, (0, 0))).tolist()) for d in sizes}
+    if op.op_type == "sub":
+        return {d: tuple(np.subtract(x.get(d, (0, 0)), y.get(d, (0, 0))[::-1]).tolist()) for d in sizes}
+    ends = {d: [0, *(end for times in given.values() for end in times.get(d, ()))] for d in sizes}
+    return {d: (min(several), max(several)) for d, several in ends.items()}
+
+
+def _offsets(op: Operation) -> list[int]:
+    """What an op adds to a number beside 1: the neighbours of all constants are met in any case."""
+    if op.op_type not in OFFSETS:
+        return []
+    values = (constant(v) for name, v in operands(op) if name != "step")
+    return [
+        abs(n) for value in values if value is not None for n in _whole(op, np.asarray(value)) if abs(n) > 1
+    ]
+
+
+def _compared(op: Operation, numbers: Numbers) -> set[Any]:
+    """The sizes of which an op compares the numbers."""
+    read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in MEETING else []
+    return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
+
+
+def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
+    """Has one side alone large constants that a single number meets, as an index or by a comparison?"""
+    tables = [
+        {
+            hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
+            for op in ops
+            if any(
+                v in numbers and not any_symbolic(sizes_of(v))
+                for name, v in operands(op)
+                if name not in WHERE_TO
+            )
+            for v in reads(op)
+            if (value := constant(v)) is not None and np.size(value) > SMALL
+        }
+        for ops in sides
+    ]
+    return any(one != tables[0] for one in tables)
 
 
 def _steps_apart(op: Operation) -> bool:
@@ -167,16 +271,16 @@ def _steps_apart(op: Operation) -> bool:
     return op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
 
 
-def _scales(op: Operation, numbers: dict[Var, bool]) -> bool:
+def _scales(op: Operation, numbers: Numbers) -> bool:
     """Does the op compare, round or divide to integers what was multiplied or divided?"""
     read = [v for v in reads(op) if v in numbers]
     if read and op.op_type in ("floor_div", "mod"):
         return True
     whole = op.op_type == "cast" and np_dtype(op.outputs[0]).kind != "f"
-    return any(numbers[v] for v in read) and (whole or op.op_type not in SMOOTH | {"cast"})
+    return any(numbers[v].scaled for v in read) and (whole or op.op_type not in SMOOTH | {"cast"})
 
 
-def _only_shapes(ops: Sequence[Operation], numbers: dict[Var, bool], results: Sequence[Var]) -> bool:
+def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]) -> bool:
     """Are lengths only asked for to reshape by them?"""
     carried = all(op.op_type in SHAPING | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
     readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]

@@ -17,7 +17,7 @@ import torch
 
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.metrics import psnr
-from anesurgery.checking.proofs import APART, NoProof, Proof, at_points
+from anesurgery.checking.proofs import APART, NoProof, Proof, at_points, seed_of
 from anesurgery.checking.value_numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
@@ -89,6 +89,7 @@ def _over_points(a: Value, b: Value, moves: Sequence[Move], seed: int) -> tuple[
     """A proof over the field with the layout in which it holds, or why there is none."""
     reason = ""
     try:
+        seed = seed_of(seed, [op for value in (a, b) for op in upstream(value)[0]])
         for shared in (None, _shared(a, b)):
             for move in moves:
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -191,6 +192,9 @@ def compare_numbers(
             at = tried[kind] * max(map(np.size, plain.values()), default=0)
             numbers |= {v: as_tensor(x) for v, x in meet(sides.drawn, drawing, plain, at).items()}
         pairs = sides.run(numbers)
+        if promise.tolerance.rtol and kind != "nonfinite" and _overflows(pairs):
+            numbers = _calmer(numbers, pairs)
+            pairs = sides.run(numbers)
         undefined = [torch.isnan(old) if old.is_floating_point() else None for old, _ in pairs]
         if kind == "nonfinite":
             finite = {v: _finite(t) for v, t in numbers.items()}
@@ -198,7 +202,7 @@ def compare_numbers(
                 tried[kind] += 1  # none can occur here
                 continue
             undefined = [torch.isnan(o) if o.is_floating_point() else None for o, _ in sides.run(finite)]
-        elif promise.tolerance.rtol and any(bool(torch.isinf(o).any()) for o, _ in pairs):
+        elif promise.tolerance.rtol and _overflows(pairs):
             continue  # a sum in another order may overflow elsewhere
         tried[kind] += 1
         worst.add(measured(sides, numbers, pairs, undefined, promise), numbers)
@@ -206,6 +210,20 @@ def compare_numbers(
             break
     worst.untried = untried(tried, promise.tolerates_nonfinite, floats) + _edges_untried(sides.drawn, drawing)
     return worst
+
+
+def _overflows(pairs: Pairs) -> bool:
+    """Is an old value infinite?"""
+    return any(bool(torch.isinf(old).any()) for old, _ in pairs)
+
+
+def _calmer(numbers: Numbers, pairs: Pairs) -> Numbers:
+    """The numbers, but 1 where an old value of the same shape is infinite, so that the others are tried."""
+    calm = dict(numbers)
+    for (var, values), (old, _) in itertools.product(numbers.items(), pairs):
+        if values.is_floating_point() and values.shape == old.shape:
+            calm[var] = torch.where(torch.isinf(old), torch.ones_like(values), calm[var])
+    return calm
 
 
 def _edges_untried(drawn: Sequence[Var], drawing: Drawing) -> tuple[str, ...]:

@@ -7,8 +7,9 @@ it does not say.
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -31,7 +32,7 @@ from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
-from anesurgery.mil import Operation, Var, np_dtype, types
+from anesurgery.mil import Operation, Var, constant, np_dtype, reads, types
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import stored_interval
 
@@ -47,6 +48,8 @@ high for few more to help."""
 MOST_WEIGHTS = 1 << 24
 """Elements of a constant that are looked at bit for bit; over the field, products with them take too long: 16
 million weights are a layer of 4,096 x 4,096."""
+MOST_READ = 1 << 20
+"""Numbers of a constant from which the points follow, at most."""
 LARGE = 1 << 16
 """Elements read from outside above which a few rows are looked at first: a wrong edit is found on them at a
 small part of the cost, and a right one takes the rest."""
@@ -162,7 +165,21 @@ def _algebraic(site: Site, seed: int) -> Proof | NoProof:
         least, most = (np.asarray(end, np.float64) for end in (low, high))  # of each element, perhaps
         return float(least.min(initial=math.inf)), float(most.max(initial=-math.inf))
 
+    seed = seed_of(seed, [*site.old_ops, *site.new_ops])
     return at_points(lambda arithmetic: _agree(site, arithmetic, arithmetic.seed), seed, span)
+
+
+def seed_of(seed: int, ops: Iterable[Operation]) -> int:
+    """A seed that follows from the constants, so that no constants can be chosen to vanish at its points.
+
+    Of large constants some numbers in equal distances count, which takes a millisecond.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for var in dict.fromkeys(v for op in ops for v in reads(op)):
+        if (value := constant(var)) is not None and not isinstance(value, str):
+            numbers = np.asarray(value).reshape(-1)
+            digest.update(np.ascontiguousarray(numbers[:: 1 + numbers.size // MOST_READ]).tobytes())
+    return field.key(seed, digest.hexdigest()) % 2**62
 
 
 def at_points(

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
-from anesurgery.checking.adversarial import FEW_PLACES, Drawing, Sampler, constants_of, rows_apart
+from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, looked_up
+from anesurgery.checking.adversarial import Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape, symbols_of, with_lengths
+from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
@@ -36,16 +37,13 @@ LARGEST_SITE = 400
 
 
 PLACED = frozenset({"slice_by_size", "slice_by_index", "slice_update"})
-"""Ops that may read dynamic places which have to lie inside."""
+"""Ops that make places fit that lie outside; others make values as large as a number says."""
 LARGE_VALUE = 1 << 20
 """Elements of a value of an edit above which memory is given back after its check: 4 MiB of fp32; to ask for it
 costs more than it gives where values are small."""
 TRIES = 4
 """How often such places are drawn to see that the old side takes them. A choice: a place that is out of range
 is drawn at once where most are."""
-FARTHEST = 16
-"""Up to where places are tried: a choice, as long as the lengths that stand for dynamic ones, of which 17 is
-the longest."""
 
 
 def check_site(
@@ -189,6 +187,8 @@ def _checked(
     )
     weakest, error, tried = None, None, list[Lengths]()
     for number, lengths in enumerate(plan.all):
+        if number == len(plan.first) and plan.alike and weakest is not None and weakest.grade > Grade.NUMBERS:
+            return weakest
         with with_lengths(lengths):
             proving = weakest is None or weakest.grade > Grade.NUMBERS
             trial = _Trial(seed, promise, proving, thorough=number < len(plan.first))
@@ -248,21 +248,15 @@ def _without_meaning(
 def _bounds(site: Site, sample: Sampler, seed: int) -> Bounds:
     """Where integers must lie; for places that the old side does not all take, up to where it takes each."""
     bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
-    dynamic = any(op.op_type in PLACED for op in site.old_ops) and bool(bounds)
-    bounds = _widened(site, sample, seed, bounds) if dynamic else bounds
-    if not dynamic or all(_has_meaning(site, sample, seed + i, bounds) for i in range(TRIES)):
+    dynamic = {v for v in bounds if not looked_up(v, set(site.new_ops))}
+    if not dynamic:
         return bounds
-    none: Bounds = {var: (np.zeros(drawn_shape(var)),) * 2 for var in bounds}
-    ends = {var: (0, low.copy()) for var, (low, _) in none.items()}
-    for var, (_, most) in ends.items():
-        for at in np.ndindex(most.shape) if most.size <= FEW_PLACES else ():
-            for place in range(1, FARTHEST):
-                tried = none[var][0].copy()
-                tried[at] = place
-                if not _has_meaning(site, sample, seed, none | {var: (tried, tried)}):
-                    break
-                most[at] = place
-    return ends
+    if any(op.op_type in PLACED for op in site.old_ops):
+        bounds = _widened(site, sample, seed, bounds)
+    known = not any(np.max(bounds[v][1]) <= AS_DRAWN for v in dynamic)
+    if known and all(_has_meaning(site, sample, seed + i, bounds) for i in range(TRIES)):
+        return bounds
+    return bounds | places_taken(dynamic, lambda places: _has_meaning(site, sample, seed, bounds | places))
 
 
 def _widened(site: Site, sample: Sampler, seed: int, bounds: Bounds) -> Bounds:
@@ -376,7 +370,7 @@ def _drawing(site: Site, sample: Sampler, seed: int, promise: Promise) -> Drawin
         subnormals=promise.tolerance.rtol > 0 or promise.tolerates_nonfinite,
         magnitude=promise.magnitude,
         limits=promise.limits,
-        rows={v: rows_apart(v, site.old_ops, v, site.new_ops) for v in bounds},
+        rows={v: rows_apart(v, site.old_ops, v, site.new_ops) for v in site.drawn if np_dtype(v).kind in "iu"},
     )
 
 

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anesurgery.checking.adversarial import constants_of
 from anesurgery.checking.length_use import LengthUse, Use, use_of
 from anesurgery.checking.lengths import (
+    FARTHEST,
     NOTHING,
     SYMBOL_LENGTH,
     Declared,
@@ -31,6 +33,10 @@ EVERY = 48
 """Ranges of up to this many lengths are tried whole: so many short trials cost less than one long one."""
 MOST_PERIOD = 16
 """Remainders of a length that are tried: strides of four layers that halve it. So far all lengths are."""
+MOST_ADDED = 4
+"""Constants that are added to lengths of which all sums and differences are tried: 81 of them. A choice."""
+LONGEST = 20.0
+"""The logarithm of more than any length."""
 MOST = 1 << 22
 """Elements of all values, over all lengths beside the first few, up to which these are tried: a proof looks at
 some 10 million in a second."""
@@ -47,7 +53,7 @@ class Plan:
     others: tuple[Lengths, ...] = ()
     """The ends of what is declared, and the neighbours of what the length may meet."""
     alike: bool = True
-    """Is the length used alike, whatever it is?"""
+    """Is the length used alike, whatever it is, so that a proof needs the first lengths alone?"""
     gap: str = ""
     """Why these say nothing about every length; empty where they do."""
 
@@ -91,10 +97,11 @@ def plan_of(
     use = use_of(sides, results)
     apart = apart_lengths(symbols)
     plain = [dict.fromkeys(symbols, SYMBOL_LENGTH), apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
-    if use.use is Use.ALIKE:
-        return Plan(tuple(plain))
-    cost = counting(inputs, [op for ops in sides for op in ops])
-    if listed := declared.together(symbols):
+    computed = [op for ops in sides for op in ops]
+    alike, cost = use.use is Use.ALIKE, counting(inputs, computed)
+    if alike:
+        chosen, (wanted, gap), most = plain, _farther(symbols, computed, declared), most // 4
+    elif listed := declared.together(symbols):
         chosen, wanted, gap = [min(listed, key=cost)], listed, ""
     else:
         chosen = _distinct([_inside(one, declared) for one in plain])
@@ -103,7 +110,7 @@ def plan_of(
     kept = _affordable(left, cost, most)
     if len(kept) < len(left):
         gap = "longer lengths take too many numbers"
-    return Plan(tuple(chosen), tuple(kept), False, gap)
+    return Plan(tuple(chosen), tuple(kept), alike, gap)
 
 
 def _distinct(lengths: Iterable[Lengths]) -> list[Lengths]:
@@ -126,22 +133,61 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
     high = max(ends) if len(ends) == len(ranges) else None
     rest = _inside(dict.fromkeys(symbols, SYMBOL_LENGTH), declared)
 
+    alone = met if len(met) > 1 and (foreign or use.joint) else []
+    least = {s: declared.range_of(s)[0] for s in met}
+
     def at(lengths: Iterable[int]) -> list[Lengths]:
         kept = sorted({n for n in lengths if low <= n and (high is None or n <= high)})
-        return [_inside({**rest, **dict.fromkeys(met, n)}, declared) for n in kept]
+        together = [dict.fromkeys(met, n) for n in kept]
+        one_by_one = [{**least, s: n} for s in alone for n in kept]
+        return [_inside({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
 
+    gap = _gap(use, high) if use.use is not Use.LOCAL else ""
     if high is not None and high - low < EVERY:
-        return at(range(low, high + 1)), ""
+        return at(range(low, high + 1)), gap if alone else ""
     around = {n for c in (*use.constants, *_solved(use, symbols)) for n in (c - 1, c, c + 1, 2 * c)}
     if use.use is Use.LOCAL:
         beyond = range(use.reach + 1, use.reach + 1 + min(use.period, MOST_PERIOD))
         around |= {low, *beyond, *(range(1, use.reach + 1) if use.reach <= MOST_PERIOD else ())}
         gap = "strides leave too many remainders of the length" if use.period > MOST_PERIOD else ""
         return at({*around, *(() if high is None or high > beyond[-1] else (high,))}), gap
-    if high is None:
-        return at(around), "the model declares no largest length"
-    gap = "the length is multiplied or divided" if use.use is Use.SCALED else ""
-    return at({*around, low, low + 1, high - 1, high}), gap
+    around |= {n for c in use.constants for n in _shifted(c, use.offsets[:MOST_ADDED])}
+    return at(around if high is None else {*around, low, low + 1, high - 1, high}), gap
+
+
+def _gap(use: LengthUse, high: int | None) -> str:
+    """Why the lengths that constants meet do not tell all where numbers are made of lengths."""
+    reasons = {
+        "the model declares no largest length": high is None,
+        "the length is multiplied or divided": use.use is Use.SCALED,
+        "several lengths are compared with each other": use.joint,
+        "the length looks up other constants": use.unlike,
+        "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
+    }
+    return next((words for words, holds in reasons.items() if holds), "")
+
+
+def _shifted(constant: int, added: Sequence[int]) -> set[int]:
+    """A constant, and what else a length may be that meets it once some numbers are added or taken away."""
+    met = {constant}
+    for number in added:
+        met |= {n + d for n in met for d in (-number, number)}
+    return {abs(n) for n in met}
+
+
+def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declared) -> tuple[list[Lengths], str]:
+    """Lengths for what is alike and not proved, and why they do not tell all: the ends, and beyond limits.
+
+    Shares, sums of exponentials and norms of rows tell the length, and meet the constants of ops.
+    """
+    sizes = [abs(c) for c in constants_of(ops) if c]
+    met = {2 * n for c in sizes for n in (c, 1 / c, c * c, math.exp(min(c, LONGEST)))}
+    ranges = [declared.range_of(s) for s in symbols]
+    ends = {low for low, _ in ranges} | {high for _, high in ranges if high is not None}
+    wanted = [dict.fromkeys(symbols, round(n)) for n in sorted({*met, *ends}) if 1 <= n < FARTHEST]
+    endless = any(high is None for _, high in ranges)
+    gap = "the model declares no largest length" if endless else ""
+    return [_inside(lengths, declared) for lengths in wanted], gap
 
 
 def _solved(use: LengthUse, symbols: Sequence[Any]) -> list[int]:

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.addresses import Bounds, address_bounds
+from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
 from anesurgery.checking.adversarial import Drawing, constants_of, rows_apart
 from anesurgery.checking.aiming import aimed, crossed, targets
 from anesurgery.checking.counterexample import made_smaller, written
+from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import DRAWS, ROUNDED_OFF, Numbers, as_tensor, row_axes, rows_along
+from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run
@@ -46,6 +48,8 @@ ROUNDS = (
     ("near", math.inf),
     ("ties", math.inf),
     ("rows", math.inf),
+    ("zeros", math.inf),
+    ("offset", math.inf),
     ("small", math.inf),
     ("large", math.inf),
     ("special", ORDINARY),
@@ -289,12 +293,18 @@ def _drawn(
     bounds = both.bounds()
     rng, constants = np.random.default_rng(seed), constants_of(ops)
     inside = [list(walk_ops(function)) for function in (both.old, both.new)]
-    pairs = {v: new for v in bounds if (new := both.new.inputs.get(v.name)) is not None}
+    pairs = {
+        v: both.new.inputs[v.name]
+        for v in both.inputs
+        if np_dtype(v).kind in "iu" and v.name in both.new.inputs
+    }
     rows = {v: rows_apart(v, inside[0], new, inside[1]) for v, new in pairs.items()}
+    rows |= {v: [*rows[v], *_apart_at(both, v, bounds, sample, ops)] for v in rows if not fewest}
     runs = [run for side in (both.old, both.new) for run in times_run(side) if not is_weight(run[0])]
     effort = sum(n * (OVERHEAD + (work := work_of(op)).flop + work.moved) for op, n in runs)
     count = max(FEWEST, min(AGAIN * len(ROUNDS), MOST_EFFORT // max(effort, 1)))
     count = FEWEST if fewest else count
+    bounds |= {} if fewest or count <= FEWEST else _places(both, bounds, seed)
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     aims = itertools.islice(_aims(both, ops, bounds, rng), 0 if fewest else count)
@@ -309,6 +319,33 @@ def _drawn(
         if sampled and whole and (both.contract or both.meaning(numbers) is None):
             numbers |= whole
         yield numbers
+
+
+def _places(both: _Both, bounds: Bounds, seed: int) -> Bounds:
+    """Up to where the first model takes integers that say where or how many."""
+
+    def taken(places: Bounds) -> bool:
+        drawing, rng = Drawing(lambda var, rng: None, bounds=bounds | places), np.random.default_rng(seed)
+        return both.meaning({v: as_tensor(drawing.draw(v, "normal", rng)) for v in both.inputs}) is not None
+
+    free = [v for v in bounds if not looked_up(v) and v not in both.assumed]
+    return places_taken(free, taken)
+
+
+def _apart_at(
+    both: _Both, var: Var, bounds: Bounds, sample: Mapping[str, Array], ops: Sequence[Operation]
+) -> list[int]:
+    """The integers that an input may be at which both sides differ, beside a sample of the others."""
+    low, high = bounds.get(var, (0, len(rows_read(ops)) - 1))
+    if np.ndim(low) or np.ndim(high) or both.contract:
+        return []
+    others = {v: as_tensor(sample[v.name]) for v in both.inputs if v is not var}
+
+    def run(index: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        old, new = (side(others | {var: index}) for side in (both.before, both.after))
+        return [(old[n], new[n]) for n in old.keys() & new.keys()]
+
+    return apart_at(run, var, range(int(low), int(high) + 1), ops)
 
 
 def _aims(

@@ -50,17 +50,18 @@ def test_more_combinations_are_not_all_tried() -> None:
 
 
 def test_dynamic_places_are_not_all_tried() -> None:
-    """They are drawn from 0 and 1, which is a part of what they may be."""
+    """They are drawn from all that the old side takes, which is not each of them."""
 
-    def part(x: Var) -> Var:
-        made: Var = mb.slice_by_size(x=np.arange(9, dtype=np.float32), begin=x, size=[2])
+    def part(x: Var, table: Any) -> Var:
+        made: Var = mb.slice_by_size(x=np.array(table, np.float32), begin=x, size=[2])
         return made
 
-    def other(x: Var) -> Var:
-        made: Var = mb.slice_by_size(x=np.array([0, 1, 2, 7, 7, 7, 7, 7, 7], np.float32), begin=x, size=[2])
-        return made
+    def old(x: Var) -> Var:
+        return part(x, np.arange(9))
 
-    assert grade(part, other, types.int32, (1,)) is Grade.NUMBERS
+    right, wrong = (lambda x: mb.sub(x=part(x, [*range(1, 10)]), y=np.float32(1))), [0, 1, 2, 7, 7, 7, 7, 7, 7]
+    assert grade(old, right, types.int32, (1,)) is Grade.NUMBERS
+    assert grade(old, lambda x: part(x, wrong), types.int32, (1,)) is None
 
 
 def rows_from(begin: Any) -> Any:

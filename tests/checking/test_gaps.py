@@ -64,13 +64,31 @@ def test_rounds_that_overflow_are_named() -> None:
     def product(x: Var) -> Var:
         return mb.mul(x=mb.exp(x=x), y=np.float32(3))
 
+    def shifted(x: Var) -> Var:
+        return mb.exp(x=mb.add(x=x, y=np.float32(np.log(3))))
+
     check = checked(product, lambda x: mb.mul(x=np.float32(3), y=mb.exp(x=x)), promise=Promise(REASSOCIATED))
     assert isinstance(check, SiteCheck)
     other = checked(
-        product, lambda x: mb.exp(x=mb.add(x=x, y=np.float32(np.log(3)))), promise=Promise(REASSOCIATED)
+        lambda x: mb.reduce_sum(x=product(x), axes=[1]),
+        lambda x: mb.reduce_sum(x=shifted(x), axes=[1]),
+        promise=Promise(REASSOCIATED),
     )
     assert isinstance(other, SiteCheck)
     assert "the largest numbers" in other.untried
+
+
+def test_of_numbers_that_overflow_the_others_are_tried() -> None:
+    """A quotient of two small numbers may be wrong where others are infinite."""
+    pair = ((types.fp32, (2, 4)), (types.fp32, (2, 4)))
+    check = checked(
+        lambda x, y: mb.real_div(x=x, y=y),
+        lambda x, y: mb.mul(x=x, y=mb.inverse(x=y, epsilon=np.float32(0))),
+        *pair,
+        promise=Promise(REASSOCIATED, tolerates_nonfinite=False),
+    )
+    assert isinstance(check, SiteCheck)
+    assert not check.within(REASSOCIATED)
 
 
 def test_elements_that_the_old_side_does_not_define_are_counted() -> None:

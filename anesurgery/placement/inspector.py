@@ -14,6 +14,7 @@ from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, each_function, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Rule
+from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
@@ -150,6 +151,7 @@ def inspect_program(
         advice=advised,
         time=timed.time,
         chain=longest_chain(shaped.judged),
+        fixing=fixing(shaped.flexible, label),
     )
 
 

@@ -19,6 +19,7 @@ from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
+    aborting_loads,
     doubtful,
     faulty_ops,
     ignored_masks,
@@ -117,7 +118,11 @@ def inspect_program(
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
-    about_load = (*slow_loads.of_function(shaped.function, budget, target), *about_memory)
+    about_load = (
+        *aborting_loads.of_function(shaped.function, target),
+        *slow_loads.of_function(shaped.function, budget, target),
+        *about_memory,
+    )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))
     units, path = choose(judged, target, doubts)

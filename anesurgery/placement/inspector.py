@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anesurgery.doors import door
+from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
@@ -135,7 +135,8 @@ def inspect_program(
             zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
         )
     )
-    label = "MIL program" if loaded.source is None else str(loaded.source)
+    label = "MIL program" if loaded.source is None else given_words(str(loaded.source))
+    place = "MODEL" if loaded.source is None or label == THIS else label
     of_version = loadable.of_version(loaded.version, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
@@ -156,7 +157,7 @@ def inspect_program(
         advice=advised,
         time=timed.time,
         chain=longest_chain(shaped.judged),
-        fixing=fixing(shaped.flexible, label),
+        fixing=fixing(shaped.flexible, place),
     )
 
 

@@ -108,7 +108,7 @@ def is_picture(var: Var) -> bool:
 
 
 def _is_embedded(var: Var) -> bool:
-    """Are vectors, rescaled at most, multiplied by weights before anything else? (What a text gives is normed.)"""
+    """Are vectors, rescaled at most, multiplied by weights at once? Those of words are normed before."""
     moves = CARRIERS | names("add sub mul real_div")
     readers = readers_after(var, moves) if var.rank in (2, 3) else []
     return bool(readers) and all(

@@ -59,11 +59,23 @@ def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                     raise _without_memory(function, positional, named, error, short) from error
                 if isinstance(error, OSError):
                     raise LoadError(_failure(function.__name__, error)) from error
+                if isinstance(error, SurgeryError):
+                    error.args = tuple(given_words(a) if isinstance(a, str) else a for a in error.args)
                 raise
 
         return at_the_door
 
     return opened
+
+
+TEMPORARY = re.compile(r"(?:/[^/\s]+)*/\.anesurgery-[0-9a-f]{32}/new/[^/\s]+/model\.mlpackage")
+"""Where an MLModel is that a call gave back: a place that no caller named."""
+THIS = "this MLModel"
+
+
+def given_words(words: str) -> str:
+    """Words without the places of temporary packages."""
+    return TEMPORARY.sub(THIS, words)
 
 
 ALLOCATORS = re.compile(r"(can't|cannot|unable to) allocate|not enough memory|out of memory|bad_alloc", re.I)

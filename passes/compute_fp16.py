@@ -32,9 +32,10 @@ After::
 Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
 by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
 promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.
-Epsilons of norms below 1e-7 become 1e-7; finite fills of masks beyond fp16 become -3e4: the softmax gives
-the same zeros, as scores stay above -2e4. An input that does nothing but mask scores is taken to hold 0 and 1,
-and rows that are masked by sums to keep a score; the notes of the surgery say so. Nested blocks stay.
+Epsilons of norms below 1e-7 become 1e-7; a variance that fp16 does not hold becomes 1, gamma taking its root.
+Finite fills of masks beyond fp16 become -3e4: the softmax gives the same zeros, as scores stay above -2e4. An
+input that does nothing but mask scores is taken to hold 0 and 1, and rows that are masked by sums to keep a
+score; the notes of the surgery say so. Nested blocks stay.
 
 Refuses when an op has a constant or a result above 65504 (so a constant mask that masks a whole row by sums),
 when a guard such as x + 1e-12 becomes zero (then
@@ -52,7 +53,7 @@ Grade: none: fp16 rounds each value.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,12 +78,14 @@ class ComputeFp16(Pass):
     caveat = "values are rounded to fp16; compare the outputs on your own inputs"
     ranges: Mapping[str, tuple[float, float]] | None = None
     """What is known of values by name: (least, largest), promised or observed."""
+    keep: Sequence[str] = ()
+    """Results by name whose ops stay fp32 whatever fp16 holds."""
 
     def run(self, program: Program, session: Session) -> None:
         """Convert each function, op by op."""
         ranges = {**session.assume, **(self.ranges or {})}
         for function in program.functions.values():
-            verdicts = an.half.judge(an.walk_ops(function), ranges)
+            verdicts = an.half.judge(an.walk_ops(function), ranges, frozenset(self.keep))
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
             session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
             with an.GraphEdits(self, session, function) as edits:
@@ -132,6 +135,9 @@ class _Conversion:
         if not any(an.dtype_name(v) == "fp32" and an.half.takes_half(op, name) for name, v in an.operands(op)):
             return
         inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
+        if (scale := an.half.unit_scale(op)) is not None:  # the epsilon is in it
+            ones, gamma = np.ones_like(scale, np.float16), scale.astype(np.float16)
+            inputs |= {"variance": ones, "gamma": gamma, "epsilon": np.float16(EPSILON)}
         results = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
         self.done(op, list(results) if isinstance(results, (tuple, list)) else [results])
 

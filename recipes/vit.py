@@ -6,8 +6,10 @@ Neural Engine takes::
 
     recipes.vit_ane("dinov2.mlpackage", target="M1/macOS 14").save("dinov2_ane.mlpackage")
 
+A picture may come as patches that were cut before (1 x patches x numbers), as towers of many sizes take them.
+
 Refuses models without attention, linear attention among them (`auto` takes any model), and models without a
-picture or a film among the inputs.
+picture, a film or patches among the inputs.
 """
 
 from __future__ import annotations
@@ -23,8 +25,10 @@ from anesurgery.surgery import Recipe
 def sees_pictures(program: Program) -> Refusal | None:
     """Refuse what has no attention, or no picture to look at."""
     found = makeup(program)
+    if found.patches and found.open:
+        return None
     if found.attentions and not found.pictures:
-        return Refusal(f"no input is a picture (rank 4 or 5, floats); {found}")
+        return Refusal(f"no input is a picture (rank 4 or 5, floats) or patches of one; {found}")
     if found.pictures and not found.attentions:
         words = "the model has no attention (no softmax between two matrix products; linear attention is none)"
         return Refusal(f"{words}: auto takes any model; {found}")

@@ -253,3 +253,24 @@ def test_an_op_that_finds_too_little_memory(call: Callable[..., Any]) -> None:
     x = {"x": np.zeros((1 << 23, 1), np.float32), "y": np.zeros((1, 1 << 23), np.float32)}
     with pytest.raises(OutOfMemory, match=r"a value asked for 262144.00 GiB at once"):
         call(huge(), x)
+
+
+NOT_GIVEN: dict[str, Callable[[Any], Any]] = {
+    "a member": lambda m: ane.compare(m, m, member="x"),
+    "layers": lambda m: ane.apply(m, "neuralnetwork_ane", quiet=True),
+    "a range": lambda m: ane.ranges(m, member=3),
+}
+
+
+@pytest.mark.parametrize("call", NOT_GIVEN.values(), ids=NOT_GIVEN)
+def test_no_error_names_a_place_that_nobody_gave(call: Callable[[Any], Any], tmp_path: Path) -> None:
+    """The wrong version: the temporary package of a model that another call gave back."""
+    surgery = ane.apply(small(), "remove_identity", quiet=True)
+    model = surgery.model
+    with pytest.raises(SurgeryError, match="this MLModel") as told:
+        call(model)
+    assert ".anesurgery-" not in str(told.value)
+    assert ane.inspect(model).model == "this MLModel"
+    kept = surgery.save(tmp_path / "kept.mlpackage")
+    with pytest.raises(SurgeryError, match=r"kept\.mlpackage"):
+        call(ct.models.MLModel(str(kept), skip_model_load=True))

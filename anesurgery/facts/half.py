@@ -48,9 +48,12 @@ KEEPS = (
 )
 """Beside -3e38 a score vanishes; beside -3e4, where fp16 counts in steps of 16, only one below 8 does."""
 
+KEPT = "it is to stay fp32"
 UNLIMITED = 1e18
 """Limits above this, such as the largest fp32 number or its root, clip nothing."""
 
+EPSILON = 1e-5
+"""The epsilon of a batch norm that names none."""
 NORMS = names("layer_norm instance_norm l2_norm")
 """Norms whose numerator is zero where their denominator is: a larger epsilon changes small values only."""
 GUARDED = {"log": 1e-45, "rsqrt": 1e-12, "inverse": 1e-4}
@@ -98,13 +101,17 @@ class Verdicts:
     """Values between such a constant and the softmax, which are large where it masks."""
 
 
-def judge(ops: Iterable[Operation], ranges: Mapping[str, Interval]) -> Verdicts:
-    """Look at ops in file order; `ranges` holds what is known of values by name."""
+def judge(
+    ops: Iterable[Operation], ranges: Mapping[str, Interval], keep: frozenset[str] = frozenset()
+) -> Verdicts:
+    """Look at ops in file order; `ranges` is what is known of values by name, `keep` names what stays fp32."""
     found = Verdicts()
     for op in ops:
         if op.op_type == "const" or not _is_float(op):
             continue
         reason = _reason(op, ranges, found)
+        if keep.intersection(v.name for v in op.outputs):
+            reason = KEPT
         if reason:
             found.stays[op] = reason
         _follow_fill(op, found)
@@ -216,7 +223,8 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) ->
     """Constants and results beyond fp16, and what reads them."""
     if op.op_type == "cast":
         return ""
-    for name, var in operands(op):
+    scaled = () if unit_scale(op) is None else ("variance", "gamma")
+    for name, var in ((n, v) for n, v in operands(op) if n not in scaled):
         large = 0.0 if _never_cuts(op, name, var) else _too_large(var)
         if large and _is_fill(op, name, var, ranges):
             found.fills[var] = (
@@ -311,7 +319,8 @@ def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> st
         return ""
     if op.op_type == "batch_norm":
         spread = _least_variance(op)
-        return f"a variance of {spread:.3g} is 0 in fp16" if spread < SMALLEST else ""
+        lost = spread < SMALLEST and unit_scale(op) is None
+        return f"a variance of {spread:.3g} is 0 in fp16" if lost else ""
     for name, var in operands(op):
         least = _least_magnitude(var)
         if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < SMALLEST:
@@ -342,8 +351,24 @@ def _least_magnitude(var: Var) -> float:
     return 0.0 if value is None else abs(value)
 
 
+def unit_scale(op: Operation) -> Any:
+    """The gamma of a batch norm at a variance of 1, if fp16 holds it and not the variance; else None."""
+    if op.op_type != "batch_norm":
+        return None
+    given = {n: op.inputs.get(n) for n in ("variance", "gamma")}
+    values = {n: 1.0 if var is None else constant(var) for n, var in given.items()}
+    if any(value is None for value in values.values()):
+        return None
+    variance = np.asarray(values["variance"], np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
+    if variance.min() >= SMALLEST and variance.max() <= LARGEST:
+        return None
+    with np.errstate(all="ignore"):
+        scale = np.asarray(values["gamma"], np.float64) / np.sqrt(variance)
+    return scale if bool((np.abs(scale) <= LARGEST).all()) else None
+
+
 def _least_variance(op: Operation) -> float:
-    variance, epsilon = constant(op.variance), number(op.inputs.get("epsilon")) or 1e-5
+    variance, epsilon = constant(op.variance), number(op.inputs.get("epsilon")) or EPSILON
     return math.inf if variance is None else float(np.min(np.asarray(variance, np.float64))) + epsilon
 
 

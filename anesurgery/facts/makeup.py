@@ -12,7 +12,7 @@ from anesurgery.facts.attention import MASKED, mask_chain
 from anesurgery.facts.masks import against_causal, take_apart, without_leading_biases
 from anesurgery.interpret.attentions import BETWEEN, SCALES, attentions
 from anesurgery.mil import Function, Operation, Program, Var, constant, np_dtype, producer, walk_ops
-from anesurgery.ops import CARRIERS, STATEFUL, UNARY
+from anesurgery.ops import CARRIERS, STATEFUL, UNARY, names
 from anesurgery.semantics.reading import reaches_output, readers_after, shape_in_words, weight
 
 SIDE = 8
@@ -37,6 +37,8 @@ class Makeup:
     """Inputs of rank 4, or 5 for films, at least `SIDE` high and wide."""
     signals: tuple[Var, ...]
     """Float inputs of another rank: sound, or what another model made."""
+    patches: tuple[Var, ...]
+    """The signals that a product with weights reads at once, as patches of a picture that were cut before."""
     drawn: tuple[Var, ...]
     """Outputs that have the form of pictures."""
     head: Var | None
@@ -77,6 +79,7 @@ def makeup(program: Program | Function) -> Makeup:
     sights = Counter(_sight(a.weights) for function in functions for a in attentions(function))
     inputs = [v for function in functions for v in function.inputs.values() if _is_float(v)]
     pictures = tuple(v for v in inputs if is_picture(v))
+    signals = tuple(v for v in inputs if v not in pictures)
     return Makeup(
         attentions=sum(sights.values()) + sum(_has_sinks(op) for op in softmaxes),
         causal=sights["causal"],
@@ -86,7 +89,8 @@ def makeup(program: Program | Function) -> Makeup:
         ids=sum(hasattr(v, "rank") and np_dtype(v).kind in "iu" for f in functions for v in f.inputs.values()),
         states=sum(kinds[kind] for kind in STATEFUL),
         pictures=pictures,
-        signals=tuple(v for v in inputs if v not in pictures),
+        signals=signals,
+        patches=tuple(v for v in signals if _is_embedded(v)),
         drawn=tuple(v for function in functions for v in function.outputs if is_picture(v)),
         head=next((op.outputs[0] for op in ops if _is_head(op)), None),
     )
@@ -101,6 +105,15 @@ def is_picture(var: Var) -> bool:
     """Rank 4, or 5 for films, float, and high and wide enough; dynamic sides count."""
     sides = [d for d in var.shape[-2:] if isinstance(d, int)] if _is_float(var) else []
     return _is_float(var) and var.rank in (4, 5) and all(d >= SIDE for d in sides)
+
+
+def _is_embedded(var: Var) -> bool:
+    """Are vectors, rescaled at most, multiplied by weights at once? Those of words are normed before."""
+    moves = CARRIERS | names("add sub mul real_div")
+    readers = readers_after(var, moves) if var.rank in (2, 3) else []
+    return bool(readers) and all(
+        op.op_type in ("linear", "matmul") and weight(op) is not None for op in readers
+    )
 
 
 def _sight(op: Operation) -> str:

@@ -85,7 +85,7 @@ def _give_way(registry: Any) -> None:
 
 
 def _compute_bfloat16_as_float32() -> None:
-    """MIL has no bfloat16: values keep the precision that torch would round away."""
+    """MIL has no bfloat16: values keep what torch would round away. Complex numbers are complex64."""
     from coremltools.converters.mil.frontend.torch import converter, ops, utils
 
     complex64, number = 9, 15  # torch's numbers of dtypes; the latter is bfloat16
@@ -93,17 +93,28 @@ def _compute_bfloat16_as_float32() -> None:
         host = getattr(holder, name)
         if host.__module__ != __name__:
             setattr(holder, name, _with_floats(host))
-    utils.TORCH_DTYPE_TO_NUM.setdefault(torch.complex64, complex64)
+    for kind in (torch.complex64, torch.complex128):
+        utils.TORCH_DTYPE_TO_NUM.setdefault(kind, complex64)
     utils.TORCH_DTYPE_TO_NUM.setdefault(torch.bfloat16, utils.TORCH_DTYPE_TO_NUM[torch.float32])
     utils.NUM_TO_TORCH_DTYPE.setdefault(number, torch.float32)
     utils.NUM_TO_NUMPY_DTYPE.setdefault(number, np.float32)
     utils.NUM_TO_DTYPE_STRING.setdefault(number, "fp32")
 
 
+NARROWER = {torch.bfloat16: torch.float32, torch.complex128: torch.complex64}
+"""Dtypes of constants that MIL lacks -> the one that it has."""
+
+
 def _with_floats(host: Any) -> Any:
-    """Constants of bfloat16, which numpy has not either, as float32."""
+    """Constants of bfloat16, which numpy has not either, as float32, and those of complex128 as complex64."""
 
     def constant(*positional: Any) -> Any:
-        return host(*(v.float() if getattr(v, "dtype", None) == torch.bfloat16 else v for v in positional))
+        return host(*(_narrowed(value) for value in positional))
 
     return constant
+
+
+def _narrowed(value: Any) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype == np.complex128:
+        return value.astype(np.complex64)
+    return value.to(NARROWER[value.dtype]) if getattr(value, "dtype", None) in NARROWER else value

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert, inputs_of
+import numpy as np
+
+from anesurgery.frontend.arguments import Convert, inputs_of, keyword, known_value
 from anesurgery.mil import Var, mb, types
 
 
@@ -27,8 +29,10 @@ def _complex(x: Var) -> tuple[Var, Var]:
 
 
 def _parts(x: Var) -> tuple[Var, Var | None]:
-    """The real and the imaginary part; a real number has none."""
-    return _complex(x) if types.is_complex(x.dtype) else (x, None)
+    """The real and the imaginary part, as floats; a real number has none."""
+    if types.is_complex(x.dtype):
+        return _complex(x)
+    return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32"), None
 
 
 def multiplying(host: Convert) -> Convert:
@@ -49,13 +53,21 @@ def multiplying(host: Convert) -> Convert:
     return mul
 
 
+COMPLEX = (9, 10)
+"""Torch's numbers of complex64 and complex128."""
+
+
 def keeping_complex(host: Convert) -> Convert:
-    """A cast; complex numbers are of one dtype and stay what they are."""
+    """A cast: complex numbers are of one dtype and stay what they are; real ones get 0 as the other part."""
 
     def to(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
+        x, *rest = inputs_of(context, node)
+        asked = [known_value(v) for v in (*rest[:1], keyword(context, node, "dtype")) if v is not None]
         if isinstance(x, Var) and types.is_complex(x.dtype):
             context.add(x, torch_name=node.name)
+        elif any(np.ndim(v) == 0 and not isinstance(v, (bool, str)) and v in COMPLEX for v in asked):
+            real = mb.cast(x=x, dtype="fp32")
+            context.add(mb.complex(real_data=real, imag_data=mb.mul(x=real, y=np.float32(0)), name=node.name))
         else:
             host(context, node)
 

@@ -340,6 +340,7 @@ ALIASES = {
     "broadcast_to": "expand",
     "swapaxes": "transpose",
     "swapdims": "transpose",
+    **{f"arc{name}h": f"a{name}h" for name in ("sin", "cos", "tan")},
     "arccos": "acos",
     "arcsin": "asin",
     "arctan": "atan",

@@ -162,6 +162,69 @@ def all_true(context: Any, node: Any) -> None:
     context.add(mb.cast(x=least, dtype="bool", name=node.name))
 
 
+SERIES_UP_TO = 0.2
+"""Below it asinh is its series: the first term left out is 8e-8 of the result."""
+
+
+def inverse_hyperbolic_sine(context: Any, node: Any) -> None:
+    """`torch.asinh(x)`: log |x| + log(1 + sqrt(1 + 1/x^2)), where no square overflows; small x by a series."""
+    x = _as_float(inputs_of(context, node)[0])
+    number = np_dtype(x).type
+    size = mb.maximum(x=mb.abs(x=x), y=number(SERIES_UP_TO))
+    inverse = mb.real_div(x=number(1), y=size)
+    root = mb.sqrt(x=mb.add(x=mb.square(x=inverse), y=number(1)))
+    large = mb.add(x=mb.log(x=size), y=mb.log(x=mb.add(x=root, y=number(1))))
+    square = mb.square(x=x)
+    series = mb.add(x=mb.mul(x=square, y=number(-15 / 336)), y=number(3 / 40))
+    for factor in (-1 / 6, 1.0):
+        series = mb.add(x=mb.mul(x=square, y=series), y=number(factor))
+    small = mb.less(x=mb.abs(x=x), y=number(SERIES_UP_TO))
+    signed = mb.mul(x=mb.sign(x=x), y=large)
+    context.add(mb.select(cond=small, a=mb.mul(x=x, y=series), b=signed, name=node.name))
+
+
+def inverse_hyperbolic_cosine(context: Any, node: Any) -> None:
+    """`torch.acosh(x)`: log x + log(1 + sqrt(x - 1) sqrt(x + 1) / x), where no square overflows."""
+    x = _as_float(inputs_of(context, node)[0])
+    one = np_dtype(x).type(1)
+    roots = [mb.sqrt(x=side) for side in (mb.sub(x=x, y=one), mb.add(x=x, y=one))]
+    share = mb.real_div(x=mb.mul(x=roots[0], y=roots[1]), y=x)
+    context.add(mb.add(x=mb.log(x=x), y=mb.log(x=mb.add(x=share, y=one)), name=node.name))
+
+
+def _as_float(x: Var) -> Var:
+    """Integers and booleans as torch promotes them for a root or a logarithm."""
+    number: Var = x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32")
+    return number
+
+
+def of_floats(host: Convert) -> Convert:
+    """A function of floats, of integers and booleans as well."""
+
+    def convert(context: Any, node: Any) -> None:
+        x = inputs_of(context, node)[0]
+        if isinstance(x, Var) and not types.is_float(x.dtype) and not types.is_complex(x.dtype):
+            name = f"{node.name}_as_float"
+            context.add(mb.cast(x=x, dtype="fp32", name=name))
+            node.inputs = [name, *node.inputs[1:]]
+        host(context, node)
+
+    return convert
+
+
+def broadcasting(host: Convert) -> Convert:
+    """`torch.broadcast_tensors(...)`: scalars have no shape to broadcast to."""
+
+    def broadcast_tensors(context: Any, node: Any) -> None:
+        tensors = inputs_of(context, node)[0]
+        if all(isinstance(v, Var) and v.rank == 0 for v in tensors):
+            context.add(tensors, node.name)
+        else:
+            host(context, node)
+
+    return broadcast_tensors
+
+
 CONVERSIONS: dict[str, Convert] = {
     "trunc": truncated,
     "fmod": remainder_of_its_sign,
@@ -174,7 +237,17 @@ CONVERSIONS: dict[str, Convert] = {
     "_cdist_forward": distances,
     "_is_all_true": all_true,
 }
+FLOATS_ONLY = (
+    *("sqrt", "rsqrt", "exp", "exp2", "log", "log2", "log10", "log1p", "expm1", "sin", "cos", "tan", "asin"),
+    *("acos", "atan", "sinh", "cosh", "tanh", "atanh", "erf", "sigmoid"),
+)
+"""Functions that torch computes of integers too, and MIL of floats alone."""
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "cumsum": summing_from_the_front,
     "floor_divide": dividing_whole_numbers,
+    "broadcast_tensors": broadcasting,
+    # The host's own write ops that MIL does not have.
+    **dict.fromkeys(("asinh", "arcsinh"), lambda _: inverse_hyperbolic_sine),
+    **dict.fromkeys(("acosh", "arccosh"), lambda _: inverse_hyperbolic_cosine),
+    **dict.fromkeys(FLOATS_ONLY, of_floats),
 }

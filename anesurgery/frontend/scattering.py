@@ -34,14 +34,7 @@ def _scattered(x: Var, axis: int, at: Var, source: Var, mode: str, name: str) ->
     shape = [*x.shape[:axis], at.shape[0], *x.shape[axis + 1 :]]
     if any(map(is_symbolic, (*x.shape, *shape))):
         raise NotImplementedError(f"{name}: writing at places of a tensor of dynamic shape {x.shape}")
-    size = np.int32(x.shape[axis])
-    if at.val is not None:
-        at = mb.const(val=np.where(at.val < 0, at.val + size, at.val).astype(np.int32))
-    else:  # a scatter takes no negative places since iOS 17
-        at = mb.select(cond=mb.less(x=at, y=np.int32(0)), a=mb.add(x=at, y=size), b=at)
-    if tuple(source.shape) != tuple(shape):
-        source = mb.reshape(x=source, shape=[1] * (x.rank - source.rank) + list(source.shape))
-        source = mb.tile(x=source, reps=[n // m for n, m in zip(shape, source.shape, strict=True)])
+    at, source = _wrapped(at, int(x.shape[axis])), _broadcast(source, tuple(shape))
     return mb.scatter(data=x, indices=at, updates=source, axis=axis, mode=mode, name=name)
 
 
@@ -52,6 +45,9 @@ def writing_at_places(host: Convert) -> Convert:
         x, places, source = inputs_of(context, node)[:3]
         added = bool(known_value(argument(context, node, 3, "accumulate", False)))
         named = [axis for axis, at in enumerate(places) if at is not None] if isinstance(places, list) else []
+        if named == list(range(len(named))) and _apart(x, [places[axis] for axis in named]):
+            context.add(_at_several(x, [places[axis] for axis in named], source, added, node.name))
+            return
         at: Any = places[named[0]] if len(named) == 1 else None
         alone = at is None or (not added and (at.shape in ((), (1,)) or named[0] == 0))
         if alone or at.rank > 1 or np_dtype(at).kind not in "iu" or any(map(is_symbolic, x.shape)):
@@ -64,6 +60,40 @@ def writing_at_places(host: Convert) -> Convert:
         context.add(_scattered(x, named[0], at, source, "add" if added else "update", node.name))
 
     return index_put
+
+
+def _apart(x: Var, places: list[Var]) -> bool:
+    """Are there several places, of static shapes that differ, which torch broadcasts and the host does not?"""
+    static = not any(map(is_symbolic, (*x.shape, *(d for at in places for d in at.shape))))
+    whole = all(np_dtype(at).kind in "iu" for at in places) and not types.is_bool(x.dtype)
+    return static and whole and len({tuple(at.shape) for at in places}) > 1
+
+
+def _at_several(x: Var, places: list[Var], source: Var, added: bool, name: str) -> Var:
+    """What x is after a write at places of its first axes, each broadcast to the shape of all."""
+    shape = np.broadcast_shapes(*(tuple(at.shape) for at in places))
+    found = [_wrapped(at, int(size)) for at, size in zip(places, x.shape, strict=False)]
+    at = mb.stack(values=[_broadcast(one, shape) for one in found], axis=-1)
+    x, source = promoted([x, source])
+    source = _broadcast(source, (*shape, *x.shape[len(places) :]))
+    return mb.scatter_nd(data=x, indices=at, updates=source, mode="add" if added else "update", name=name)
+
+
+def _broadcast(x: Var, shape: tuple[int, ...]) -> Var:
+    """A value repeated to a static shape."""
+    if tuple(x.shape) == shape:
+        return x
+    x = mb.reshape(x=x, shape=[1] * (len(shape) - x.rank) + list(x.shape))
+    repeated: Var = mb.tile(x=x, reps=[n // m for n, m in zip(shape, x.shape, strict=True)])
+    return repeated
+
+
+def _wrapped(at: Var, size: int) -> Var:
+    """Places without negative ones, which no scatter takes since iOS 17."""
+    if at.val is not None:
+        return mb.const(val=np.where(at.val < 0, at.val + size, at.val).astype(np.int32))
+    n = np_dtype(at).type(size)
+    return mb.select(cond=mb.less(x=at, y=np_dtype(at).type(0)), a=mb.add(x=at, y=n), b=at)
 
 
 def scattering(host: Convert) -> Convert:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from anesurgery import registry
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import ranges
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import SurgeryError, warn
+from anesurgery.facts.half import KEPT
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import clone, load
@@ -25,6 +26,7 @@ from anesurgery.neuralnetwork.sequence_length import with_sequence
 from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.constant_ends import LARGEST
 
 NOTES = "anesurgery.notes"
 """Where the notes are in the metadata of an upgraded model."""
@@ -34,6 +36,9 @@ the largest value."""
 STATED = 3
 """Ops that the notes name as fp32: the sentence stays on two lines."""
 PRECISIONS = (None, "fp16", "fp32")
+NO_FORM = "takes no fp16"
+"""In the reason of an op that no other form of the network computes in fp16: nothing was lost."""
+Observed = Mapping[str, tuple[float, float]]
 
 
 @door()
@@ -48,7 +53,8 @@ def upgrade(
         custom: class name of a custom layer -> function that builds it, called as (context, params, inputs)
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
         precision: what the network computes in: "fp32", or "fp16" but for the ops that `compute_fp16` keeps.
-            None means fp16 if outputs keep 60 dB on a sampled input, else fp32; the notes say which, and why.
+            None means fp16, as Core ML ran the network, with the fewest ops in fp32 that let outputs keep 60 dB
+            on a sampled input; all of them where nothing less does. The notes say which, and a warning why.
         sequence: steps of the sequence that a network of the rank 5 mapping is given at once; 1 by default. The
             inputs then have five axes (sequence, batch, channel, height, width).
 
@@ -104,30 +110,107 @@ def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
     remove_dead(list(walk_ops(loaded.program)))
     if precision == "fp32":
         return loaded
+    folded = clone(loaded)  # a variance alone may be too large for fp16, and Core ML folds it too
+    run_pass(registry.make_pass("fold_batch_norm"), folded.program, Session())
     if precision == "fp16":
-        return _halved(loaded, {}, "outputs were not compared")
+        return _Half.of(folded).noted("outputs were not compared")
     try:
-        half = _halved(loaded, {}, "")
-        if (psnr := _psnr(loaded, half)) < GATE:
-            observed = {r.name: (r.minimum, r.maximum) for r in ranges(loaded).rows}
-            half = _halved(loaded, observed, "ranges observed on one sampled input")
-            psnr = _psnr(loaded, half)
+        return _compared(loaded, folded)
     except SurgeryError as error:
-        return replace(loaded, notes=(*loaded.notes, f"it stays fp32, since it could not be run: {error}"))
-    if psnr < GATE:
-        why = f"fp16 keeps {psnr:.1f} dB of {GATE:g} on one sampled input; ask for it by precision='fp16'"
-        return replace(loaded, notes=(*loaded.notes, f"it stays fp32: {why}"))
-    return replace(half, notes=(*half.notes, f"fp16 keeps {psnr:.1f} dB on one sampled input"))
+        return _fp32(loaded, f"it could not be run: {error}")
 
 
-def _halved(loaded: Loaded, observed: dict[str, tuple[float, float]], words: str) -> Loaded:
-    """The fp16 form of a copy, with what stays fp32 in its notes."""
-    half, session = clone(loaded), Session()
-    run_pass(registry.make_pass("compute_fp16", ranges=observed), half.program, session)
-    stays = [f"{r.where.name} ({r.reason})" for _, r in session.refusals if r.where is not None]
-    more = f" and {len(stays) - STATED} more" if len(stays) > STATED else ""
-    note = f"it computes in fp16{', but for ' + ', '.join(stays[:STATED]) + more if stays else ''}"
-    return replace(half, notes=(*loaded.notes, f"{note}; {words}" if words else note))
+def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
+    """The form with the fewest fp32 ops that keeps `GATE`; the network in fp32 where none does."""
+    forms = [_Half.of(folded).measured(loaded)]
+    if forms[0].psnr < GATE or forms[0].wide:
+        observed = {r.name: (r.minimum, r.maximum) for r in ranges(folded).rows}
+        forms += [_Half.of(form, observed).measured(loaded) for form in (folded, loaded)]
+        if forms[1].psnr < GATE and forms[2].psnr < GATE:
+            forms += _window(loaded, folded, observed)
+    if enough := [form for form in forms if form.psnr >= GATE]:
+        best = min(enough, key=lambda form: len(form.stays))
+        return best.noted(f"it keeps {best.psnr:.1f} dB on one sampled input")
+    why = f"fp16 keeps {max(form.psnr for form in forms):.1f} dB of {GATE:g} on one sampled input"
+    return _fp32(loaded, f"{why}; ask for it by precision='fp16'")
+
+
+def _fp32(loaded: Loaded, why: str) -> Loaded:
+    """The network as it is; a warning and its notes say why, since the ANE runs no fp32."""
+    warn(f"the upgraded network stays fp32, which the ANE does not run: {why}")
+    return replace(loaded, notes=(*loaded.notes, f"it stays fp32: {why}"))
+
+
+def _window(loaded: Loaded, folded: Loaded, observed: Observed) -> list[_Half]:
+    """The forms tried with one run of ops in fp32: a run, since each switch between fp16 and fp32 costs time.
+
+    Its end is sought by halving, then its start: two trials for each power of two.
+    """
+    (function,) = folded.program.functions.values()
+    names = [op.outputs[0].name for op in function.operations if op.op_type != "const"]
+    tried: list[_Half] = []
+
+    def enough(start: int, end: int) -> bool:
+        tried.append(_Half.of(folded, observed, names[start:end]).measured(loaded))
+        return tried[-1].psnr >= GATE
+
+    end = _least(lambda count: enough(0, count), len(names))
+    _least(lambda count: enough(end - count, end), end)
+    return tried
+
+
+def _least(enough: Callable[[int], bool], most: int) -> int:
+    """The least count that is enough, where more is never worse and `most` is enough."""
+    low, high = 0, most
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True)
+class _Half:
+    """The fp16 form of a copy of a network."""
+
+    loaded: Loaded
+    stays: tuple[tuple[str, str], ...]
+    """The ops that are fp32, each with the reason."""
+    observed: bool
+    """Does it rest on ranges that were observed?"""
+    psnr: float = -math.inf
+    """What the outputs keep, in dB."""
+
+    @classmethod
+    def of(cls, loaded: Loaded, observed: Observed | None = None, kept: Sequence[str] = ()) -> _Half:
+        """Convert a copy."""
+        half, session = clone(loaded), Session()
+        step = registry.make_pass("compute_fp16", ranges=observed or {}, keep=tuple(kept))
+        run_pass(step, half.program, session)
+        refused = [(r.where.name, r.reason) for _, r in session.refusals if r.where is not None]
+        return cls(half, tuple(refused), observed is not None)
+
+    @property
+    def wide(self) -> bool:
+        """Does an op stay for its range alone, which an observed one may refute?"""
+        return any(f"above {LARGEST:g}" in reason for _, reason in self.stays)
+
+    def measured(self, reference: Loaded) -> _Half:
+        """With what the outputs keep of those of the network in fp32."""
+        return replace(self, psnr=_psnr(reference, self.loaded))
+
+    def noted(self, words: str) -> Loaded:
+        """The model, with what stays fp32 in its notes, and in a warning."""
+        asked = [name for name, reason in self.stays if reason == KEPT]
+        runs = (
+            [f"{len(asked)} ops from {asked[0]} to {asked[-1]} (else outputs are too inexact)"] if asked else []
+        )
+        stays = runs + [f"{name} ({reason})" for name, reason in self.stays if reason != KEPT]
+        more = f" and {len(stays) - STATED} more" if len(stays) > STATED else ""
+        note = f"it computes in fp16{', but for ' + ', '.join(stays[:STATED]) + more if stays else ''}"
+        if any(NO_FORM not in reason for _, reason in self.stays):
+            warn(f"the upgraded network has fp32 ops, which the ANE does not run: {note}")
+        seen = "; ranges observed on that input" if self.observed else ""
+        return replace(self.loaded, notes=(*self.loaded.notes, f"{note}; {words}{seen}"))
 
 
 def _psnr(before: Loaded, after: Loaded) -> float:

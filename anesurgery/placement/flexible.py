@@ -6,6 +6,8 @@ nothing is said: up to iOS 17.3 only the default was for the engine, and later s
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -138,3 +140,12 @@ def at(program: Program, name: str, shapes: Shapes) -> Function | None:
 def in_words(shapes: Shapes) -> str:
     """The shapes by name: x 1x3x256x256, y 1x8."""
     return ", ".join(f"{name} {shape_in_words(shape)}" for name, shape in shapes.items())
+
+
+def fixing(shapes: Flexible | None, model: str) -> str:
+    """The command that fixes the shapes of a model that takes a range of them; "" for other models."""
+    if shapes is None or shapes.listed:
+        return ""
+    sizes = json.dumps({name: list(shape) for name, shape in shapes.default.items()})
+    chosen = f" --set {shlex.quote(f'shapes={sizes}')}" if shapes.default else ""
+    return f"anesurgery apply {shlex.quote(model)} fix_shapes fixed.mlpackage{chosen}"

@@ -191,6 +191,7 @@ class Inspection(Drawn):
         advice: the compute units with which measured models of this kind were fastest on this chip; None where
             nothing was measured, or not all agree.
         chain: ops of the longest row in which each waits for the one before, each round of a loop counted.
+        fixing: the command that fixes the sizes of inputs that take a range of them; "" where none does.
     """
 
     model: str
@@ -208,6 +209,7 @@ class Inspection(Drawn):
     time: Time | None = None
     advice: UnitAdvice | None = None
     chain: int = 0
+    fixing: str = ""
 
     @property
     def status(self) -> int:
@@ -346,6 +348,8 @@ def _sentence(inspection: Inspection, rows: Sequence[OpRow]) -> str:
         return "There are no ops to place."
     first = f"ANE: {_shares(inspection, rows)} on {inspection.target.words}"
     time = "" if inspection.time is None else f", about {inspection.time}"
+    if inspection.fixing:
+        return f"{first}; its sizes vary, so fix them first: {inspection.fixing}"
     return "; ".join(filter(None, [first + time, _elsewhere(rows), _help(rows)]))
 
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anesurgery.doors import door
+from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
@@ -14,10 +14,12 @@ from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, each_function, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Rule
+from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
+    aborting_loads,
     doubtful,
     faulty_ops,
     ignored_masks,
@@ -116,7 +118,11 @@ def inspect_program(
     shaped = judge_shaped(loaded, function, target, rules)
     budget, about_memory = memory.measure(shaped.function, target)
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
-    about_load = (*slow_loads.of_function(shaped.function, budget, target), *about_memory)
+    about_load = (
+        *aborting_loads.of_function(shaped.function, target),
+        *slow_loads.of_function(shaped.function, budget, target),
+        *about_memory,
+    )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))
     doubts = (*doubts, *whole_model.failing((*about_load, *about_shapes), target))
     units, path = choose(judged, target, doubts)
@@ -129,7 +135,8 @@ def inspect_program(
             zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
         )
     )
-    label = "MIL program" if loaded.source is None else str(loaded.source)
+    label = "MIL program" if loaded.source is None else given_words(str(loaded.source))
+    place = "MODEL" if loaded.source is None or label == THIS else label
     of_version = loadable.of_version(loaded.version, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
@@ -150,6 +157,7 @@ def inspect_program(
         advice=advised,
         time=timed.time,
         chain=longest_chain(shaped.judged),
+        fixing=fixing(shaped.flexible, place),
     )
 
 

@@ -21,7 +21,10 @@ model."""
 AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
 IN_RANGE = "other shapes of a range are not known"
 SOME = "{} of {} enumerated shapes are estimated, the default first"
-NO_DEFAULT = "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit"
+NO_DEFAULT = (
+    "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit; a MIL "
+    "program does not tell it, so give the path of the model, or what `load` gives, as it is"
+)
 
 
 @dataclass(frozen=True)

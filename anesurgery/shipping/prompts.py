@@ -87,13 +87,18 @@ class Text:
             raise SurgeryError(f"the chat template failed: {error}; ask with template=False") from error
 
     def pieces(self, tokens: Iterable[int]) -> Iterator[str]:
-        """Text as it comes: characters of several tokens are given when they are whole."""
+        """Text as it comes: characters of several tokens when they are whole, and what is left at the end."""
         from tokenizers.decoders import DecodeStream
 
-        stream = DecodeStream(skip_special_tokens=True)
+        stream, read, given = DecodeStream(skip_special_tokens=True), list[int](), ""
         for token in tokens:
+            read.append(token)
             if piece := stream.step(self.tokenizer, token):
+                given += piece
                 yield piece
+        whole = str(self.tokenizer.decode(read, skip_special_tokens=True))
+        if whole != given and whole.startswith(given):  # a character that lacks its last bytes
+            yield whole[len(given) :]
 
 
 def read_tokenizer(file: Path) -> Any:

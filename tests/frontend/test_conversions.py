@@ -62,6 +62,9 @@ def in_place(x: torch.Tensor, write: Callable[..., Any]) -> torch.Tensor:
     return y + 1
 
 
+GRID = (torch.tensor([[0], [-1]]), torch.tensor([1, 3]))
+ONE = torch.tensor([1])
+DOUBLE = torch.tensor([1 + 2j, 3, 4, 5j], dtype=torch.complex128)
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "multiply": lambda x: torch.multiply(x, 2.5),
     "subtract": lambda x: torch.subtract(x, x.flip(0)),
@@ -75,6 +78,27 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "reciprocal_of_integers": lambda x: torch.reciprocal((x > 0).sum(0) + 1),
     "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.5),
     "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
+    "scalars_broadcast": lambda x: sum(torch.broadcast_tensors(x.sum(), x.mean())),  # type: ignore[arg-type]
+    "a_scalar_broadcast": lambda x: torch.stack(torch.broadcast_tensors(x.sum(), x)),  # type: ignore[arg-type]
+    "asinh": torch.asinh,
+    "asinh_of_large": lambda x: torch.asinh(x * 1e20),
+    "asinh_of_small": lambda x: torch.asinh(x / 1e5) * 1e5,
+    "acosh": lambda x: torch.arccosh(x.abs() + 1.5),
+    "acosh_of_large": lambda x: torch.acosh(x.abs() * 1e20),
+    "sqrt_of_an_int": lambda x: x * torch.sqrt(torch.tensor(5)),
+    "sqrt_of_a_size": lambda x: x / torch.sqrt(torch.tensor(x.shape[-1])),
+    "sqrt_of_ints": lambda x: torch.sqrt(x.int().abs()),
+    "sqrt_of_booleans": lambda x: torch.sqrt(x > 0),
+    "log_of_ints": lambda x: torch.log((x > 0).sum(0) + 1),
+    "put_in_a_grid": lambda x: in_place(x, lambda y: y.index_put_(GRID, x[:, :2])),
+    "put_one_in_a_grid": lambda x: in_place(x, lambda y: y.index_put_(GRID, x.sum())),
+    "put_a_row_in_a_grid": lambda x: in_place(x, lambda y: y.index_put_(GRID, x[0, :2])),
+    "added_in_a_grid": lambda x: in_place(x, lambda y: y.index_put_(GRID, x.sum(), accumulate=True)),
+    "put_at_one_of_each": lambda x: in_place(x, lambda y: y.index_put_((ONE, GRID[1]), x[0, 1:3])),
+    "double_complex": lambda x: torch.view_as_real(x.to(torch.complex128) * DOUBLE).float(),
+    "double_polar": lambda x: torch.polar(x.abs().double(), x.double()).to(torch.complex64).real,
+    "double_rotation": lambda x: (torch.view_as_complex(x.double().reshape(2, 2, 2)) * DOUBLE[:2]).imag.float(),
+    "complex_of_reals": lambda x: (x.to(torch.complex64) * 2).real,
     "diff": torch.diff,
     "diff_dim": lambda x: torch.diff(x, dim=0),
     "diff_middle": lambda x: torch.diff(x.reshape(2, 2, 2), dim=-2),

@@ -14,6 +14,7 @@ import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import ct, dtype_name, walk_ops
+from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.placement.networks import inspect_network
@@ -186,3 +187,55 @@ def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Pat
     assert fewer.leaves(before) == ""
     moved = replace(fewer, on_flop=25)
     assert moved.leaves(before) == "the share of flop on the ANE would fall 80.0% -> 50.0%"
+
+
+def norm(x: str, y: str, variance: float) -> Any:
+    """A batch norm that multiplies by about 1."""
+    values = {"gamma": variance**0.5, "beta": 0.1, "mean": 0.5, "variance": variance}
+    numbers = {name: {"floatValue": [value] * 8} for name, value in values.items()}
+    return make_layer("batchnorm", [x], [y], channels=8, epsilon=1e-9, **numbers)
+
+
+def convolution(x: str, y: str, seed: int) -> Any:
+    weights = np.random.default_rng(seed).standard_normal(8 * 8 * 9).astype(np.float32) / 8
+    sizes = {"outputChannels": 8, "kernelChannels": 8, "kernelSize": [3, 3], "nGroups": 1}
+    return make_layer("convolution", [x], [y], **sizes, weights={"floatValue": weights}, same={})
+
+
+def shift(x: str, y: str, beta: float) -> Any:
+    return make_layer("activation", [x], [y], linear={"alpha": 1.0, "beta": beta})
+
+
+CONVOLUTIONS = [convolution("x", "a", 0), convolution("a", "b", 1), convolution("b", "c", 2)]
+IN_HALF = {
+    "a variance that the fold takes away": [*CONVOLUTIONS, norm("c", "y", 1e5)],
+    "one before a convolution": [norm("x", "c", 1e5), convolution("c", "y", 0)],
+    "one that fp16 makes 0": [norm("x", "c", 1e-8), convolution("c", "y", 0)],
+    "nothing": [*CONVOLUTIONS, shift("c", "y", 0.5)],
+}
+
+
+@pytest.mark.filterwarnings("error::anesurgery.errors.SurgeryWarning")
+@pytest.mark.parametrize("layers", IN_HALF.values(), ids=IN_HALF)
+def test_an_upgrade_computes_in_fp16_as_core_ml_did(layers: list[Any], tmp_path: Path) -> None:
+    """The wrong version: a variance above 65504 leaves all ops behind it in fp32."""
+    path = saved(make_network({"x": (1, 8, 16, 16)}, layers, ["y"]), tmp_path)
+    upgraded = ane.upgrade(path)
+    assert Standing.of_upgraded(load(upgraded), Target.parse("M4/macOS 15")).can_run["ops"] == 1
+    assert ane.compare(ane.upgrade(path, precision="fp32"), upgraded, precision="fp16").psnr >= 60
+    assert "it computes in fp16; it keeps" in upgraded.user_defined_metadata[NOTES]
+
+
+def test_only_the_ops_that_fp16_breaks_stay_fp32(tmp_path: Path) -> None:
+    """The wrong version: a network of which fp16 keeps less than 60 dB is fp32 from end to end."""
+    lossy = [shift("c", "up", 3000), shift("up", "down", -3000)]
+    layers = [*CONVOLUTIONS, *lossy, convolution("down", "d", 3), convolution("d", "y", 4)]
+    path = saved(make_network({"x": (1, 8, 16, 16)}, layers, ["y"]), tmp_path)
+    with pytest.warns(ane.SurgeryWarning, match=r"fp32 ops, .* but for 2 ops from up to down"):
+        upgraded = ane.upgrade(path)
+    program = load(upgraded).program
+    wide = [
+        op.op_type for op in walk_ops(program) if op.op_type != "cast" and dtype_name(op.outputs[0]) == "fp32"
+    ]
+    assert [kind for kind in wide if kind not in ("const", "cast")] == ["linear_activation"] * 2
+    assert ane.compare(ane.upgrade(path, precision="fp32"), upgraded, precision="fp16").psnr >= 60

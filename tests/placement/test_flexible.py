@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
+from typer.testing import CliRunner
 
 import anesurgery as ane
+from anesurgery.commands.app import app
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.flexible import at, flexible
@@ -49,7 +52,8 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
     for source in (model, tmp_path / "m.mlpackage", model._mil_program):
         found = ane.inspect(source, "iPhone/iOS 17")
         assert [row.shape for row in found.ops] == ["1x64x96x96"] * 3
-        assert found.counts == {"ane": 3}
+        assert found.counts == {"unknown" if kind == "range" else "ane": 3}  # no iPhone was told of
+        assert ("fix them first: anesurgery apply " in found.summary) == (kind == "range")
         on_a_mac = ane.inspect(source, "M4/macOS 27")
         assert on_a_mac.counts == {"ane" if kind == "fixed" else "unknown": 3}  # reports of Macs conflict
         assert on_a_mac.residency_at_most["ops"] == 1
@@ -82,6 +86,21 @@ def test_flexible_shapes_are_doubtful_where_reports_conflict(converted: tuple[st
     )
     # What is said of the whole is said at each shape; at the small one the ops are on the CPU in either case.
     assert [one.counts for one in found.at_shapes] == ([{"unknown": 3}, {"cpu": 3}] if kind == "list" else [])
+
+
+def test_the_command_that_fixes_the_sizes_does(converted: tuple[str, Any], tmp_path: Path) -> None:
+    """The wrong version: a command that the command line does not take, or that leaves the sizes open."""
+    kind, model = converted
+    if kind != "range":
+        return
+    model.save(str(path := tmp_path / "a model.mlpackage"))
+    command = ane.inspect(path, "iPhone/iOS 17").fixing
+    arguments = shlex.split(command)[1:]
+    assert arguments[:3] == ["apply", str(path), "fix_shapes"]
+    arguments[3] = str(fixed := tmp_path / arguments[3])
+    assert CliRunner().invoke(app, [*arguments, "--quiet"]).exit_code == 0
+    after = ane.inspect(fixed, "iPhone/iOS 17")
+    assert (after.counts, after.fixing) == ({"ane": 3}, "")
 
 
 def symbolic(*shape: Any) -> Program:

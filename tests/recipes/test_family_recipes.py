@@ -118,6 +118,38 @@ def test_a_picture_beside_text_that_is_not_written_is_no_encoder_with_a_decoder(
         ane.apply(program, "seq2seq_ane", prove=None, quiet=True)
 
 
+def tower(patches: bool, rank: int = 3, *, causal: bool = False) -> Program:
+    """Vectors with one attention: patches that are embedded, or words that a norm reads."""
+    rng = np.random.default_rng(0)
+    weight = rng.standard_normal((64, 48)).astype(np.float16)
+    ahead = np.triu(np.full((16, 16), -1e4, np.float16), 1)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 16, 48)[3 - rank :], dtype=types.fp16)], opset_version=ct.target.iOS17
+    )
+    def program(given: Var) -> Var:
+        x = mb.mul(x=mb.sub(x=given, y=np.float16(0.5)), y=np.float16(2))
+        x = x if patches else mb.layer_norm(x=x, axes=[-1])
+        x = mb.linear(x=x, weight=weight)
+        scores = mb.matmul(x=x, y=x, transpose_y=True)
+        return mb.matmul(x=mb.softmax(x=mb.add(x=scores, y=ahead) if causal else scores, axis=-1), y=x)
+
+    return program
+
+
+@pytest.mark.parametrize("rank", [2, 3])
+def test_a_tower_takes_patches_that_were_cut_before(rank: int) -> None:
+    """The wrong version: only an input of rank 4 or 5 is a picture."""
+    surgery = ane.apply(tower(patches=True, rank=rank), "vit_ane", target="M4/macOS 15", quiet=True)
+    assert surgery.program is not None
+
+
+@pytest.mark.parametrize("made", [tower(patches=False), tower(patches=True, causal=True)])
+def test_words_are_no_patches(made: Program) -> None:
+    with pytest.raises(SurgeryError, match="no input is a picture"):
+        ane.apply(made, "vit_ane", prove=None, quiet=True)
+
+
 def picture_to_picture() -> Program:
     """A convolution down, one up, and attention between them."""
     rng = np.random.default_rng(0)

@@ -75,6 +75,15 @@ def test_characters_of_several_tokens_come_whole() -> None:
     assert not [piece for piece in pieces if "�" in piece]
 
 
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_character_that_lacks_its_end_is_given_at_the_end(cut: int) -> None:
+    """The wrong version: what the decoder holds back until it is whole never comes."""
+    made = tokenizer()
+    tokens = made.encode("ok 🙂").ids[:-cut]
+    assert "".join(Text(made, "", {}).pieces(tokens)) == made.decode(tokens)
+    assert made.decode(tokens) != "ok "
+
+
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.text("abc", max_size=3), max_size=8),

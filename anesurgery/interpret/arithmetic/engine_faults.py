@@ -61,6 +61,8 @@ class Fault:
     """The input from which the result is wrong; None where it does not depend on the value."""
     wrong: Callable[[Operation, Function], Function] | None = None
     """How the op is computed there, from how it is computed exactly; None where no report says it."""
+    ends_process: bool = False
+    """Is it no number that is wrong, but the process that ends?"""
     remedy: str | None = None
     """The pass that writes the op in another form."""
     advice: str = ""
@@ -324,6 +326,7 @@ FAULTS: tuple[Fault, ...] = (
         "Core ML through ExecuTorch; the chip is not named",
         form=_volume,
         any_unit=True,
+        ends_process=True,
         remedy="replace_faulty_ops",
         advice="multiply and add, or fold it into the convolution before it",
     ),

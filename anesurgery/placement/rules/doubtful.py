@@ -158,6 +158,7 @@ JOINT = _reported(
     test=quantized_table,
     kind="speed",
     scope=Scope(os="seen on M3 Air, macOS 26.0.1"),
+    remedy="fold_palette_scales",
     advice="a palette of fp16 values",
 )
 

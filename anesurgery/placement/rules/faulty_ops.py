@@ -62,7 +62,8 @@ def _warning(fault: Fault, op: Operation, target: Target, layer: bool = False) -
     silent = fault.common or concerns(fault, target) or not (target.uses_ane or fault.any_unit)
     said = "" if silent else reached(fault, op, layer)
     elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
-    return f"reported wrong {elsewhere}{', by Core AI' * (fault.format != 'Core ML')}: {said}" if said else ""
+    what = "reported to end the process" if fault.ends_process else "reported wrong"
+    return f"{what} {elsewhere}{', by Core AI' * (fault.format != 'Core ML')}: {said}" if said else ""
 
 
 def of_layers(program: Program, target: Target) -> Iterator[Finding]:
@@ -89,7 +90,7 @@ def _rules(fault: Fault) -> Iterator[Rule]:
             test=partial(test, fault),
             grade=grade,
             scope=scope,
-            kind="numeric",
+            kind="memory" if fault.ends_process else "numeric",
             remedy=fault.remedy,
             advice=fault.advice,
         )

@@ -55,6 +55,15 @@ DISPUTED_RANGE = _reported(
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
     advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
 )
+RANGE_ELSEWHERE = general(
+    "dyn-range-unknown",
+    "no report says what the ANE of an iPhone or iPad runs of a model that takes a range of shapes; on Macs "
+    "some such models stayed on the CPU as a whole, and fixed ones ran on the ANE",
+    DISPUTED_RANGE.source,
+    grade=Grade.GUESS,
+    scope=Scope(os="seen on Macs alone"),
+    advice=DISPUTED_RANGE.advice,
+)
 NORM_IN_LIST = _reported(
     "dyn-enum-norm",
     "a model of one layer_norm of rank 3 left the ANE with enumerated shapes (175 against 20 ms), and stayed "
@@ -76,7 +85,7 @@ TOO_LARGE = _reported(
     scope=Scope(os="seen on A19 Pro, iOS 26, and M1 Max, macOS 13"),
     advice="split it into chunks below the limit, or compress it",
 )
-RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, NORM_IN_LIST, TOO_LARGE)
+RULES = (LARGE_TABLE, DISPUTED_LIST, DISPUTED_RANGE, RANGE_ELSEWHERE, NORM_IN_LIST, TOO_LARGE)
 
 
 def doubts(function: Function, shapes: Flexible | None, memory: Memory, target: Target) -> tuple[Finding, ...]:
@@ -91,6 +100,8 @@ FAILING: dict[str, frozenset[str]] = {
     "compile-memory": frozenset({"A17"}),
     "compile-history": frozenset({"M5"}),
     "compile-late-shape": frozenset(),
+    "hang-nearest-pool": frozenset(),
+    "refused-cache-scatter": frozenset(),
     "size-big-image": frozenset(),
     "state-width-32": frozenset(),
 }
@@ -132,8 +143,8 @@ def _shapes(function: Function, shapes: Flexible | None, target: Target) -> Said
     if shapes is None or not dynamic:
         return
     if not shapes.listed:
-        if _has_mac(target):
-            yield DISPUTED_RANGE, f"%{next(iter(dynamic))} may have any length of a range"
+        rule = DISPUTED_RANGE if _has_mac(target) else RANGE_ELSEWHERE
+        yield rule, f"%{next(iter(dynamic))} may have any length of a range"
         return
     if _has_mac(target):
         yield DISPUTED_LIST, f"{len(shapes.listed)} enumerated shapes"

@@ -1,0 +1,190 @@
+"""Models whose load was reported to end the process, to hang, or to fail: one row for each report.
+
+A row is a claim on its chips, OS and units, and a warning of a lower grade on others: a load that ends the
+process on one chip may well succeed on the next. A claim that nothing loads is of the kind "load", which comes
+before all else. Unlike the tables beside it this one speaks of the GPU too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from anesurgery.mil import Function, Operation, dtype_name, producer, static_shape, walk_ops
+from anesurgery.ops import CARRIERS, names
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
+from anesurgery.placement.loadable import KIND
+from anesurgery.placement.target import CHIPS, Target
+
+ENGINE, GRAPHICS, BOTH = frozenset({"ANE"}), frozenset({"GPU"}), frozenset({"ANE", "GPU"})
+Said = Callable[[list[Operation]], str]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One report of a load."""
+
+    id: str
+    what: str
+    """What happened, as a sentence without a full stop."""
+    source: str
+    seen: str
+    """Chip, OS and units, as the report names them."""
+    units: frozenset[str]
+    """Units of which one must be asked for."""
+    found: Said
+    """What of the ops has the form, in words; "" where nothing has it."""
+    advice: str
+    chips: tuple[str, ...] = ()
+    """The chips of `seen`, without Pro or Max; none where no report names one."""
+    systems: tuple[tuple[str, int], ...] = ()
+    """The releases of `seen`; none where no report names one."""
+    remedy: str | None = None
+    nothing_loads: bool = False
+    """Did the process end, so that no unit ran anything?"""
+
+    def asked(self, target: Target) -> bool:
+        """May Core ML use a unit of the report?"""
+        return ("ANE" in self.units and target.uses_ane) or ("GPU" in self.units and target.uses_gpu)
+
+    def claims(self, target: Target) -> bool:
+        """Is every chip of the target one of the report, and its OS? What names neither claims nothing."""
+        chip = not self.chips or set(target.chips) <= set(self.chips)
+        system = not self.systems or (target.platform, target.os) in self.systems
+        return chip and system and bool(self.chips or self.systems)
+
+    def rule(self, claims: bool) -> Rule:
+        """The row as a rule: a claim, or a warning."""
+        families = frozenset(CHIPS[name].family for name in self.chips)
+        return general(
+            self.id if claims else f"{self.id}-elsewhere",
+            self.what,
+            self.source,
+            kind=KIND if claims and self.nothing_loads else "memory",
+            grade=Grade.REPORTED if claims else Grade.GUESS,
+            scope=Scope(families if claims else frozenset(), f"seen on {self.seen}"),
+            remedy=self.remedy,
+            advice=self.advice,
+        )
+
+
+def _counted(found: Iterable[str], what: str) -> str:
+    """How many, and the first; "" for none."""
+    each = list(dict.fromkeys(found))
+    return f"{len(each)} {what}, first %{each[0]}" if each else ""
+
+
+def _bytes(ops: list[Operation]) -> str:
+    """Weights of 8 bits with scales."""
+    scaled = names("constexpr_affine_dequantize constexpr_blockwise_shift_scale")
+    stored = (
+        (op, op.inputs.get("quantized_data") or op.inputs.get("data")) for op in ops if op.op_type in scaled
+    )
+    kinds = {"int8", "uint8"}
+    return _counted((op.outputs[0].name for op, v in stored if dtype_name(v) in kinds), "weights of 8 bits")
+
+
+def _scaled_palettes(ops: list[Operation]) -> str:
+    """Palettes with scales beside them: of the tables, or of what the tables give."""
+    lookup, scale = "constexpr_lut_to_dense", "constexpr_blockwise_shift_scale"
+    tables = [op.outputs[0].name for op in ops if op.op_type == lookup and producer(op.lut, scale) is not None]
+    after = [op.outputs[0].name for op in ops if op.op_type == scale and producer(op.data, lookup) is not None]
+    return _counted([*tables, *after], "palettes with scales")
+
+
+FACTOR = 8
+"""By how much the reported network pools, and upsamples again."""
+NEAREST = names("upsample_nearest_neighbor resize_nearest_neighbor")
+
+
+def _nearest_beside_pool(ops: list[Operation]) -> str:
+    """A nearest upsampling by 8 of what a max pool of 8x8 made smaller."""
+    pools = [op for op in ops if op.op_type == "max_pool" and list(op.kernel_sizes.val) == [FACTOR, FACTOR]]
+    large = [op.outputs[0].name for op in ops if op.op_type in NEAREST and _grows(op)]
+    return f"{_counted(large, 'nearest upsamplings by 8')}, beside max pools of 8x8" if pools and large else ""
+
+
+def _grows(op: Operation) -> bool:
+    shapes = [static_shape(v) for v in (op.x, op.outputs[0])]
+    return all(s is not None for s in shapes) and all(
+        new == FACTOR * old
+        for old, new in zip(shapes[0][-2:], shapes[1][-2:], strict=True)  # type: ignore[index]
+    )
+
+
+SCATTERS = names("scatter scatter_along_axis scatter_nd")
+
+
+def _written_caches(ops: list[Operation]) -> str:
+    """A scatter into what is an input or a state: a cache."""
+    into = [op for op in ops if op.op_type in SCATTERS and _is_given(op)]
+    return _counted((op.outputs[0].name for op in into), "caches written by scatter")
+
+
+def _is_given(op: Operation) -> bool:
+    data = op.data
+    while data.op is not None and data.op.op_type in CARRIERS:
+        data = data.op.x
+    return data.op is None or data.op.op_type == "read_state"
+
+
+ROWS = (
+    Row(
+        "abort-int8-gpu",
+        "weights of 8 bits ended the process in the GPU back end (an assertion of MPSGraph)",
+        "onnxsim: pull request 1403",
+        "M4, units with the GPU",
+        GRAPHICS,
+        _bytes,
+        "ask for CPU_AND_NE, or store the weights as fp16 where the GPU is to run them",
+        chips=("M4",),
+        nothing_loads=True,
+    ),
+    Row(
+        "abort-palette-scale",
+        "palettes with a scale for each channel (enable_per_channel_scale) ended the process at load: an "
+        "assertion of MPSGraph",
+        "coremltools: pull request 2688",
+        "M4, macOS 26.6.2",
+        BOTH,
+        _scaled_palettes,
+        "fold the scales into the tables, or multiply by them after the product (scale_after_product)",
+        chips=("M4",),
+        systems=(("macOS", 26),),
+        remedy="fold_palette_scales",
+        nothing_loads=True,
+    ),
+    Row(
+        "hang-nearest-pool",
+        "a super-resolution network (SAFM) never finished loading with the default units, and was quick with "
+        "CPU_AND_GPU",
+        "coremltools: issue 2367",
+        "a Mac that is not named, macOS 15",
+        ENGINE,
+        _nearest_beside_pool,
+        "load it with CPU_AND_GPU",
+        systems=(("macOS", 15),),
+    ),
+    Row(
+        "refused-cache-scatter",
+        "ANECCompile refused a scatter into a KV cache, of rank 4 too",
+        "FluidInference/mobius: pull request 67",
+        "M5 Pro, macOS 26",
+        ENGINE,
+        _written_caches,
+        "write the cache by slices or by a mask",
+        chips=("M5",),
+        systems=(("macOS", 26),),
+        remedy="replace_scatter",
+    ),
+)
+
+
+def of_function(function: Function, target: Target) -> Iterator[Finding]:
+    """What is said of the load of a function: a claim or a warning for each row."""
+    ops = [op for op in walk_ops(function) if op.op_type != "const"]
+    for row in ROWS:
+        if row.asked(target) and (words := row.found(ops)):
+            claims = row.claims(target)
+            said = f"{words}: reported to abort on {row.seen}" if row.nothing_loads and claims else words
+            yield row.rule(claims).finding(said)

@@ -1,0 +1,114 @@
+"""Loads that were reported to abort, hang or fail: a claim where they were seen, a warning elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from statement import half, of
+
+import anesurgery as ane
+from anesurgery.mil import Program, Var, mb, types
+from anesurgery.placement.rules.aborting_loads import ROWS
+
+IDS = {row.id for row in ROWS} | {f"{row.id}-elsewhere" for row in ROWS} | {"fault-batch-norm-volume-elsewhere"}
+
+
+def product(weight: Callable[[], Var]) -> Callable[[], Program]:
+    return of(lambda x: mb.linear(x=x, weight=weight()), (1, 64))
+
+
+def eight_bits() -> Var:
+    made: Var = mb.constexpr_blockwise_shift_scale(data=np.ones((32, 64), np.int8), scale=half(32, 1))
+    return made
+
+
+def indices() -> object:
+    return np.ones((32, 64)).astype(types.nptype_from_builtin(types.uint4))
+
+
+def scaled_palette(inside: bool) -> Callable[[], Var]:
+    def build() -> Var:
+        table = half(1, 64, 16, 1) if inside else half(1, 1, 16, 1)
+        if inside:
+            table = mb.constexpr_blockwise_shift_scale(data=table, scale=half(1, 64, 1, 1))
+        weight: Var = mb.constexpr_lut_to_dense(indices=indices(), lut=table)
+        return weight if inside else mb.constexpr_blockwise_shift_scale(data=weight, scale=half(32, 1))
+
+    return build
+
+
+def upsampler(factor: int, pool: int) -> Callable[[], Program]:
+    def body(x: Var) -> Var:
+        small = mb.max_pool(x=x, kernel_sizes=[pool] * 2, strides=[pool] * 2, pad_type="valid")
+        return mb.upsample_nearest_neighbor(x=small, scale_factor_height=factor, scale_factor_width=factor)
+
+    return of(body, (1, 16, 64, 64))
+
+
+def written(given: bool) -> Callable[[], Program]:
+    def body(cache: Var, update: Var) -> Var:
+        data = cache if given else mb.relu(x=mb.add(x=cache, y=cache))
+        places = np.zeros((1, 2, 1, 8), np.int32)
+        return mb.scatter_along_axis(data=data, indices=places, updates=update, axis=2, mode="update")
+
+    return of(body, (1, 2, 16, 8), (1, 2, 1, 8))
+
+
+def volume(rank: int) -> Callable[[], Program]:
+    ones = half(4)
+    return of(lambda x: mb.batch_norm(x=x, mean=ones, variance=ones), (1, 4, *[8] * (rank - 2)))
+
+
+M4, M4_26, M15 = "M4/macOS 15", "M4/macOS 26", "M2/macOS 15"
+CASES: dict[str, tuple[Callable[[], Program], str, str, str]] = {
+    "8 bits on the GPU of an M4": (product(eight_bits), M4, "ALL", "abort-int8-gpu"),
+    "without the ANE": (product(eight_bits), M4, "CPU_AND_GPU", "abort-int8-gpu"),
+    "no GPU is asked for": (product(eight_bits), M4, "CPU_AND_NE", ""),
+    "another chip": (product(eight_bits), "M1/macOS 15", "ALL", "abort-int8-gpu-elsewhere"),
+    "several chips": (product(eight_bits), "M1-M4", "ALL", "abort-int8-gpu-elsewhere"),
+    "weights of fp16": (product(lambda: half(32, 64)), M4, "ALL", ""),
+    "scaled tables": (product(scaled_palette(True)), M4_26, "CPU_AND_NE", "abort-palette-scale"),
+    "scales after the table": (product(scaled_palette(False)), M4_26, "CPU_AND_GPU", "abort-palette-scale"),
+    "another OS": (product(scaled_palette(True)), M4, "CPU_AND_NE", "abort-palette-scale-elsewhere"),
+    "the CPU alone": (product(scaled_palette(True)), M4_26, "CPU_ONLY", ""),
+    "nearest by 8": (upsampler(8, 8), M15, "ALL", "hang-nearest-pool"),
+    "nearest by 8, another OS": (upsampler(8, 8), M4_26, "CPU_AND_NE", "hang-nearest-pool-elsewhere"),
+    "nearest by 8 on the GPU": (upsampler(8, 8), M15, "CPU_AND_GPU", ""),
+    "nearest by 2": (upsampler(2, 8), M15, "ALL", ""),
+    "a pool of 4x4": (upsampler(8, 4), M15, "ALL", ""),
+    "a cache by scatter": (written(True), "M5/macOS 26", "CPU_AND_NE", "refused-cache-scatter"),
+    "on an M1": (written(True), "M1/macOS 26", "CPU_AND_NE", "refused-cache-scatter-elsewhere"),
+    "no cache": (written(False), "M5/macOS 26", "CPU_AND_NE", ""),
+    "a norm of rank 5": (volume(5), M4, "CPU_ONLY", "fault-batch-norm-volume-elsewhere"),
+    "a norm of rank 4": (volume(4), M4, "ALL", ""),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_loads_that_were_reported(name: str) -> None:
+    build, target, units, rule = CASES[name]
+    found = ane.inspect(build(), target, compute_units=units)
+    said = {f.rule: f for f in found.all_findings if f.rule in IDS}
+    assert set(said) == ({rule} if rule else set())
+    if not rule:
+        return
+    elsewhere = rule.endswith("-elsewhere")
+    assert said[rule].grade.value == ("guess" if elsewhere else "reported")
+    assert (said[rule].kind == "load") == (not elsewhere and rule.startswith("abort"))
+    assert bool(found.refused) == (said[rule].kind == "load")
+    assert elsewhere or "ane" not in found.counts
+
+
+def test_the_first_line_names_the_abort() -> None:
+    """The wrong version: "every op", as if the model loaded."""
+    found = ane.inspect(product(eight_bits)(), M4, compute_units="ALL")
+    assert "reported to abort on M4" in found.summary
+    assert found.status == 2
+
+
+def test_auto_folds_the_scales_of_a_palette_that_would_abort() -> None:
+    surgery = ane.apply(product(scaled_palette(True))(), "auto", target=M4_26, quiet=True)
+    assert "fold_palette_scales" in {change.pass_name for change in surgery.changes}
+    assert not ane.inspect(surgery.program, M4_26).refused

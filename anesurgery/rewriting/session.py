@@ -149,6 +149,11 @@ class Session(Report):
     def __post_init__(self) -> None:
         self.rng = generator(self.seed)
 
+    @property
+    def samples(self) -> list[Mapping[str, Array]]:
+        """The sets of inputs that the caller gave; none where there are none."""
+        return [self.inputs] if isinstance(self.inputs, Mapping) else list(self.inputs or ())
+
     def again(self, *, prove_sites: bool | None = None) -> Session:
         """A session for the same model and target that has collected nothing; it knows the same proofs."""
         return Session(

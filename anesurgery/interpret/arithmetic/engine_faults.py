@@ -291,6 +291,7 @@ FAULTS: tuple[Fault, ...] = (
         "iPhone 13 and 14 (A15)",
         chips=("A15",),
         form=_wide_depthwise,
+        remedy="replace_faulty_ops",
         advice="convolve the parts before the concat",
     ),
     Fault(
@@ -304,7 +305,7 @@ FAULTS: tuple[Fault, ...] = (
         form=_wide_output,
         common=True,
         remedy="interface_fp16",
-        advice="give the outputs as fp16",
+        advice="convert with fp16 outputs for iOS 16 (of a model for iOS 15, the pass takes newer_opset=True)",
     ),
     Fault(
         "gru",

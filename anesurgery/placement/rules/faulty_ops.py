@@ -11,6 +11,9 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.intervals import interval
 
+ELSEWHERE = "-elsewhere"
+"""How the ids of warnings end."""
+
 
 def concerns(fault: Fault, target: Target) -> bool:
     """Was it reported through Core ML on a chip of the target's generations, and on its OS?"""
@@ -79,7 +82,7 @@ def _rules(fault: Fault) -> Iterator[Rule]:
     families = frozenset(CHIPS[name].family for name in fault.chips)
     for suffix, test, grade, scope in (
         ("", _claim, Grade.REPORTED, Scope(families, f"seen on {fault.seen}")),
-        ("-elsewhere", _warning, Grade.GUESS, Scope(os=f"seen on {fault.seen}")),
+        (ELSEWHERE, _warning, Grade.GUESS, Scope(os=f"seen on {fault.seen}")),
     ):
         yield Rule(
             f"fault-{fault.name}{suffix}",
@@ -94,6 +97,11 @@ def _rules(fault: Fault) -> Iterator[Rule]:
             advice=fault.advice,
         )
 
+
+CLAIMS = {f"fault-{fault.name}": fault for fault in FAULTS}
+"""The id of a claim -> its row."""
+WARNINGS = {f"{rule}{ELSEWHERE}": fault for rule, fault in CLAIMS.items()}
+"""The id of a warning about other chips -> its row."""
 
 RULES = tuple(rule for fault in FAULTS for rule in _rules(fault))
 """Two rules for each row: of a target one of them speaks."""

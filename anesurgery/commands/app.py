@@ -183,10 +183,13 @@ def apply(
         inputs=arrays.read_all(inputs),
         quiet=quiet or as_json,
     )
-    if target_path is not None and not dry_run:
+    kept = target_path is not None and target_path.suffix != surgery.subject.suffix and not surgery.changes
+    if target_path is not None and not dry_run and not kept:
         with waiting("saving", quiet or as_json):
             surgery.save(target_path, overwrite=overwrite)
     show(surgery.to_json(), surgeries.surgery_group(surgery, details=details), as_json, quiet)
+    if kept:
+        raise SurgeryError(f"the model stays {source}; nothing was written to {target_path}")
 
 
 @app.command()

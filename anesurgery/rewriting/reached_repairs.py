@@ -59,17 +59,19 @@ class Reached:
 
 @dataclass(frozen=True)
 class Reported:
-    """Repairs of ops that reports call wrong on the target, which sampled inputs need not reach."""
+    """Repairs of ops that reports call wrong on the target, and that no run here shows to be so."""
 
     steps: tuple[Pass, ...]
     faults: tuple[str, ...]
     """The rules that say so."""
+    unless: str
+    """What would show that they are not needed, in words."""
     needed = "repairs what was reported wrong on the target"
     left = ""
 
     def __str__(self) -> str:
         names, rules = (", ".join(some) for some in ([step.name for step in self.steps], self.faults))
-        return f"{names}: {rules} was reported on this target. Inputs of yours decide whether it is reached"
+        return f"{names}: {rules} was reported on this target{self.unless}"
 
 
 Repairs = Reached | Reported
@@ -78,8 +80,9 @@ Repairs = Reached | Reported
 def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Iterator[Repairs]:
     """What each program of a model needs of some repairs, on the inputs of a session or on sampled ones.
 
-    Nothing is run of a program without a finding about its numbers. Where no inputs are given, ops that reports
-    call wrong on the target are repaired as well: random numbers are small, and show nothing of it.
+    Nothing is run of a program without a finding about its numbers. Ops that reports call wrong on the target
+    are repaired as well where no arithmetic computes what they give, or where no inputs are given: random
+    numbers are small, and show nothing of it.
 
     Args:
         steps: in the order in which they run.
@@ -98,8 +101,9 @@ def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Itera
             measured = replace(yardstick(program, session), seeds=1, most_flop=FLOP)
             reached = reached_repairs(own, program, session, measured)
             yield from () if reached is None else (reached,)
-            if session.inputs is None:
-                yield from _reported(own, claims, () if reached is None else reached.steps)
+            shown = {rule for rule in claims if session.samples and CLAIMS[rule].wrong is not None}
+            left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
+            yield from _reported(own, left, () if reached is None else reached.steps)
 
 
 def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
@@ -115,7 +119,8 @@ def _reported(
     named = tuple(step for step in steps if step.name in claims.values() and step not in reached)
     if named:
         rules = tuple(rule for rule, remedy in claims.items() if any(step.name == remedy for step in named))
-        yield Reported(named, rules)
+        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
+        yield Reported(named, rules, "; give inputs to see whether they reach it" if reachable else "")
 
 
 def reached_repairs(

@@ -63,7 +63,7 @@ def grown_epsilon(op: Operation) -> GrownEpsilon | None:
     for mean, epsilon in ((op.x, op.y), (op.y, op.x)):
         size, maker = number(epsilon), producer(mean, "reduce_mean")
         square = None if maker is None else producer(maker.x, "square", "mul", "pow")
-        if square is None or size is None or not 0 < size < 1e-2:
+        if square is None or size is None or not 0 < size < 1:
             continue
         division = producer(square.x, "real_div")
         if division is not None and _largest_of(division.y, division.x) and _is_undone(op, division.y):

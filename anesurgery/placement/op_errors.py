@@ -48,7 +48,7 @@ class OpError:
         grown: the same where errors of the ops before it are in what it reads.
         largest: magnitude in exact arithmetic.
         rules: numeric findings of `inspect` about it.
-        repairs: passes that they name; of an op below the gate without one, those of the nearest op with one.
+        repairs: passes that they name; of an op below the gate without one, those of the ops beside it.
         reads: first outputs of the ops that it reads, constants among them.
         histogram: of its first output of floats, where errors have grown.
     """
@@ -98,12 +98,8 @@ def op_error(shown: Shown) -> OpError | None:
     )
 
 
-NEAR = 3
-"""Ops between an error and the op that a finding names: a mask is filled, cast and added."""
-
-
 def with_repairs_beside(rows: Sequence[OpError], gate: float) -> tuple[OpError, ...]:
-    """Ops below the gate that no finding names get the repairs of the nearest op that one names.
+    """Ops below the gate that no finding names get the repairs of the ops beside them: of what fills a mask.
 
     Args:
         rows: in file order.
@@ -117,12 +113,7 @@ def with_repairs_beside(rows: Sequence[OpError], gate: float) -> tuple[OpError, 
     repairs = {row.name: row.repairs for row in rows}
 
     def beside(row: OpError) -> tuple[str, ...]:
-        reached = {row.name: None}
-        for _ in range(NEAR):
-            reached |= dict.fromkeys(other for name in reached for other in sorted(near[name]))
-            if named := tuple(dict.fromkeys(one for name in reached for one in repairs[name])):
-                return named
-        return ()
+        return tuple(dict.fromkeys(one for name in sorted(near[row.name]) for one in repairs[name]))
 
     return tuple(
         replace(row, repairs=beside(row)) if row.worst < gate and not row.repairs else row for row in rows

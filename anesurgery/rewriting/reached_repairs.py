@@ -47,7 +47,7 @@ class Reached:
 
     def __str__(self) -> str:
         if not self.steps:
-            return f"{self.left}, and no repair of this library helps: certify says where errors enter"
+            return f"{self.left}, and no repair that is tried by itself helps: certify says where errors enter"
         names = ", ".join(step.name for step in self.steps)
         gains = ", ".join(
             f"{in_decibels(old)} -> {in_decibels(self.after[name])} in {name}"

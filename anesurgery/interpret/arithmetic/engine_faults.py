@@ -153,10 +153,10 @@ def _scaled_palette(op: Operation) -> str:
 
 
 def _wide_output(op: Operation) -> str:
-    """The cast to fp32 that gives an output."""
+    """The cast to fp32 that gives an output of images, as the report was of a segmentation."""
     out = op.outputs[0]
     cast = is_output(out) and np_dtype(out) == np.float32 and np_dtype(op.x) == np.float16
-    return f"the output %{out.name} is fp32, computed in fp16" if cast else ""
+    return f"the images %{out.name} are fp32, computed in fp16" if cast and len(out.shape or ()) == 4 else ""
 
 
 def _flat_hard_swish(op: Operation) -> str:

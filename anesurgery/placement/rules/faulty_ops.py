@@ -26,6 +26,19 @@ def concerns(fault: Fault, target: Target) -> bool:
     return system and bool(reported & target.families)
 
 
+FIRST_CORE_AI = 27
+"""The release of iOS and macOS that brought Core AI."""
+
+
+def may_run_core_ai(fault: Fault, target: Target) -> bool:
+    """Has the target Core AI, by its release? Where it names none, the chip of the report decides."""
+    if target.os is not None:
+        return target.os >= FIRST_CORE_AI
+    return bool(fault.chips) and set(target.chips) <= {
+        n for n in CHIPS if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}
+    }
+
+
 def faults_on(target: Target) -> list[Fault]:
     """The rows of chips of a target, and those whose report names no chip."""
     families = {name: CHIPS[name].family for fault in FAULTS for name in fault.chips}
@@ -63,6 +76,7 @@ def _claim(fault: Fault, op: Operation, target: Target, layer: bool = False) -> 
 
 def _warning(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
     silent = fault.common or concerns(fault, target) or not (target.uses_ane or fault.any_unit)
+    silent |= fault.format != "Core ML" and not may_run_core_ai(fault, target)
     said = "" if silent else reached(fault, op, layer)
     elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
     return f"reported wrong {elsewhere}{', by Core AI' * (fault.format != 'Core ML')}: {said}" if said else ""

@@ -32,6 +32,7 @@ from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, function_of
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
+from anesurgery.placement.epsilon_watch import EpsilonWatch, without_small
 from anesurgery.placement.findings_in_words import reported, unseen
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
@@ -189,11 +190,12 @@ def certify(
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
     inspection = inspect_program(loaded, Target.parse(target), function=function)
-    rows, outputs, choices = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
-    choices = _kept(choices, loaded.program, function, worst.values, inspection)
+    walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
+    rows, outputs = walked.rows, walked.outputs
+    choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
     over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    found = inspection.all_findings
+    found = tuple(without_small(inspection.all_findings, walked.norms_off))
     for other in (_beside(trial, choices, over, worst.values, first.sample(seed + 1), gate), unseen(found)):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
@@ -252,6 +254,23 @@ class _Tried:
     def distance(self, gate: float) -> float:
         """How many dB are missing to a failure, by what is nearest to one."""
         return min(self.psnr - gate, self.headroom)
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """What one set of inputs shows, op by op.
+
+    Attributes:
+        rows: the errors of every op.
+        outputs: arithmetic -> how near each output is.
+        choices: the ops that choose.
+        norms_off: op that adds an epsilon -> by how much of itself the conversion changed the norm.
+    """
+
+    rows: tuple[OpError, ...]
+    outputs: dict[str, tuple[OutputComparison, ...]]
+    choices: tuple[Choice, ...]
+    norms_off: dict[str, float]
 
 
 class _Walk:
@@ -333,11 +352,13 @@ class _Trial:
 
     def rows(
         self, values: Values, findings: Mapping[str, tuple[Any, ...]], norms: Mapping[str, str]
-    ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]], tuple[Choice, ...]]:
-        """The errors of every op on one set of inputs, and of the outputs; and the choices."""
+    ) -> _Walked:
+        """The errors of every op on one set of inputs, and of the outputs; the choices, and the norms."""
         rows, watch = [], ChoiceWatch(self._all.exact.function, values)
+        norms_off = EpsilonWatch(self._all.exact.function)
         for shown in self._all(values):
             watch.see(shown)
+            norms_off.see(shown)
             row = op_error(shown)
             if row is not None:
                 said = findings.get(row.name, ())
@@ -347,7 +368,7 @@ class _Trial:
                 rows.append(replace(row, rules=rules, repairs=repairs))
         exact = self._all.outputs["fp32"]
         outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
-        return with_repairs_beside(rows, self.gate), outputs, watch.choices
+        return _Walked(with_repairs_beside(rows, self.gate), outputs, watch.choices, norms_off.changes)
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
         """The outputs that neither other inputs nor the same ones in reverse order tell apart."""

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
 
+ON_ROWS = "lost-epsilon"
+"""Nearly every decoder has it, and it counts on rows with a spike alone: no headline."""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -51,10 +54,21 @@ def unseen(findings: Iterable[Finding]) -> tuple[str, str]:
     return ("at risk", "; ".join(f"{one}; {one.help}" for one in said)) if said else ("holds", "")
 
 
+def _is_claim(finding: Finding) -> bool:
+    """Was the op reported wrong on this very target? What nearly every model has is left out."""
+    return finding.rule in CLAIMS and not CLAIMS[finding.rule].common
+
+
 def _is_unknown_fault(finding: Finding) -> bool:
-    """Is it a claim of which no arithmetic knows what comes out? What nearly every model has is left out."""
-    fault = CLAIMS.get(finding.rule)
-    return fault is not None and fault.wrong is None and not fault.common
+    """Is it a claim of which no arithmetic knows what comes out?"""
+    return _is_claim(finding) and CLAIMS[finding.rule].wrong is None
+
+
+def in_short(findings: Iterable[Finding]) -> str:
+    """The lost parts and the claims, by rule, each with its repair; "" for none."""
+    said = by_rule(f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or _is_claim(f))
+    words = [f"{one.first.rule} ({one.first.remedy or 'no pass repairs it'})" for one in said]
+    return f"numbers may be wrong: {', '.join(words)}" if words else ""
 
 
 def reported(findings: Iterable[Finding]) -> Iterator[str]:

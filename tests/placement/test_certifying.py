@@ -218,3 +218,26 @@ def test_an_error_that_no_finding_names_takes_the_repair_of_its_neighbour() -> N
     assert found.enters[0].name == "narrow"
     assert found.enters[0].repairs
     assert "12% not finite" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("spike", "epsilon", "verdict", "found"),
+    [(60.0, 1e-3, "at risk", True), (1.0, 1e-5, "holds", True), (60.0, 1e-7, "holds", False)],
+    ids=["a spike", "none", "a small epsilon"],
+)
+def test_a_grown_epsilon_counts_where_rows_have_a_spike(
+    spike: float, epsilon: float, verdict: str, found: bool
+) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 512))])
+    def program(x: Var) -> Var:
+        scale = mb.reduce_max(x=mb.abs(x=x), axes=[-1], keep_dims=True)
+        normed = mb.real_div(x=x, y=scale)
+        mean = mb.reduce_mean(x=mb.square(x=normed), axes=[-1], keep_dims=True)
+        root = mb.sqrt(x=mb.add(x=mean, y=np.float32(epsilon)))
+        return mb.real_div(x=x, y=mb.mul(x=root, y=scale), name="y")
+
+    values = np.random.default_rng(0).standard_normal((4, 512)).clip(-1, 1).astype(np.float32) * 0.3
+    values[:, 0] = spike
+    assert ane.certify(program, {"x": values}).verdict == verdict
+    findings = ane.inspect(program).all_findings
+    assert any(f.rule == "lost-epsilon" for f in findings) == found

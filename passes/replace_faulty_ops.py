@@ -28,7 +28,6 @@ After::
 | `conv-transpose-shape` | `conv_transpose` with `output_shape` | the padding written out |
 | `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
 | `depthwise-concat` | a depthwise `conv` of a wide `concat` | the parts convolved, and their concat |
-| `scaled-table` | a product with a palette whose table is scaled | the same with the scales in its table |
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
 
 A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
@@ -52,7 +51,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS, scaled_table
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.ops.conv import cuts
 from anesurgery.placement.rules.faulty_ops import reached
 
@@ -168,27 +167,6 @@ def _rows(mb: Builder, stored: Var, start: int, end: int) -> Var:
     return mb.stored_like(stored, lambda: an.decoded(stored)[start:end], ("rows", stored, start, end), name)
 
 
-def _no_plain_table(op: an.Operation) -> str:
-    table = scaled_table(op)
-    assert table is not None
-    return "" if np.isfinite(an.decoded(table)).all() else f"%{table.name} holds numbers that are not finite"
-
-
-def _plain_table(mb: Builder, op: an.Operation) -> Var:
-    """The same palette with the scales in its table; ops that share the weight share the new one."""
-    stored = an.weight(op)
-    assert stored is not None
-    assert stored.op is not None
-    palette = stored.op
-
-    def encoded(mb: Builder) -> Var:
-        rest = an.op_inputs(palette, "lut")
-        return mb.constexpr_lut_to_dense(**rest, lut=an.decoded(palette.lut))
-
-    new = mb.shared_value((stored, "plain table"), [stored], encoded)
-    return an.again(mb, op, **{"y" if op.op_type == "matmul" else "weight": new})
-
-
 def _no_scaled_volume(op: an.Operation) -> str:
     parameters = (op.inputs.get(name) for name in ("mean", "variance", "gamma", "beta"))
     dynamic = [v.name for v in parameters if v is not None and an.constant(v) is None]
@@ -284,7 +262,6 @@ FORMS: dict[str, _Form] = {
     "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
     "resample-pixels": _Form(_normalized_points, _no_normalized_points),
     "depthwise-concat": _Form(_parts, _no_parts),
-    "scaled-table": _Form(_plain_table, _no_plain_table),
     "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
 }
 """Name of a row of the table of faults -> the form that was right."""

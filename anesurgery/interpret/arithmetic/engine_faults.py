@@ -139,19 +139,6 @@ def _wide_depthwise(op: Operation) -> str:
     return f"{channels} channels of a concat, depthwise" if channels >= LEAST_CHANNELS else ""
 
 
-def scaled_table(op: Operation) -> Var | None:
-    """The table of a palettized weight that is scaled before it is looked up; None where no float is scaled."""
-    stored = op.inputs.get("weight") or op.inputs.get("y")
-    palette = None if stored is None else producer(stored, "constexpr_lut_to_dense")
-    scaled = None if palette is None else producer(palette.lut, "constexpr_blockwise_shift_scale")
-    return None if scaled is None or np_dtype(scaled.data).kind != "f" else scaled.outputs[0]
-
-
-def _scaled_palette(op: Operation) -> str:
-    table = scaled_table(op)
-    return "" if table is None else f"the look-up table %{table.name} has a scale for each channel"
-
-
 def _wide_output(op: Operation) -> str:
     """The cast to fp32 that gives an output of images, as the report was of a segmentation."""
     out = op.outputs[0]
@@ -306,20 +293,6 @@ FAULTS: tuple[Fault, ...] = (
         form=_wide_depthwise,
         remedy="replace_faulty_ops",
         advice="convolve the parts before the concat",
-    ),
-    Fault(
-        "scaled-table",
-        WEIGHTED,
-        "a palette with a scale for each channel (enable_per_channel_scale) ended the process in MPSGraph when "
-        "the model was loaded",
-        COREML.format("pull request 2688"),
-        "M4, macOS 26.6.2, coremltools 9",
-        chips=("M4",),
-        systems=(("macOS", 26),),
-        form=_scaled_palette,
-        any_unit=True,
-        remedy="replace_faulty_ops",
-        advice="fold the scales into the table, or palettize without enable_per_channel_scale",
     ),
     Fault(
         "fp32-output",

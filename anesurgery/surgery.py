@@ -68,8 +68,6 @@ class Surgery(Report):
     """How the model stood and stands on the target, or on all chips; None where nobody asked or knows."""
     proof: Comparison | None = None
     """The comparison of whole models, when it was asked for."""
-    wrong: str = ""
-    """How wrong outputs still are on the inputs at hand, in words; "" where nothing shows that they are."""
 
     @property
     def program(self) -> Program:
@@ -197,7 +195,6 @@ def apply(
         end = _warned_of_loss(start.standing, edited, session)
     check_interface(start.interface, edited.interface, session)
     surgery = _surgery(start, edited, steps, session, end)
-    surgery.wrong = "; ".join(filter(None, (one.left for one in reached)))
     check_grades(surgery.changes, require)
     if original is not None and ((lossy := is_lossy(session.recoded)) or prove in ("model", "both")):
         gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
@@ -331,6 +328,7 @@ def _gated(
         passed.end = edited.standing(session.target or "any")
     passed.warn(session)
     session.notes += map(str, reached)
+    session.wrong = "; ".join(filter(None, (one.left for one in reached)))
     session.repairs += [step for one in reached for step in one.steps]
     session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from anesurgery.facts.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.interpret.abreast import Shown
 from anesurgery.mil import Function, Var, walk_ops
+from anesurgery.placement.conversion_losses import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.evidence import Finding
 
 RULE = "lost-epsilon"

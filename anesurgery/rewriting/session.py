@@ -76,6 +76,8 @@ class Report(Drawn):
     """Arrays that left the model, by name; they are written beside it."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
+    wrong: str = ""
+    """How wrong outputs still are on the inputs at hand, in words; "" where nothing shows that they are."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""

@@ -119,6 +119,7 @@ from anesurgery.neuralnetwork.making import make_constant as make_constant
 from anesurgery.neuralnetwork.making import make_layer as make_layer
 from anesurgery.neuralnetwork.making import make_network as make_network
 from anesurgery.neuralnetwork.making import weights as weights
+from anesurgery.placement import findings_in_words as findings_in_words
 from anesurgery.placement import loadable as loadable
 from anesurgery.placement.rules import block_scales as block_scales
 from anesurgery.placement.rules import conditions as conditions

@@ -36,7 +36,7 @@ from anesurgery.rewriting.gate import Watch, passing
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
-from anesurgery.rewriting.reached_repairs import Reached, repairs_of
+from anesurgery.rewriting.reached_repairs import Repairs, repairs_of
 from anesurgery.rewriting.recoding import KEEP, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
 from anesurgery.rewriting.session import Report, Session, refusal_lines
@@ -44,8 +44,6 @@ from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
-NEEDED = "repairs what goes wrong on the inputs at hand"
-"""Why a step of a recipe stays that nobody asked for."""
 
 
 @dataclass(kw_only=True, repr=False)
@@ -254,7 +252,7 @@ class _Start:
 
 def _led(
     recipe: Recipe | None, edited: Subject, session: Session, steps: list[Pass]
-) -> tuple[list[Reached], list[Pass]]:
+) -> tuple[list[Repairs], list[Pass]]:
     """The repairs of a recipe that inputs reach, and its steps after them, but for those of the same name."""
     reached = [] if recipe is None else list(repairs_of(recipe.repairs, edited, session))
     first = {step.name: step for one in reached for step in one.steps}
@@ -298,7 +296,7 @@ def _gated(
     steps: Sequence[Pass],
     session: Session,
     recipe: Recipe,
-    reached: Sequence[Reached],
+    reached: Sequence[Repairs],
 ) -> tuple[Subject, Session, Standing | None]:
     """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
 
@@ -309,7 +307,7 @@ def _gated(
         return read_subject(model, subject_of(steps)).only(edited.member)
 
     assert start.watch is not None
-    wanted = {step.name: NEEDED for one in reached for step in one.steps}
+    wanted = {step.name: one.needed for one in reached for step in one.steps}
     wanted |= dict.fromkeys(recipe.chosen, "was asked for")
     passed = passing(steps, start.watch, again, edited, session, wanted)
     if passed.steps != list(steps):
@@ -330,6 +328,7 @@ def _gated(
         passed.end = edited.standing(session.target or "any")
     passed.warn(session)
     session.notes += map(str, reached)
+    session.wrong = "; ".join(filter(None, (one.left for one in reached)))
     session.repairs += [step for one in reached for step in one.steps]
     session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end

@@ -37,9 +37,10 @@ decoder, where each position sees those before it alone; one that makes inputs a
 the target pays for the casts. `keep_interface` rules out both. A pass that rounds values (`compute_fp16`) is
 kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes the outputs of
 sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model of up to 2^29
-stored numbers that has norms over a root runs once in fp16 on sampled inputs: `rms_norm` and `group_norm`
-change those whose squares are beyond a quarter of 65504, whatever that costs. The notes of the surgery say
-what was gained; its refusals, what was not kept, and what keeps ops off the ANE still.
+stored numbers that has norms over a root runs in fp16 on the inputs given, or once on sampled ones:
+`rms_norm` and `group_norm` change those whose squares are beyond a quarter of 65504, whatever that costs. The
+notes of the surgery say what was gained; its refusals, what was not kept, what keeps ops off the ANE still,
+and what a conversion lost or reports call wrong: other passes repair that, by name.
 
 Refuses when no candidate makes the model stand better.
 
@@ -98,6 +99,7 @@ class ApplyRemedies(Pass):
             *search.rejected.values(),
             *_refused(search, start, end),
             *_left(start, end, program),
+            *_wrong(end),
         ]
         if end.steps:
             session.notes.append(f"before: {start.standing}")
@@ -127,14 +129,15 @@ class ApplyRemedies(Pass):
 
     def repair_squares(self, program: Program, session: Session) -> None:
         """Give norms whose squares overflow on sampled inputs the form that cannot."""
-        squares = an.large_squares.large_squares(program, session.seed)
+        squares = an.large_squares.large_squares(program, session.seed, session.samples)
         edits = len(session.changes)
         for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
             an.run_pass(step, program, session)
         if len(session.changes) > edits:
+            inputs = "the inputs" if session.samples else "sampled inputs"
             session.notes.append(
                 f"norms in a form that fp16 holds: {len(session.changes) - edits}; squares reach "
-                f"{max(squares.values()):.3g} on sampled inputs, and more than "
+                f"{max(squares.values()):.3g} on {inputs}, and more than "
                 f"{an.constant_ends.LARGEST:g} is infinite"
             )
 
@@ -185,6 +188,13 @@ def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Ref
                 help_ = finding.remedy or finding.advice or "no pass repairs it"
                 reason = f"{row.op_type} stays off the ANE: {finding.because} ({help_})"
                 yield "apply_remedies", Refusal(reason, ops.get(row.name))
+
+
+def _wrong(end: State) -> Iterator[tuple[str, Refusal]]:
+    """What a conversion lost, and what reports call wrong, in the new model."""
+    findings = [finding for part in end.inspections for finding in part.all_findings]
+    for words in an.findings_in_words.still_wrong(findings):
+        yield "apply_remedies", Refusal(words)
 
 
 @an.example((1, 4, 2), dtype="fp16")

@@ -79,7 +79,8 @@ class InterfaceFp16(Pass):
             return refusal
         if self.newer_opset or not _is_old(program):
             return None
-        return Refusal("the program is for iOS 15, where inputs and outputs cannot be fp16")
+        words = "the program is for iOS 15, where inputs and outputs cannot be fp16"
+        return Refusal(f"{words}; newer_opset=True makes it one for iOS 16 and macOS 13")
 
     def run(self, program: Program, session: Session) -> None:
         """Each fp32 input, then each fp32 output, of each function."""

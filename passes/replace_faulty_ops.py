@@ -27,6 +27,7 @@ After::
 | `conv-uneven-kernel` | a strided `conv` with an uneven kernel | the kernel padded with zeros to odd sides |
 | `conv-transpose-shape` | `conv_transpose` with `output_shape` | the padding written out |
 | `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
+| `depthwise-concat` | a depthwise `conv` of a wide `concat` | the parts convolved, and their concat |
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
 
 A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
@@ -135,6 +136,37 @@ def _normalized_points(mb: Builder, op: an.Operation) -> Var:
     return mb.resample(**rest, coordinates=points, coordinates_mode=mode, align_corners=True)
 
 
+def _no_parts(op: an.Operation) -> str:
+    concat = an.producer(op.x, "concat")
+    assert concat is not None
+    if any(an.static_shape(v) is None for v in (op.x, *concat.values)):
+        return f"%{op.x.name} has a symbolic shape"
+    if int(an.number(concat.axis) or 0) % op.x.rank != 1 or an.flag(concat, "interleave"):
+        return f"%{op.x.name} joins no whole channels"
+    stored = all(an.is_stored(v) for v in (op.weight, op.inputs.get("bias")) if v is not None)
+    return "" if stored else f"%{op.weight.name} is not a constant"
+
+
+def _parts(mb: Builder, op: an.Operation) -> Var:
+    """Each part of the concat convolved with its own kernels, and then the concat."""
+    made, start = [], 0
+    each = op.weight.shape[0] // op.x.shape[1]
+    rest = an.op_inputs(op, "x", "weight", "bias", "groups")
+    stored = {name: op.inputs[name] for name in ("weight", "bias") if op.inputs.get(name) is not None}
+    for part in an.producer(op.x, "concat").values:
+        end = start + part.shape[1]
+        own = {name: _rows(mb, v, start * each, end * each) for name, v in stored.items()}
+        made.append(mb.conv(**rest, **own, x=part, groups=part.shape[1]))
+        start = end
+    return mb.concat(values=made, axis=1)
+
+
+def _rows(mb: Builder, stored: Var, start: int, end: int) -> Var:
+    """Some rows of a constant."""
+    name = f"{stored.name}_{start}"
+    return mb.stored_like(stored, lambda: an.decoded(stored)[start:end], ("rows", stored, start, end), name)
+
+
 def _no_scaled_volume(op: an.Operation) -> str:
     parameters = (op.inputs.get(name) for name in ("mean", "variance", "gamma", "beta"))
     dynamic = [v.name for v in parameters if v is not None and an.constant(v) is None]
@@ -229,6 +261,7 @@ FORMS: dict[str, _Form] = {
     "conv-uneven-kernel": _Form(_even_kernel, _no_even_kernel),
     "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
     "resample-pixels": _Form(_normalized_points, _no_normalized_points),
+    "depthwise-concat": _Form(_parts, _no_parts),
     "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
 }
 """Name of a row of the table of faults -> the form that was right."""

@@ -305,8 +305,8 @@ class _Match:
         self._paired[id(call.tensor)] = _Near(same.name, same.order, self._psnr[k])
 
     def _options(self, tensor: torch.Tensor, near: _Near) -> list[_Near]:
-        """The values that may stand for a tensor: one that is right, or all of its size, the nearest first."""
-        if near.psnr >= self._gate:
+        """The values that may stand for a tensor: one that is right but for rounding, or all of its size."""
+        if near.psnr >= self._sure:
             return [near]
         others = [one for one in self._values.all_near(numbers(tensor)) if one.name != near.name]
         return [near, *sorted(others, key=lambda one: -one.psnr)]

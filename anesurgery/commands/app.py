@@ -22,6 +22,7 @@ from anesurgery.commands.options import (
     BAD_INPUT,
     DEFECT,
     Function,
+    Inputs,
     Json,
     Member,
     Model,
@@ -130,6 +131,7 @@ def apply(
     target: Annotated[
         str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro".')
     ] = None,
+    inputs: Inputs = None,
     member: Member = None,
     assume: Annotated[
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
@@ -161,6 +163,7 @@ def apply(
     load_engine(quiet)
     chosen = _steps(steps, option or [])
     from anesurgery.compressing.chunks import check_out
+    from anesurgery.files import arrays
     from anesurgery.rewriting.passes import subject_of
     from anesurgery.show import surgeries
     from anesurgery.surgery import apply as operate
@@ -177,12 +180,16 @@ def apply(
         prove=None if prove == "none" else prove,
         require=require,
         compressed=compressed,
+        inputs=arrays.read_all(inputs),
         quiet=quiet or as_json,
     )
-    if target_path is not None and not dry_run:
+    kept = target_path is not None and target_path.suffix != surgery.subject.suffix and not surgery.changes
+    if target_path is not None and not dry_run and not kept:
         with waiting("saving", quiet or as_json):
             surgery.save(target_path, overwrite=overwrite)
     show(surgery.to_json(), surgeries.surgery_group(surgery, details=details), as_json, quiet)
+    if kept:
+        raise SurgeryError(f"the model stays {source}; nothing was written to {target_path}")
 
 
 @app.command()

@@ -11,6 +11,7 @@ import typer
 from anesurgery.commands.options import (
     Aim,
     Function,
+    Inputs,
     Jobs,
     Json,
     Member,
@@ -25,9 +26,6 @@ from anesurgery.commands.options import (
 )
 from anesurgery.commands.waiting import load_engine, progress, waiting
 
-Inputs = Annotated[
-    list[Path] | None, typer.Option(help="An .npz file of arrays by input name; repeat for more.")
-]
 Share = Annotated[
     str | None, typer.Option(help="Only a share of the work, as 3/8; --merge joins them.", show_default=False)
 ]
@@ -70,6 +68,7 @@ def ranges(
         return
     from anesurgery.checking.ranges import Ranges
     from anesurgery.checking.ranges import ranges as certify
+    from anesurgery.files import arrays
     from anesurgery.show import surgeries
 
     if (parts := _parts(model, merge, Ranges)) is not None:
@@ -78,7 +77,7 @@ def ranges(
         with waiting("running the model in three arithmetics", quiet):
             options: dict[str, Any] = {"function": function, "member": member, "shard": shard, "seed": seed}
             options |= {"jobs": jobs, "scheduler": scheduler}
-            observed = certify(model, _read(inputs), chip=chip, **options)
+            observed = certify(model, arrays.read_all(inputs), chip=chip, **options)
     _save(observed, save)
     show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet)
     if not observed.ok:
@@ -137,7 +136,7 @@ def certify(
     check_page(html, overwrite)
     check_page(worst, overwrite)
     with waiting("running the model in each arithmetic", quiet):
-        samples = _read(inputs)
+        samples = arrays.read_all(inputs)
         certificate = certified(
             model,
             samples,
@@ -211,6 +210,7 @@ def sensitivity(
     load_engine(quiet)
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
     from anesurgery.compressing.sensitivity import sensitivity as measure
+    from anesurgery.files import arrays
     from anesurgery.show import weight_costs
 
     goals = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
@@ -228,7 +228,7 @@ def sensitivity(
             "smallest": smallest,
         }
         with progress("weights", quiet or as_json) as told:
-            costs = measure(model, _read(inputs), tuple(mode or MODES), told=told, **options)
+            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), told=told, **options)
     _save(costs, save)
     proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:
@@ -262,12 +262,6 @@ def write(model: Any, out: Path, overwrite: bool, source: str | None) -> None:
     from anesurgery.files.writing import write_atomically
 
     write_atomically(out.expanduser().absolute(), lambda place: model.save(str(place)), overwrite)
-
-
-def _read(inputs: list[Path] | None) -> Any:
-    from anesurgery.files import arrays
-
-    return [arrays.read(path) for path in inputs] if inputs else None
 
 
 def _parts(model: str | None, merge: list[Path] | None, kind: Any) -> list[Any] | None:

@@ -31,7 +31,10 @@ from anesurgery.errors import SurgeryError
 def compress(
     model: Model,
     inputs: Annotated[
-        list[Path], typer.Option(help="An .npz file of arrays by input name, one sample; repeat for more.")
+        list[Path],
+        typer.Option(
+            help="An .npz file of arrays by input name, one sample, or a folder of such; repeat for more."
+        ),
     ],
     positional_out: OldOut = None,
     out: Out = None,
@@ -100,7 +103,7 @@ def compress(
     check_out(model, place, overwrite)
     check_page(html, overwrite)
     check_page(plot, overwrite)
-    samples: list[Any] = [arrays.read(path) for path in inputs]
+    samples: list[Any] = arrays.read_all(inputs) or []
     options: dict[str, Any] = {
         "target": target,
         "for_": for_,

@@ -42,7 +42,10 @@ After = Annotated[str | None, typer.Argument(help="Another model: what changed."
 Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
 Samples = Annotated[
     list[Path] | None,
-    typer.Option(help="An .npz file of arrays: look for numeric hazards in a run; repeat for more."),
+    typer.Option(
+        help="An .npz file of arrays, or a folder of such: look for numeric hazards in a run, and let --fix "
+        "repair what they reach; repeat for more."
+    ),
 ]
 Measured = Annotated[bool, typer.Option("--measured", help="Ask Core ML too (macOS 14.4 or later).")]
 Segments = Annotated[
@@ -106,7 +109,7 @@ def inspect(
         first = look(model)
         second = look(after) if after is not None else None
     if fix is not None:
-        _repair(model, fix, target, compute_units, overwrite=overwrite, quiet=quiet or as_json)
+        _repair(model, fix, target, compute_units, inputs, overwrite=overwrite, quiet=quiet or as_json)
         with waiting("inspecting the repaired model", quiet):
             second = look(fix)
     if html is not None:
@@ -168,19 +171,27 @@ def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: b
     from anesurgery.files import arrays
     from anesurgery.placement.inspector import inspect as analyse
 
-    samples = [arrays.read(path) for path in inputs] if inputs else None
+    samples = arrays.read_all(inputs)
     return lambda model: analyse(model, aim, inputs=samples, function=function, measured=measured)
 
 
 def _repair(
-    model: str, package: Path, target: str | None, units: str | None, *, overwrite: bool, quiet: bool
+    model: str,
+    package: Path,
+    target: str | None,
+    units: str | None,
+    inputs: list[Path] | None,
+    *,
+    overwrite: bool,
+    quiet: bool,
 ) -> None:
+    from anesurgery.files import arrays
     from anesurgery.placement.models import of_layers
     from anesurgery.surgery import apply, find_recipe
 
     auto = find_recipe("auto").with_options(compute_units=units)
     chosen = find_recipe("neuralnetwork_ane") if of_layers(model) else auto
-    surgery = apply(model, chosen, target=target, quiet=quiet)
+    surgery = apply(model, chosen, target=target, inputs=arrays.read_all(inputs), quiet=quiet)
     with waiting("saving", quiet):
         surgery.save(package, overwrite=overwrite)
     for change in () if quiet else surgery.contract:

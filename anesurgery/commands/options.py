@@ -44,6 +44,10 @@ def existing(model: str | None) -> str | None:
 Model = Annotated[
     str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False, callback=existing)
 ]
+Inputs = Annotated[
+    list[Path] | None,
+    typer.Option(help="An .npz file of arrays by input name, or a folder of such; repeat for more."),
+]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
 Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
 Member = Annotated[

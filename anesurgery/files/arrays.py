@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +33,25 @@ def read(path: Path) -> dict[str, Array]:
         if os.path.isfile(path) and path.stat().st_size and not zipfile.is_zipfile(path):  # no path raises here
             words = "it is no archive of arrays, which np.savez writes"
         raise SurgeryError(f"{path} cannot be read as an .npz file: {words or 'it is empty'}") from error
+
+
+def read_all(places: Sequence[Path] | None) -> list[dict[str, Array]] | None:
+    """The sets of arrays of .npz files, and of those in folders, by name; None without a place.
+
+    Raises:
+        SurgeryError: a file cannot be read, or a folder holds none.
+    """
+    return [read(file) for place in places for file in _files(place.expanduser())] if places else None
+
+
+def _files(place: Path) -> list[Path]:
+    """A file, or the .npz files of a folder in the order of their names."""
+    if not place.is_dir():
+        return [place]
+    files = sorted(place.glob("*.npz"))
+    if not files:
+        raise SurgeryError(f"the folder {place} holds no .npz file")
+    return files
 
 
 LARGEST_ARRAY = 1 << 30

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.checking.large_squares import repairs_of_squares
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
@@ -31,9 +32,11 @@ from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, function_of
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
+from anesurgery.placement.epsilon_watch import EpsilonWatch, without_small
+from anesurgery.placement.findings_in_words import reported, unseen
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
-from anesurgery.placement.op_errors import OpError, op_error
+from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
 from anesurgery.placement.over_steps import StepErrors, step_errors
 from anesurgery.placement.target import Target
 from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
@@ -62,6 +65,7 @@ class Certificate(Drawn):
             reads them.
         choices: the ops that choose among floats, the one that changes most first.
         over: how the error grows over many calls; None where `steps` asked for one.
+        notes: what was reported of ops on other chips, which no arithmetic here computes.
     """
 
     rows: tuple[OpError, ...]
@@ -74,6 +78,7 @@ class Certificate(Drawn):
     worst_inputs: Values = field(repr=False, default_factory=dict)
     choices: tuple[Choice, ...] = ()
     over: StepErrors | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -116,6 +121,7 @@ class Certificate(Drawn):
             "outputs": outputs,
             "ops": rows,
             "choices": [finite(vars(c) | {"margin": list(c.margin)}) for c in self.choices],
+            "notes": list(self.notes),
             "over_steps": None if self.over is None else _plain(self.over),
         }
 
@@ -159,7 +165,9 @@ def certify(
         The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
         misses the gate, after any of the `steps` too, where an output is not finite in exact arithmetic, or
         where a choice (a class, a place) changes; "at risk" where only the search found such a set, a value
-        comes near the end of fp16, or an output is the same whatever the inputs are.
+        comes near the end of fp16, an output is the same whatever the inputs are, the conversion is known to
+        have lost a part of what the model meant, or an op was reported wrong on the target in a way that no
+        arithmetic here computes.
 
     Raises:
         InterpretError: inputs that do not fit.
@@ -182,20 +190,38 @@ def certify(
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
     inspection = inspect_program(loaded, Target.parse(target), function=function)
-    rows, outputs, choices = trial.rows(worst.values, _findings(inspection))
-    choices = _kept(choices, loaded.program, function, worst.values, inspection)
+    walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
+    rows, outputs = walked.rows, walked.outputs
+    choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
     over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
-    verdict, why = _worse(
-        (verdict, why), _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    found = tuple(without_small(inspection.all_findings, walked.norms_off))
+    for other in (_beside(trial, choices, over, worst.values, first.sample(seed + 1), gate), unseen(found)):
+        verdict, why = _worse((verdict, why), other)
+    return Certificate(
+        rows,
+        outputs,
+        verdict,
+        why,
+        len(samples),
+        walk.tried,
+        gate,
+        worst.values,
+        choices,
+        over,
+        tuple(reported(found)),
     )
-    return Certificate(rows, outputs, verdict, why, len(samples), walk.tried, gate, worst.values, choices, over)
 
 
 def arithmetic_of(target: str | None) -> str:
     """The arithmetic of the engine of a target, as far as one is known of its chip: "ane:M1", else "ane"."""
     chips = [chip for chip in Target.parse(target).chips if chip in CHIPS] if target else []
     return f"ane:{chips[0]}" if len(chips) == 1 else "ane"
+
+
+def _norms(program: Program, function: str | None) -> dict[str, str]:
+    """Name of the square in a norm -> the pass that writes the norm in a form that fp16 holds."""
+    return {v.name: name for v, name in repairs_of_squares(function_of(program, function)).items()}
 
 
 def _findings(inspection: Inspection) -> dict[str, tuple[Any, ...]]:
@@ -228,6 +254,23 @@ class _Tried:
     def distance(self, gate: float) -> float:
         """How many dB are missing to a failure, by what is nearest to one."""
         return min(self.psnr - gate, self.headroom)
+
+
+@dataclass(frozen=True)
+class _Walked:
+    """What one set of inputs shows, op by op.
+
+    Attributes:
+        rows: the errors of every op.
+        outputs: arithmetic -> how near each output is.
+        choices: the ops that choose.
+        norms_off: op that adds an epsilon -> by how much of itself the conversion changed the norm.
+    """
+
+    rows: tuple[OpError, ...]
+    outputs: dict[str, tuple[OutputComparison, ...]]
+    choices: tuple[Choice, ...]
+    norms_off: dict[str, float]
 
 
 class _Walk:
@@ -308,21 +351,24 @@ class _Trial:
         return words
 
     def rows(
-        self, values: Values, findings: Mapping[str, tuple[Any, ...]]
-    ) -> tuple[tuple[OpError, ...], dict[str, tuple[OutputComparison, ...]], tuple[Choice, ...]]:
-        """The errors of every op on one set of inputs, and of the outputs; and the choices."""
+        self, values: Values, findings: Mapping[str, tuple[Any, ...]], norms: Mapping[str, str]
+    ) -> _Walked:
+        """The errors of every op on one set of inputs, and of the outputs; the choices, and the norms."""
         rows, watch = [], ChoiceWatch(self._all.exact.function, values)
+        norms_off = EpsilonWatch(self._all.exact.function)
         for shown in self._all(values):
             watch.see(shown)
+            norms_off.see(shown)
             row = op_error(shown)
             if row is not None:
                 said = findings.get(row.name, ())
                 rules = tuple(dict.fromkeys(f.rule for f in said))
-                repairs = tuple(dict.fromkeys(f.remedy for f in said if f.remedy))
+                named = [norms[row.name]] if row.name in norms else [f.remedy for f in said if f.remedy]
+                repairs = tuple(dict.fromkeys(named))
                 rows.append(replace(row, rules=rules, repairs=repairs))
         exact = self._all.outputs["fp32"]
         outputs = {a: self._compared(exact, self._all.outputs[a], values) for a in self._all.others}
-        return tuple(rows), outputs, watch.choices
+        return _Walked(with_repairs_beside(rows, self.gate), outputs, watch.choices, norms_off.changes)
 
     def unmoved(self, values: Values, others: Values) -> list[str]:
         """The outputs that neither other inputs nor the same ones in reverse order tell apart."""
@@ -415,7 +461,9 @@ def _verdict(
     near = [row for row in rows if row.largest * MARGIN > LARGEST and math.isfinite(row.largest)]
     if near:
         row = max(near, key=lambda r: r.largest)
-        return "at risk", f"{row.op_type} {row.name} reaches {row.largest:.3g}; fp16 ends at {LARGEST:.0f}"
+        helps = f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
+        reaches = f"{row.op_type} {row.name} reaches {row.largest:.3g}"
+        return "at risk", f"{reaches}; fp16 ends at {LARGEST:.0f}{helps}"
     if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
         return "fails", "no output holds a finite number"
     least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery.checking.quotient_angles import quotient_angle
 from anesurgery.facts.window_pads import window_axes
@@ -55,6 +56,23 @@ class GrownEpsilon:
     mean: Var
     epsilon: Var
 
+    @property
+    def most_change(self) -> float:
+        """By how much of itself the norm may be off: the largest square is at most all squares together."""
+        terms = self.mean.op.x.shape
+        size = math.prod(n for n in terms if isinstance(n, int)) // max(1, math.prod(self.mean.shape))
+        return math.sqrt(1 + (number(self.epsilon) or 0.0) * size) - 1
+
+    def change(self, scale: torch.Tensor, mean: torch.Tensor) -> float:
+        """By how much of itself a norm is off, for these largest magnitudes and means."""
+        epsilon, scale, mean = number(self.epsilon) or 0.0, scale.double(), mean.double()
+        ratio = (mean + epsilon) / (mean + epsilon / scale.clamp(min=2.0**-24) ** 2)
+        return float((ratio.sqrt() - 1).abs().max()) if ratio.numel() else 0.0
+
+
+LEAST_CHANGE = 1e-3
+"""Below this share of itself a norm counts as right: fp16 has 11 binary digits."""
+
 
 def grown_epsilon(op: Operation) -> GrownEpsilon | None:
     """The addition of the epsilon of `x / max|x|`: it counts max|x|^2 times as much as in `x`."""
@@ -63,7 +81,7 @@ def grown_epsilon(op: Operation) -> GrownEpsilon | None:
     for mean, epsilon in ((op.x, op.y), (op.y, op.x)):
         size, maker = number(epsilon), producer(mean, "reduce_mean")
         square = None if maker is None else producer(maker.x, "square", "mul", "pow")
-        if square is None or size is None or not 0 < size < 1e-2:
+        if square is None or size is None or not 0 < size < 1:
             continue
         division = producer(square.x, "real_div")
         if division is not None and _largest_of(division.y, division.x) and _is_undone(op, division.y):
@@ -106,8 +124,6 @@ def _with_negative(op: Operation, x: Var) -> bool:
 
 def _at(op: Operation, values: dict[Var, float]) -> float:
     """What an op makes of some numbers."""
-    import torch
-
     known: dict[Var, Any] = {v: torch.tensor([n], dtype=torch.float64) for v, n in values.items()}
 
     def of(var: Any) -> Any:

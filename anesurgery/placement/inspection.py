@@ -13,6 +13,7 @@ from anesurgery.display import Drawn, drawn
 from anesurgery.files import arrays
 from anesurgery.placement.durations import Time
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.findings_in_words import in_short
 from anesurgery.placement.flexible import AtShape
 from anesurgery.placement.loadable import refusal
 from anesurgery.placement.target import Target
@@ -348,9 +349,11 @@ def _sentence(inspection: Inspection, rows: Sequence[OpRow]) -> str:
         return "There are no ops to place."
     first = f"ANE: {_shares(inspection, rows)} on {inspection.target.words}"
     time = "" if inspection.time is None else f", about {inspection.time}"
+    short = in_short(inspection.all_findings)
     if inspection.fixing:
-        return f"{first}; its sizes vary, so fix them first: {inspection.fixing}"
-    return "; ".join(filter(None, [first + time, _elsewhere(rows), _help(rows)]))
+        words = [first, short, f"its sizes vary, so fix them first: {inspection.fixing}"]
+        return "; ".join(filter(None, words))
+    return "; ".join(filter(None, [first + time, short, _elsewhere(rows), _help(rows)]))
 
 
 def _shares(inspection: Inspection, rows: Sequence[OpRow]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -48,7 +48,7 @@ class OpError:
         grown: the same where errors of the ops before it are in what it reads.
         largest: magnitude in exact arithmetic.
         rules: numeric findings of `inspect` about it.
-        repairs: passes that they name.
+        repairs: passes that they name; of an op below the gate without one, those of the ops beside it.
         reads: first outputs of the ops that it reads, constants among them.
         histogram: of its first output of floats, where errors have grown.
     """
@@ -95,6 +95,28 @@ def op_error(shown: Shown) -> OpError | None:
         max(sizes),
         reads=tuple(dict.fromkeys(v.op.outputs[0].name for _, v in operands(op) if v.op is not None)),
         histogram=histogram(values),
+    )
+
+
+def with_repairs_beside(rows: Sequence[OpError], gate: float) -> tuple[OpError, ...]:
+    """Ops below the gate that no finding names get the repairs of the ops beside them: of what fills a mask.
+
+    Args:
+        rows: in file order.
+        gate: PSNR in dB.
+    """
+    near: dict[str, set[str]] = {row.name: set() for row in rows}
+    for row in rows:
+        for read in near.keys() & set(row.reads):
+            near[row.name].add(read)
+            near[read].add(row.name)
+    repairs = {row.name: row.repairs for row in rows}
+
+    def beside(row: OpError) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(one for name in sorted(near[row.name]) for one in repairs[name]))
+
+    return tuple(
+        replace(row, repairs=beside(row)) if row.worst < gate and not row.repairs else row for row in rows
     )
 
 

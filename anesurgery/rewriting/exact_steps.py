@@ -19,9 +19,7 @@ from anesurgery.rewriting.session import Change, Session
 
 def yardstick(program: Program, session: Session) -> Yardstick:
     """What a program means on the inputs of a session, or on sampled ones."""
-    samples = session.inputs
-    inputs = () if samples is None else (samples,) if isinstance(samples, Mapping) else tuple(samples)
-    return Yardstick(program, arithmetic_of(session.target), inputs, session.images, session.seed)
+    return Yardstick(program, arithmetic_of(session.target), session.samples, session.images, session.seed)
 
 
 @dataclass(frozen=True)

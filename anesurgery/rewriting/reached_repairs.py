@@ -9,6 +9,7 @@ from anesurgery.checking.exactness import MOST_FLOP, Yardstick, in_decibels, les
 from anesurgery.errors import SurgeryError
 from anesurgery.files.copying import copied
 from anesurgery.mil import Program
+from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.exact_steps import yardstick
@@ -35,8 +36,18 @@ class Reached:
     after: Mapping[str, float]
     program: Program
     """After them."""
+    needed = "repairs what goes wrong on the inputs at hand"
+    """Why they stay whatever they cost, after their name."""
+
+    @property
+    def left(self) -> str:
+        """How wrong outputs still are, in words; "" where they are right."""
+        wrong = [f"{in_decibels(now)} in {name}" for name, now in self.after.items() if now < WRONG]
+        return f"outputs are wrong still on the inputs at hand, {', '.join(wrong)}" if wrong else ""
 
     def __str__(self) -> str:
+        if not self.steps:
+            return f"{self.left}, and no repair that is tried by itself helps: certify says where errors enter"
         names = ", ".join(step.name for step in self.steps)
         gains = ", ".join(
             f"{in_decibels(old)} -> {in_decibels(self.after[name])} in {name}"
@@ -46,10 +57,32 @@ class Reached:
         return f"{names}: without it outputs are wrong on the inputs at hand, {gains} of what the model means"
 
 
-def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Iterator[Reached]:
+@dataclass(frozen=True)
+class Reported:
+    """Repairs of ops that reports call wrong on the target, and that no run here shows to be so."""
+
+    steps: tuple[Pass, ...]
+    faults: tuple[str, ...]
+    """The rules that say so."""
+    unless: str
+    """What would show that they are not needed, in words."""
+    needed = "repairs what was reported wrong on the target"
+    left = ""
+
+    def __str__(self) -> str:
+        names, rules = (", ".join(some) for some in ([step.name for step in self.steps], self.faults))
+        return f"{names}: {rules} was reported on this target{self.unless}"
+
+
+Repairs = Reached | Reported
+
+
+def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Iterator[Repairs]:
     """What each program of a model needs of some repairs, on the inputs of a session or on sampled ones.
 
-    Nothing is run of a program without a finding about its numbers.
+    Nothing is run of a program without a finding about its numbers. Ops that reports call wrong on the target
+    are repaired as well where no arithmetic computes what they give, or where no inputs are given: random
+    numbers are small, and show nothing of it.
 
     Args:
         steps: in the order in which they run.
@@ -60,12 +93,34 @@ def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Itera
     for program in model.chosen if steps else ():
         if not isinstance(program, Program):
             continue
-        inspections = placed(program, target, advice=True)
-        if any(finding.kind == "numeric" for one in inspections for finding in one.all_findings):
+        findings = [f for one in placed(program, target, advice=True) for f in one.all_findings]
+        if any(finding.kind == "numeric" for finding in findings):
+            claims = {f.rule: f.remedy for f in findings if f.rule in CLAIMS}
+            own = [_of_claims(step, claims) for step in steps]
             session.spec = model.spec_of(program)
             measured = replace(yardstick(program, session), seeds=1, most_flop=FLOP)
-            reached = reached_repairs(steps, program, session, measured)
+            reached = reached_repairs(own, program, session, measured)
             yield from () if reached is None else (reached,)
+            shown = {rule for rule in claims if session.samples and CLAIMS[rule].wrong is not None}
+            left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
+            yield from _reported(own, left, () if reached is None else reached.steps)
+
+
+def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
+    """A step that repairs faults by name, of those alone that are claimed of the target."""
+    names = tuple(CLAIMS[rule].name for rule, remedy in claims.items() if remedy == step.name)
+    return replace(step, only=names) if names and "only" in step.options() else step
+
+
+def _reported(
+    steps: Sequence[Pass], claims: Mapping[str, str | None], reached: Sequence[Pass]
+) -> Iterator[Reported]:
+    """The steps that claims name, but for those that inputs reach."""
+    named = tuple(step for step in steps if step.name in claims.values() and step not in reached)
+    if named:
+        rules = tuple(rule for rule, remedy in claims.items() if any(step.name == remedy for step in named))
+        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
+        yield Reported(named, rules, "; give inputs to see whether they reach it" if reachable else "")
 
 
 def reached_repairs(
@@ -84,15 +139,15 @@ def reached_repairs(
         measured: what the program means.
 
     Returns:
-        None where the outputs are right as they are, cannot be told, or are wrong for another reason.
+        None where the outputs are right as they are, or cannot be told; no steps where none helps.
     """
-    before = measured.measure(program) if steps else None
+    before = measured.measure(program)
     if before is None or min(before.values()) >= WRONG:
         return None
     target = Target.parse(session.target or "any")
     repaired = _after(steps, program, session, measured)
     if repaired is None or not _nearer(before, repaired.after):
-        return None
+        return Reached((), before, before, program)
     for step in reversed(repaired.steps):
         others = _after([s for s in repaired.steps if s is not step], program, session, measured)
         enough = {name: min(value, RIGHT) for name, value in repaired.after.items()}

@@ -115,19 +115,14 @@ def _inputs(session: Session, program: Program, name: str) -> list[Mapping[str, 
     function = program.functions[name]
     names = {entry for entry, var in function.inputs.items() if not types.is_state(var.sym_type)}
     adapted = [
-        adapt_inputs(session.contract, values) for values in _given(session) if len(program.functions) == 1
+        adapt_inputs(session.contract, values) for values in session.samples if len(program.functions) == 1
     ]
     if adapted and all(names <= values.keys() for values in adapted):
         return [{entry: values[entry] for entry in names} for values in adapted]
     return [sample_function(function, seed=session.seed, images=session.images)]
 
 
-def _given(session: Session) -> list[Mapping[str, Any]]:
-    """The sets of inputs that the caller gave."""
-    return [session.inputs] if isinstance(session.inputs, Mapping) else list(session.inputs or ())
-
-
 def _words(session: Session) -> str:
     """Where values were seen."""
-    count = len(_given(session))
+    count = len(session.samples)
     return "drawn inputs" if not count else f"{count} given set{'s' if count > 1 else ''} of inputs"

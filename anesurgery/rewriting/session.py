@@ -76,6 +76,8 @@ class Report(Drawn):
     """Arrays that left the model, by name; they are written beside it."""
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
+    wrong: str = ""
+    """How wrong outputs still are on the inputs at hand, in words; "" where nothing shows that they are."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""
@@ -148,6 +150,11 @@ class Session(Report):
 
     def __post_init__(self) -> None:
         self.rng = generator(self.seed)
+
+    @property
+    def samples(self) -> list[Mapping[str, Array]]:
+        """The sets of inputs that the caller gave; none where there are none."""
+        return [self.inputs] if isinstance(self.inputs, Mapping) else list(self.inputs or ())
 
     def again(self, *, prove_sites: bool | None = None) -> Session:
         """A session for the same model and target that has collected nothing; it knows the same proofs."""

@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
+from anesurgery.checking.metrics import OutputComparison
 from anesurgery.display import short_name
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.choices import Choice
@@ -26,7 +27,7 @@ def certificate_group(certificate: Certificate) -> Group:
     arithmetics = list(certificate.outputs)
     outputs = Table("output", *(f"{a} dB" for a in arithmetics), box=box.SIMPLE_HEAD)
     for several in zip(*certificate.outputs.values(), strict=True):
-        outputs.add_row(plain(several[0].name), *(decibels(o.psnr) for o in several))
+        outputs.add_row(plain(several[0].name), *map(_nearness, several))
     both = f"dB ({', '.join(arithmetics)})"
     ops = Table("where errors enter", "op type", f"own {both}", f"grown {both}", "repair", box=box.SIMPLE_HEAD)
     for row in certificate.enters[:ROWS]:
@@ -40,7 +41,14 @@ def certificate_group(certificate: Certificate) -> Group:
         f"{certificate.verdict}: {certificate.why} ({tried(certificate)})", style=STYLES[certificate.verdict]
     )
     said = [choice.words + _kept_by(choice) for choice in certificate.choices[:ROWS]]
-    return Group(first, *map(plain, said), outputs, ops)
+    notes = [plain(f"note: {note}", style="cyan") for note in certificate.notes]
+    return Group(first, *map(plain, said), outputs, ops, *notes)
+
+
+def _nearness(output: OutputComparison) -> str:
+    """How near an output is; which share is not finite, where some of it is not."""
+    count = output.bad + output.undefined
+    return f"{count / (output.compared + count):.0%} not finite" if count else decibels(output.psnr)
 
 
 def _kept_by(choice: Choice) -> str:

@@ -23,9 +23,9 @@ def headline(surgery: Surgery) -> str:
     if (now := _stands(surgery)) is not None and now.refused:
         return f"{now.refused}; {_done(surgery)}"
     if not surgery.changes:
-        return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery)]))
+        return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery), surgery.wrong]))
     said = [", ".join(filter(None, [_shares(surgery), _speed(surgery.time)])), _exactness(surgery)]
-    said += [FROM_LAYERS] * _was_network(surgery)
+    said += [FROM_LAYERS] * _was_network(surgery) + [surgery.wrong]
     return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
 
 

@@ -280,3 +280,41 @@ def test_the_module_stays_as_it_is(stack: Any) -> None:
     ane.against_torch(module, model, inputs, precisions=("fp32",))
     assert all(torch.equal(before[k], v) for k, v in module.state_dict().items())
     assert not any(part._forward_hooks for part in module.modules())
+
+
+class Oscillator(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A phase between 0 and 1, of which coremltools drops the floor."""
+        return self.out(torch.sin(torch.remainder(torch.cumsum(x, 1) / 100, 1.0)))
+
+
+class Loud(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """A square that fp16 does not hold."""
+        return torch.sqrt(torch.square(self.enter(x) * 1000).sum(-1, keepdim=True))
+
+
+def test_a_function_is_blamed_though_what_it_reads_is_rounded() -> None:
+    torch.manual_seed(0)
+    values = np.abs(np.random.default_rng(0).standard_normal((1, 50, 16))).astype(np.float32) * 20
+    module = Oscillator().eval()
+    found = ane.against_torch(module, converted(module, (1, 50, 16)), {"x": values})
+    assert found.first is not None
+    assert found.first.name == "remainder"
+
+
+def test_it_says_where_fp16_falls() -> None:
+    torch.manual_seed(0)
+    module = Loud().eval()
+    values = np.random.default_rng(0).standard_normal((1, 4, 64)).astype(np.float32)
+    found = ane.against_torch(module, converted(module, (1, 4, 64)), {"x": values})
+    assert found.ok
+    assert "in fp16 square (function) is the first below 40 dB: not finite" in " ".join(str(found).split())

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anesurgery import surgery
 from anesurgery.commands import app as cli
 from anesurgery.commands.options import BAD_INPUT, DEFECT
 from anesurgery.files.package import save
@@ -85,6 +86,23 @@ def test_apply_writes_a_package(
     assert code == 0
     assert "1 edit: 1 bit for bit" in out
     assert "= sub(" not in to_text(load(out_path).program)
+
+
+def test_apply_takes_inputs_of_files_and_folders(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    asked: list[Any] = []
+    real = surgery.apply
+    monkeypatch.setattr(surgery, "apply", lambda *a, inputs, **more: asked.append(inputs) or real(*a, **more))
+    folder = tmp_path / "samples"
+    folder.mkdir()
+    words = ("apply", package, "negate_subtract", "--dry-run", "--quiet", "--inputs", folder)
+    code, _, err = call(monkeypatch, capsys, *words)
+    assert (code, "holds no .npz file" in err) == (BAD_INPUT, True)
+    for k in (2, 1):
+        np.savez(folder / f"{k}.npz", x=np.full(3, k))
+    assert call(monkeypatch, capsys, *words, "--inputs", folder / "2.npz")[0] == 0
+    assert [values["x"][0] for values in asked[0]] == [1, 2, 2]
 
 
 def test_steps_before_the_model_still_work_and_say_so(

@@ -197,15 +197,18 @@ def test_fix_applies_the_recipe_and_shows_both(
     real = operate.apply
 
     def apply(model: Any, passes: Any, **options: Any) -> Any:
-        asked.append((model, passes.name, passes.steps[0].compute_units, options["target"]))
+        units, inputs = passes.steps[0].compute_units, options.pop("inputs")
+        asked.append((model, passes.name, units, options["target"], [list(values) for values in inputs]))
         return real(model, "negate_subtract", **options)
 
     monkeypatch.setattr(operate, "apply", apply)
     out = tmp_path / "fixed" / "all.mlpackage"
     out.parent.mkdir()
-    code, shown, err = call(package, "--fix", out, "--target", "M1", "--compute-units", "ALL", "--json")
+    np.savez(tmp_path / "in.npz", x=np.ones(2))
+    given = ("--inputs", tmp_path / "in.npz", "--target", "M1", "--compute-units", "ALL")
+    code, shown, err = call(package, "--fix", out, *given, "--json")
     assert (code, err) == (0, "")
-    assert asked == [(str(package), "auto", "ALL", "M1")]
+    assert asked == [(str(package), "auto", "ALL", "M1", [["x"]])]
     assert [Path(c[0]).name for c in seen] == ["model.mlpackage", "all.mlpackage"]
     assert json.loads(shown)["after"]["status"] == 0
     assert load(out).program.functions["main"].outputs[0].name == "y"

@@ -78,6 +78,20 @@ def normed(x: Var, **more: Any) -> Var:
     return mb.batch_norm(x=x, mean=mean, variance=variance, name="y", **more)
 
 
+def joined(groups: int = 1600, axis: int = 1, **more: Any) -> Program:
+    """A depthwise convolution of two values that a concat joins."""
+    parts = [(1, 600, 5, 1), (1, 1000, 5, 1)] if axis == 1 else [(1, 1600, 2, 1), (1, 1600, 3, 1)]
+    specs = [mb.TensorSpec(shape, dtype=types.fp16) for shape in parts]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(x: Var, z: Var) -> Var:
+        both = mb.concat(values=[x, z], axis=axis)
+        stored = weight(groups, 1600 // groups, 3, 1, half=True)
+        return mb.conv(x=both, weight=stored, groups=groups, name="y", **more)
+
+    return program
+
+
 CASES: dict[str, tuple[Program, str]] = {
     "softplus": (built(lambda x: mb.softplus(x=x, name="y"), (2, 40)), "softplus-cliff"),
     "mish": (built(mish, (2, 40)), "softplus-cliff"),
@@ -135,6 +149,8 @@ CASES: dict[str, tuple[Program, str]] = {
         ),
         "hard-swish-rank-2",
     ),
+    "depthwise": (joined(), "depthwise-concat"),
+    "depthwise with bias": (joined(bias=weight(1600, half=True), pad_type="same"), "depthwise-concat"),
     "matmul": (
         built(lambda x: hard_swish(x, lambda x: mb.matmul(x=x, y=weight(8, 6, half=True))), (3, 8)),
         "hard-swish-rank-2",
@@ -179,6 +195,7 @@ def test_values_that_stay_below_the_range_are_left(body: Callable[[Var], Var], s
         (built(lambda x: resampled(x, "nearest"), (1, 2, 6, 7), half=False), "rounding may choose"),
         (built(lambda x: transposed(x, (1, 3, 9, 9)), (1, 3, 4, 4), half=False), "larger than the full result"),
         (built(resampled, (1, 2, 1, 7), half=False), "a side of one pixel"),
+        (joined(axis=2), "joins no whole channels"),
     ],
 )
 def test_refuses(program: Program, reason: str) -> None:
@@ -202,6 +219,10 @@ def test_ordinary_forms_are_left(body: Callable[[Var], Var]) -> None:
     assert not session.refusals
 
 
+def test_convolutions_of_groups_are_left() -> None:
+    assert not apply_pass(ReplaceFaultyOps(), joined(groups=800))[1].changes
+
+
 def flipped(mb: Any, op: Any) -> Var:
     """The zeros stand on the wrong side of the kernel."""
     stored = op.weight.val[..., ::-1].copy()
@@ -214,6 +235,7 @@ WRONG: dict[str, Callable[[Any, Any], Var]] = {
     "log sum of channels": lambda mb, op: mb.reduce_max(x=op.x, axes=[1]),
     "3x2": flipped,
     "volume": lambda mb, op: mb.identity(x=op.x),
+    "depthwise": lambda mb, op: mb.mul(x=mb.conv(x=op.x, weight=op.weight, groups=1600), y=2.0),
     "argmax": lambda mb, op: mb.reduce_argmin(x=op.x, axis=1),
 }
 

@@ -127,3 +127,117 @@ def test_the_command_ends_with_1_where_it_fails(tmp_path: Path) -> None:
     assert said.exit_code == 1
     assert isinstance(said.exception, SurgeryError)
     assert "exists; choose another name, or use --overwrite" in str(said.exception)
+
+
+def pooled() -> Program:
+    """A mean of windows beyond the end: no run of the package shows that torch meant another one."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 7, 7), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        kernel = {"kernel_sizes": [2, 2], "strides": [2, 2]}
+        return mb.avg_pool(x=x, **kernel, pad_type="custom", pad=[0, 0, 0, 0], ceil_mode=True, name="y")
+
+    return program
+
+
+def volume() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 3, 2, 4, 4), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.batch_norm(x=x, mean=np.zeros(3, HALF), variance=np.ones(3, HALF), name="y")
+
+    return program
+
+
+def joined() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 800, 5, 1), dtype=types.fp16) for _ in range(2)])
+    def program(x: Var, z: Var) -> Var:
+        both = mb.concat(values=[x, z], axis=1)
+        return mb.conv(x=both, weight=np.ones((1600, 1, 3, 1), HALF), groups=1600, name="y")
+
+    return program
+
+
+def wide() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 1, 8, 8), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "target", "verdict", "why", "note"),
+    [
+        (pooled(), None, "at risk", "lost-average: the last window", ""),
+        (pooled(), None, "at risk", "apply restore_meaning", ""),
+        (joined(), "iPhone 13/iOS 16", "at risk", "fault-depthwise-concat: wrong on A15", ""),
+        (joined(), "M4/macOS 15", "holds", "", "fault-depthwise-concat-elsewhere: reported wrong on A15"),
+        (volume(), "M2/macOS 15", "holds", "", "apply replace_faulty_ops or multiply and add"),
+        (wide(), "iPhone 15 Pro/iOS 18", "holds", "", "apply interface_fp16"),
+        (wide(), "M2/macOS 15", "holds", "", ""),
+    ],
+)
+def test_what_no_run_shows_is_said(
+    program: Program, target: str | None, verdict: str, why: str, note: str
+) -> None:
+    found = ane.certify(program, target=target)
+    assert found.verdict == verdict
+    assert why in found.why
+    assert (note in " ".join(found.notes)) if note else verdict != "holds" or not found.notes
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_the_square_of_a_norm_names_the_pass_that_holds_it(centred: bool) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 32), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        n = mb.sub(x=x, y=mb.reduce_mean(x=x, axes=[-1], keep_dims=True)) if centred else x
+        mean = mb.reduce_mean(x=mb.square(x=n, name="squares"), axes=[-1], keep_dims=True, name="mean")
+        return mb.mul(x=n, y=mb.rsqrt(x=mb.add(x=mean, y=HALF(1e-3)), name="root"), name="y")
+
+    values = (np.random.default_rng(0).standard_normal((2, 32)) * 2000).astype(HALF)
+    found = ane.certify(program, {"x": values})
+    rows = {row.name: row.repairs for row in found.rows}
+    name = "group_norm" if centred else "rms_norm"
+    assert found.verdict == "fails"
+    assert rows["squares"] == (name,)
+    assert name in rows["mean"], "it is infinite because of the squares"
+    assert f"({name} may help)" in found.why
+
+
+def test_an_error_that_no_finding_names_takes_the_repair_of_its_neighbour() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((1, 8, 8)), mb.TensorSpec((1, 8, 8), dtype=types.bool)])
+    def program(scores: Var, seen: Var) -> Var:
+        filled = mb.select(cond=seen, a=scores, b=np.float32(-1e9), name="filled")
+        return mb.softmax(x=mb.cast(x=filled, dtype="fp16", name="narrow"), axis=-1, name="y")
+
+    seen = np.ones((1, 8, 8), bool)
+    seen[:, 3] = False
+    values = {"scores": np.random.default_rng(0).standard_normal((1, 8, 8)).astype(np.float32), "seen": seen}
+    found = ane.certify(program, values)
+    assert found.verdict == "fails"
+    assert found.enters[0].name == "narrow"
+    assert found.enters[0].repairs
+    assert "12% not finite" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("spike", "epsilon", "verdict", "found"),
+    [(60.0, 1e-3, "at risk", True), (1.0, 1e-5, "holds", True), (60.0, 1e-7, "holds", False)],
+    ids=["a spike", "none", "a small epsilon"],
+)
+def test_a_grown_epsilon_counts_where_rows_have_a_spike(
+    spike: float, epsilon: float, verdict: str, found: bool
+) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 512))])
+    def program(x: Var) -> Var:
+        scale = mb.reduce_max(x=mb.abs(x=x), axes=[-1], keep_dims=True)
+        normed = mb.real_div(x=x, y=scale)
+        mean = mb.reduce_mean(x=mb.square(x=normed), axes=[-1], keep_dims=True)
+        root = mb.sqrt(x=mb.add(x=mean, y=np.float32(epsilon)))
+        return mb.real_div(x=x, y=mb.mul(x=root, y=scale), name="y")
+
+    values = np.random.default_rng(0).standard_normal((4, 512)).clip(-1, 1).astype(np.float32) * 0.3
+    values[:, 0] = spike
+    assert ane.certify(program, {"x": values}).verdict == verdict
+    findings = ane.inspect(program).all_findings
+    assert any(f.rule == "lost-epsilon" for f in findings) == found

@@ -48,8 +48,8 @@ def depthwise(groups: int, left: int = 800) -> Program:
     return program
 
 
-def outputs() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
+def outputs(*shape: int) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Var:
         return mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
 
@@ -77,9 +77,14 @@ SAYS = [
     (depthwise(1600), "M4/macOS 26", "fault-depthwise-concat-elsewhere", "guess"),
     (depthwise(1), "iPhone 13/iOS 16", "", ""),
     (depthwise(1000, 200), "iPhone 13/iOS 16", "", ""),
-    (outputs(), "iPhone 15 Pro/iOS 18", "fault-fp32-output", "reported"),
-    (outputs(), "iPhone 15 Pro/iOS 17", "", ""),
-    (outputs(), "any", "", ""),
+    (outputs(1, 1, 8, 8), "iPhone 15 Pro/iOS 18", "fault-fp32-output", "reported"),
+    (outputs(1, 32), "iPhone 15 Pro/iOS 18", "", ""),
+    (outputs(1, 1, 8, 8), "iPhone 15 Pro/iOS 17", "", ""),
+    (outputs(1, 1, 8, 8), "any", "", ""),
+    (chosen(True), "A19 Pro", "fault-topk-gather-elsewhere", "guess"),
+    (chosen(True), "M1/macOS 14", "", ""),
+    (chosen(True), "M3", "", ""),
+    (chosen(True), "any", "", ""),
     (chosen(True), "iPhone 17 Pro/iOS 27", "fault-topk-gather-elsewhere", "guess"),
     (chosen(False), "iPhone 17 Pro/iOS 27", "", ""),
 ]

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from anesurgery.mil import Array, Program, Var, mb, types
+import anesurgery as ane
+from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.passes.scale_powers import ScalePowers
 from anesurgery.rewriting.builder import Builder
@@ -41,7 +43,7 @@ def names(steps: tuple[Pass, ...], x: Array, *, prove_sites: bool = True) -> lis
     session = Session(target="M1/macOS 14", inputs={"x": x}, prove_sites=prove_sites)
     program = small_square()
     reached = reached_repairs(steps, program, session, replace(yardstick(program, session), seeds=1))
-    return None if reached is None else [step.name for step in reached.steps]
+    return None if reached is None or not reached.steps else [step.name for step in reached.steps]
 
 
 def test_right_outputs_ask_for_nothing() -> None:
@@ -57,3 +59,49 @@ def test_a_repair_whose_check_fails_is_left_out() -> None:
     assert names((_TenthMore(),), LOUD, prove_sites=False) == ["a_tenth_more"]
     assert names((_TenthMore(),), LOUD) is None
     assert names((_TenthMore(), ScalePowers()), LOUD) == ["scale_powers"]
+
+
+def softplus(most: float = 30.0) -> Program:
+    """A softplus of values up to a limit, and an argmax, whose report is of another chip."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> tuple[Var, Var]:
+        best = mb.reduce_argmax(x=x, axis=-1, name="best")
+        return mb.softplus(x=mb.minimum(x=x, y=np.float16(most)), name="y"), best
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("target", "most", "inputs", "repaired"),
+    [
+        ("M3 Max/macOS 26", 30.0, None, True),
+        ("M3 Max/macOS 26", 30.0, QUIET, False),
+        ("M3 Max/macOS 26", 30.0, LOUD, True),
+        ("M3 Max/macOS 26", 10.0, None, False),
+        ("M2/macOS 26", 30.0, LOUD, False),
+    ],
+    ids=["may be reached", "not reached", "reached", "out of reach", "another chip"],
+)
+@pytest.mark.filterwarnings("ignore::anesurgery.errors.SurgeryWarning")
+def test_what_was_reported_of_the_target_is_repaired(
+    target: str, most: float, inputs: Array | None, repaired: bool
+) -> None:
+    given = None if inputs is None else {"x": inputs}
+    done = ane.apply(softplus(most), "auto", target=target, inputs=given)
+    assert [change.pass_name for change in done.changes] == ["replace_faulty_ops"] * repaired
+    said = [note for note in done.notes if "fault-softplus-cliff was reported on this target" in note]
+    assert bool(said) == (repaired and inputs is None)
+    assert not any(op.op_type == "cast" for op in walk_ops(done.program)), "the argmax is of another target"
+
+
+def test_what_no_repair_helps_is_said_first() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.mul(x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y")
+
+    wrong = ane.apply(program, "auto", target="M1/macOS 14", inputs={"x": LOUD})
+    assert wrong.wrong.startswith("outputs are wrong still on the inputs at hand")
+    assert wrong.wrong in " ".join(str(wrong).split())
+    right = ane.apply(program, "auto", target="M1/macOS 14", inputs={"x": QUIET / 8})
+    assert not right.wrong

@@ -11,6 +11,9 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.intervals import interval
 
+ELSEWHERE = "-elsewhere"
+"""How the ids of warnings end."""
+
 
 def concerns(fault: Fault, target: Target) -> bool:
     """Was it reported through Core ML on a chip of the target's generations, and on its OS?"""
@@ -21,6 +24,19 @@ def concerns(fault: Fault, target: Target) -> bool:
         return False
     system = target.os is None or not fault.systems or (target.platform, target.os) in fault.systems
     return system and bool(reported & target.families)
+
+
+FIRST_CORE_AI = 27
+"""The release of iOS and macOS that brought Core AI."""
+
+
+def may_run_core_ai(fault: Fault, target: Target) -> bool:
+    """Has the target Core AI, by its release? Where it names none, the chip of the report decides."""
+    if target.os is not None:
+        return target.os >= FIRST_CORE_AI
+    return bool(fault.chips) and set(target.chips) <= {
+        n for n in CHIPS if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}
+    }
 
 
 def faults_on(target: Target) -> list[Fault]:
@@ -60,6 +76,7 @@ def _claim(fault: Fault, op: Operation, target: Target, layer: bool = False) -> 
 
 def _warning(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
     silent = fault.common or concerns(fault, target) or not (target.uses_ane or fault.any_unit)
+    silent |= fault.format != "Core ML" and not may_run_core_ai(fault, target)
     said = "" if silent else reached(fault, op, layer)
     elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
     what = "reported to end the process" if fault.ends_process else "reported wrong"
@@ -80,7 +97,7 @@ def _rules(fault: Fault) -> Iterator[Rule]:
     families = frozenset(CHIPS[name].family for name in fault.chips)
     for suffix, test, grade, scope in (
         ("", _claim, Grade.REPORTED, Scope(families, f"seen on {fault.seen}")),
-        ("-elsewhere", _warning, Grade.GUESS, Scope(os=f"seen on {fault.seen}")),
+        (ELSEWHERE, _warning, Grade.GUESS, Scope(os=f"seen on {fault.seen}")),
     ):
         yield Rule(
             f"fault-{fault.name}{suffix}",
@@ -95,6 +112,11 @@ def _rules(fault: Fault) -> Iterator[Rule]:
             advice=fault.advice,
         )
 
+
+CLAIMS = {f"fault-{fault.name}": fault for fault in FAULTS}
+"""The id of a claim -> its row."""
+WARNINGS = {f"{rule}{ELSEWHERE}": fault for rule, fault in CLAIMS.items()}
+"""The id of a warning about other chips -> its row."""
 
 RULES = tuple(rule for fault in FAULTS for rule in _rules(fault))
 """Two rules for each row: of a target one of them speaks."""

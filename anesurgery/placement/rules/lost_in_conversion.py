@@ -23,7 +23,10 @@ def remainder(op: Operation, target: Target) -> str:
 def epsilon(op: Operation, target: Target) -> str:
     """The epsilon of a norm that counts more than it should."""
     grown = lost.grown_epsilon(op)
-    return "" if grown is None else f"%{grown.epsilon.name} is added after the division by %{grown.scale.name}"
+    if grown is None or grown.most_change < lost.LEAST_CHANGE:
+        return ""
+    where = f"%{grown.epsilon.name} is added after the division by %{grown.scale.name}"
+    return f"{where}, which changes a row with a spike by up to {grown.most_change:.1%}"
 
 
 def branch(op: Operation, target: Target) -> str:
@@ -45,7 +48,7 @@ RULES = (
         "lost-epsilon",
         names("add"),
         "the converted rms_norm divides by the largest magnitude first and adds the same epsilon then: it has "
-        "grown by the square of that, which is percents on rows with a spike, in fp32 too",
+        "grown by the square of that, in fp32 too",
         "apple/coremltools: issue 2821 (M3 Max, CPU_ONLY)",
         test=epsilon,
         remedy=RESTORE,
@@ -93,6 +96,7 @@ RULES = (
         "a triangle aligned at the first key hides the newest keys from every query, which a cache needs",
         "PyTorch: scaled_dot_product_attention (is_causal aligns at the upper left)",
         test=lambda op, target: lost.short_causal_mask(op),
+        grade=Grade.GUESS,
         advice="give the mask as an input, aligned at the last key",
     ),
 )

@@ -110,6 +110,12 @@ def inspect(
     return _beside(inspection, model, aim, function) if measured else inspection
 
 
+def _named(loaded: Loaded) -> tuple[str, str]:
+    """What a report calls the model, and the place that a command takes."""
+    label = "MIL program" if loaded.source is None else given_words(str(loaded.source))
+    return label, "MODEL" if loaded.source is None or label == THIS else label
+
+
 def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:
@@ -129,14 +135,9 @@ def inspect_program(
     segments, numbers = segments_of(judged, units, shaped.function)
     timed = time_of_shaped(shaped, units, target, bool(doubts))
     seen = _sampled(loaded, inputs, target, function)
-    rows = tuple(
-        _row(i, j, unit, number, seen, ms)
-        for i, (j, unit, number, ms) in enumerate(
-            zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
-        )
-    )
-    label = "MIL program" if loaded.source is None else given_words(str(loaded.source))
-    place = "MODEL" if loaded.source is None or label == THIS else label
+    columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
+    rows = tuple(_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
+    label, place = _named(loaded)
     of_version = loadable.of_version(loaded.version, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))

@@ -57,11 +57,11 @@ DISPUTED_RANGE = _reported(
 )
 RANGE_ELSEWHERE = general(
     "dyn-range-unknown",
-    "no report says what the ANE of an iPhone or iPad runs of a model that takes a range of shapes; on Macs "
-    "some such models stayed on the CPU as a whole, and fixed ones ran on the ANE",
-    DISPUTED_RANGE.source,
+    "from iOS 18 on no report says what the ANE of an iPhone or iPad runs of a model with a range of shapes: "
+    "up to iOS 17.3 the default shape ran there, and on Macs some such models stayed on the CPU as a whole",
+    f"developer.apple.com/forums/thread/724930; {DISPUTED_RANGE.source}",
     grade=Grade.GUESS,
-    scope=Scope(os="seen on Macs alone"),
+    scope=Scope(os="later systems were seen on Macs alone", since=(("iOS", 18),)),
     advice=DISPUTED_RANGE.advice,
 )
 NORM_IN_LIST = _reported(

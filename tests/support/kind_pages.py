@@ -13,6 +13,8 @@ from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.rules import lost_in_conversion
+from anesurgery.placement.rules.aborting_loads import ROWS
+from anesurgery.placement.rules.slow_loads import RULES as SLOW
 
 DOCS = Path(__file__).parents[2] / "docs"
 BEGIN, END = "<!-- rows -->", "<!-- end of rows -->"
@@ -45,6 +47,19 @@ def losses() -> str:
     return table("finding | what was lost | source | repair", rows)
 
 
+def loads() -> str:
+    """Loads that end the process, hang, fail or take minutes."""
+    reported = [(r.id, r.what, r.seen, r.source, r.remedy, r.advice) for r in ROWS]
+    reported += [
+        (r.id, r.because, r.scope.os.removeprefix("seen on "), r.source, r.remedy, r.advice) for r in SLOW
+    ]
+    rows = (
+        (f"`{id}`", what, seen, source, f"{f'`{remedy}`' if remedy else 'none'}: {advice}")
+        for id, what, seen, source, remedy, advice in reported
+    )
+    return table("finding | what happened | seen on | source | repair", rows)
+
+
 def differences() -> str:
     """Where Core ML is not PyTorch."""
     rows = (
@@ -56,6 +71,7 @@ def differences() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "engine-faults.md": faults,
     "conversion-losses.md": losses,
+    "loads.md": loads,
     "interpreter.md": differences,
 }
 """Page -> its table."""

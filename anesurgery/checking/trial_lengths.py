@@ -142,7 +142,7 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
         one_by_one = [{**least, s: n} for s in alone for n in kept]
         return [_inside({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
 
-    gap = _gap(use, high) if use.use is not Use.LOCAL else ""
+    gap = _gap(use, symbols, high) if use.use is not Use.LOCAL else ""
     if high is not None and high - low < EVERY:
         return at(range(low, high + 1)), gap if alone else ""
     around = {n for c in (*use.constants, *_solved(use, symbols)) for n in (c - 1, c, c + 1, 2 * c)}
@@ -155,12 +155,15 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
     return at(around if high is None else {*around, low, low + 1, high - 1, high}), gap
 
 
-def _gap(use: LengthUse, high: int | None) -> str:
+def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
     """Why the lengths that constants meet do not tell all where numbers are made of lengths."""
     reasons = {
         "the model declares no largest length": high is None,
         "the length is multiplied or divided": use.use is Use.SCALED,
         "several lengths are compared with each other": use.joint,
+        "a length that follows from others is compared": any(
+            not d.free_symbols <= {*symbols} for d in use.compared
+        ),
         "the length looks up other constants": use.unlike,
         "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
     }

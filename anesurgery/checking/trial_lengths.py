@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from anesurgery.checking.adversarial import constants_of
@@ -80,6 +81,7 @@ def plan_of(
     results: Sequence[Var] = (),
     declared: Declared = NOTHING,
     most: int = MOST,
+    twins: Mapping[Any, Any] = MappingProxyType({}),
 ) -> Plan:
     """The lengths to try of an edit or a model.
 
@@ -89,12 +91,15 @@ def plan_of(
         results: what others read of the ops.
         declared: what the model declares.
         most: elements of all values, over all lengths beside the first ones.
+        twins: symbol of the second side -> the symbol of the inputs that is as long, where these differ.
     """
     inputs = list(inputs)
     symbols = symbols_of(inputs)
     if not symbols:
         return Plan()
     use = use_of(sides, results)
+    sizes, several = (tuple({d.subs(twins): None for d in those}) for those in (use.sizes, use.compared))
+    use = replace(use, sizes=sizes, compared=several)
     apart = apart_lengths(symbols)
     plain = [dict.fromkeys(symbols, SYMBOL_LENGTH), apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
     computed = [op for ops in sides for op in ops]

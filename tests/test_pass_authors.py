@@ -19,7 +19,7 @@ import torch
 import anesurgery as ane
 from anesurgery import authoring as an
 from anesurgery import facts, ops, regions, semantics, testing
-from anesurgery.errors import PassError, PatternError, ProofError, Refusal, SurgeryError
+from anesurgery.errors import NO_MATCH, PassError, PatternError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Rule, Target
 from anesurgery.placement.registered import unregister_rule
@@ -171,7 +171,7 @@ def test_one_kind_may_be_a_word() -> None:
 
 
 class Approximately(Rewrite):
-    """A division becomes a product, which rounds twice."""
+    """A quotient is off by half a millionth."""
 
     name: ClassVar[str] = "approximately"
 
@@ -179,7 +179,10 @@ class Approximately(Rewrite):
         return op.real_div(x=var("x"), y=var("y"))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
-        return mb.mul(x=m.x, y=mb.inverse(x=m.y, epsilon=0.0))
+        return mb.real_div(x=mb.mul(x=m.x, y=1.0000005), y=m.y)
+
+    def check(self, m: Match) -> Match | Refusal:
+        return NO_MATCH if m.x.op is not None else m
 
 
 class Doubled(Approximately):

@@ -18,6 +18,7 @@ from anesurgery.checking.lengths import (
     Declared,
     declared_lengths,
     drawn_shape,
+    sizes_of,
     symbols_of,
     with_lengths,
 )
@@ -96,8 +97,16 @@ def shown_at(proof: ModelProof, old: Function, new: Function, values: Mapping[st
 
 def _plan(old: Function, new: Function, declared: Declared) -> Plan:
     """The lengths to try beside those of the sample, which stand for the first."""
-    plan = plan_of(_tensors(old), (old.operations, new.operations), [*old.outputs, *new.outputs], declared)
+    results, sides = [*old.outputs, *new.outputs], (old.operations, new.operations)
+    plan = plan_of(_tensors(old), sides, results, declared, twins=_twins(old, new))
     return replace(plan, first=plan.first[1:] or plan.first)
+
+
+def _twins(old: Function, new: Function) -> dict[Any, Any]:
+    """Symbol of the second function -> that of the first which has its place."""
+    pairs = ((v, old.inputs[v.name]) for v in _tensors(new) if v.name in old.inputs)
+    places = (place for v, w in pairs for place in zip(sizes_of(v), sizes_of(w), strict=False))
+    return {d: e for d, e in places if is_symbolic(d) and is_symbolic(e)}
 
 
 def _tensors(function: Function) -> list[Var]:

@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from anesurgery.checking.lengths import sizes_of
+from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import (
     Array,
     Operation,
@@ -91,6 +92,8 @@ MEETING = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
 """Ops that turn where a number that they read meets another one."""
 OFFSETS = names("add sub range_1d")
 """Ops whose constants are added to a number."""
+LOOKED_UP = {op: table for op, (_, table) in LOOKUPS.items()} | dict.fromkeys(EACH_AXIS, "x")
+"""Op type -> the parameter whose numbers it looks up."""
 WHERE_TO = names("shape size end")
 """Parameters by which a length says how many, not which ones."""
 WEIGHTS = names(
@@ -129,6 +132,8 @@ class LengthUse:
     """What is added to numbers that are made of lengths, each as often as on the side that adds it most."""
     joint: bool = False
     """Are several lengths compared with each other?"""
+    compared: tuple[Any, ...] = ()
+    """The sizes of which numbers are compared."""
     unlike: bool = False
     """Does one length look up one row of a table that the other side has not?"""
 
@@ -173,6 +178,7 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
     offsets = [
         Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in apart
     ]
+    together = [_compared(op, numbers) for op in computed]
     return LengthUse(
         use,
         tuple(constants),
@@ -180,7 +186,8 @@ def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) ->
         period,
         tuple(sizes),
         tuple(functools.reduce(operator.or_, offsets).elements()),
-        any(len(_compared(op, numbers)) > 1 for op in computed),
+        any(len(several) > 1 for several in together),
+        tuple({d: None for several in together for d in several}),
         _unlike(apart, numbers),
     )
 
@@ -248,7 +255,7 @@ def _compared(op: Operation, numbers: Numbers) -> set[Any]:
 
 
 def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
-    """Has one side alone large constants that a single number meets, as an index or by a comparison?"""
+    """Has one side alone tables, or other large constants, that a single number meets?"""
     tables = [
         {
             hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
@@ -258,8 +265,9 @@ def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
                 for name, v in operands(op)
                 if name not in WHERE_TO
             )
-            for v in reads(op)
-            if (value := constant(v)) is not None and np.size(value) > SMALL
+            for name, v in operands(op)
+            if (value := constant(v)) is not None
+            and np.size(value) > (1 if name == LOOKED_UP.get(op.op_type) else SMALL)
         }
         for ops in sides
     ]

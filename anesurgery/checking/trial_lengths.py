@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from anesurgery.checking.adversarial import constants_of
@@ -80,6 +81,7 @@ def plan_of(
     results: Sequence[Var] = (),
     declared: Declared = NOTHING,
     most: int = MOST,
+    twins: Mapping[Any, Any] = MappingProxyType({}),
 ) -> Plan:
     """The lengths to try of an edit or a model.
 
@@ -89,12 +91,15 @@ def plan_of(
         results: what others read of the ops.
         declared: what the model declares.
         most: elements of all values, over all lengths beside the first ones.
+        twins: symbol of the second side -> the symbol of the inputs that is as long, where these differ.
     """
     inputs = list(inputs)
     symbols = symbols_of(inputs)
     if not symbols:
         return Plan()
     use = use_of(sides, results)
+    sizes, several = (tuple({d.subs(twins): None for d in those}) for those in (use.sizes, use.compared))
+    use = replace(use, sizes=sizes, compared=several)
     apart = apart_lengths(symbols)
     plain = [dict.fromkeys(symbols, SYMBOL_LENGTH), apart, *(dict.fromkeys(symbols, n) for n in (LONG, 1))]
     computed = [op for ops in sides for op in ops]
@@ -142,7 +147,7 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
         one_by_one = [{**least, s: n} for s in alone for n in kept]
         return [_inside({**rest, **lengths}, declared) for lengths in (*together, *one_by_one)]
 
-    gap = _gap(use, high) if use.use is not Use.LOCAL else ""
+    gap = _gap(use, symbols, high) if use.use is not Use.LOCAL else ""
     if high is not None and high - low < EVERY:
         return at(range(low, high + 1)), gap if alone else ""
     around = {n for c in (*use.constants, *_solved(use, symbols)) for n in (c - 1, c, c + 1, 2 * c)}
@@ -155,12 +160,15 @@ def _wanted(symbols: Sequence[Any], use: LengthUse, declared: Declared) -> tuple
     return at(around if high is None else {*around, low, low + 1, high - 1, high}), gap
 
 
-def _gap(use: LengthUse, high: int | None) -> str:
+def _gap(use: LengthUse, symbols: Sequence[Any], high: int | None) -> str:
     """Why the lengths that constants meet do not tell all where numbers are made of lengths."""
     reasons = {
         "the model declares no largest length": high is None,
         "the length is multiplied or divided": use.use is Use.SCALED,
         "several lengths are compared with each other": use.joint,
+        "a length that follows from others is compared": any(
+            not d.free_symbols <= {*symbols} for d in use.compared
+        ),
         "the length looks up other constants": use.unlike,
         "too many numbers are added to the length": len(use.offsets) > MOST_ADDED,
     }

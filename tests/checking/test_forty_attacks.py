@@ -137,6 +137,7 @@ ROWS: Inputs = ((F, (1, "s", 2)),)
 TWO_ROWS: Inputs = (*ROWS, (F, (1, "t", 2)))
 LONG, SHORT = {"s": (1, 900), "t": (1, 900)}, {"s": (1, 30), "t": (1, 30)}
 SCALES = RNG.standard_normal(900).astype(f)
+ONE_SCALE_OFF = np.where(np.arange(50) == 33, SCALES[:50] + 1, SCALES[:50]).astype(f)
 OTHER_SCALES = np.where(np.arange(900) == 777, SCALES + 1, SCALES).astype(f)
 
 
@@ -177,6 +178,17 @@ def halves(b: Any, x: Var) -> Any:
     return where(b, x, b.not_equal(x=total, y=f(321.5)))
 
 
+def by_last(table: Any) -> Body:
+    """A factor for each length up to that of a small table, and the last one for all others."""
+    last = i(len(table) - 1)
+    return lambda b, x: b.mul(x=x, y=b.gather(x=table, indices=b.minimum(x=count(b, x), y=last), axis=i(0)))
+
+
+def counted_rows(made: Body) -> Body:
+    """The rows, unless 600 of others are made of them."""
+    return lambda b, x: where(b, x, b.not_equal(x=count(b, made(b, x)), y=i(600)))
+
+
 def joined(b: Any, x: Var, z: Var) -> Any:
     return where(b, x, b.not_equal(x=count(b, b.concat(values=[x, z], axis=1)), y=i(701)))
 
@@ -193,6 +205,17 @@ LENGTHS = {
     "two lengths, 500 apart": Case(apart(500), same, TWO_ROWS, LONG),
     "two short lengths, 5 apart": Case(apart(5), same, TWO_ROWS, SHORT),
     "two lengths that are joined": Case(joined, same, TWO_ROWS, LONG),
+    "a row of a small table": Case(by_last(SCALES[:50]), by_last(ONE_SCALE_OFF), ROWS, LONG),
+    "rows and 50 others": Case(
+        counted_rows(lambda b, x: b.concat(values=[x, np.ones((1, 50, 2), f)], axis=1)), same, ROWS, LONG
+    ),
+    "rows three times": Case(counted_rows(lambda b, x: b.tile(x=x, reps=[1, 3, 1])), same, ROWS, LONG),
+    "rows with padding": Case(
+        counted_rows(lambda b, x: b.pad(x=x, pad=[0, 0, 0, 50, 0, 0], mode="constant", constant_val=f(0))),
+        same,
+        ROWS,
+        LONG,
+    ),
     "a remainder of the length": Case(remainder, same, ROWS, LONG),
     "a sum of halves": Case(halves, same, ROWS, LONG),
     "the mean of shares": Case(
@@ -497,7 +520,15 @@ INTEGERS = {
 }
 WRONG = {**LENGTHS, **RANGES, **REPAIRS, **INTEGERS}
 WEAK = dict.fromkeys(
-    ["twice a length", "a factor for each length", "a sum of halves"], "checked on lengths 1 to 900"
+    [
+        "twice a length",
+        "a factor for each length",
+        "a sum of halves",
+        "a row of a small table",
+        "rows and 50 others",
+        "rows three times",
+    ],
+    "checked on lengths 1 to 900",
 )
 """What is accepted with the lengths that were tried."""
 BY_CHANCE = {"factors that add up to primes", "the largest share"}

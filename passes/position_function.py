@@ -24,7 +24,7 @@ After::
 
 The masks, cosines, sines and places of a decoder become inputs of `prefill` and `decode`. `decode_inputs` reads
 `position` and gives them all, under the names of the inputs; `anesurgery.generate` calls it before `decode`. A
-boolean passes as 0 or 1.
+boolean passes as 0 or 1, an integer of fewer than 32 bits as one of 32.
 
 `lookup=True` moves the lookup of embeddings there as well: `decode_inputs` reads the tokens too, and `decode`
 gets their rows. In a model that is cut into chunks it then stands in the chunk of the head, which reads the
@@ -202,10 +202,10 @@ def keep_only(edits: an.GraphEdits, names: Collection[str]) -> None:
 
 
 def _number(edits: an.GraphEdits, var: Var) -> Var:
-    """A value that a model can give: no boolean, and of one axis at least."""
+    """A value that a model can give: of a type that ends have, and of one axis at least."""
     number = var
-    if an.np_dtype(var).kind == "b":
-        number = edits.last().cast(x=var, dtype="fp16", name=f"{var.name}_number")
+    if (given := given_as(var)) != an.dtype_name(var):
+        number = edits.last().cast(x=var, dtype=given, name=f"{var.name}_number")
     if not var.rank:
         number = edits.last().expand_dims(x=number, axes=[0], name=f"{var.name}_axis")
     if number is not var:
@@ -213,14 +213,23 @@ def _number(edits: an.GraphEdits, var: Var) -> Var:
     return number
 
 
+def given_as(var: Var) -> str:
+    """The type in which a value passes: a boolean as fp16, an integer of fewer bits than 32 as int32."""
+    dtype, kind = an.dtype_name(var), an.np_dtype(var).kind
+    return {"b": "fp16", "i": "int32", "u": "int32"}.get(kind, dtype)
+
+
 def made_inputs(edits: an.GraphEdits, ends: Collection[Var]) -> None:
     """Let these values be given by the caller."""
     mb = edits.first()
     for old in ends:
-        truth, output = an.np_dtype(old).kind == "b", an.is_output(old)
-        entry = edits.new_input(old.name, old.shape or (1,), an.types.fp16 if truth else old.dtype)
+        dtype, given, output = an.dtype_name(old), given_as(old), an.is_output(old)
+        entry = edits.new_input(old.name, old.shape or (1,), an.types.string_to_builtin(given))
         value = entry if old.rank else mb.squeeze(x=entry, axes=[0], name=f"{old.name}_scalar")
-        edits.replace(old, mb.cast(x=value, dtype="bool", name=f"{old.name}_truth") if truth else value)
+        if given != dtype:
+            word = "truth" if dtype == "bool" else dtype
+            value = mb.cast(x=value, dtype=dtype, name=f"{old.name}_{word}")
+        edits.replace(old, value)
         if not output:
             edits.take_name(old, entry)
     edits.remove()

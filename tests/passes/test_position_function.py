@@ -107,6 +107,27 @@ def test_no_warning_compares_calls_of_another_kind(recwarn: pytest.WarningsRecor
     assert not [w for w in recwarn if issubclass(w.category, ane.SurgeryWarning)]
 
 
+@pytest.mark.parametrize("dtype", ["uint16", "int16", "int32"])
+def test_places_of_fewer_bits_pass_as_integers_that_a_package_takes(dtype: str, tmp_path: Path) -> None:
+    """The wrong version: an input of uint16, which no model on disk can have."""
+    table = np.random.default_rng(0).standard_normal((8, 4)).astype(np.float16)
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4), types.fp16), mb.TensorSpec((1,), types.int32)],
+        opset_version=ct.target.iOS18,
+    )
+    def program(x: Var, position: Var) -> Any:
+        place = mb.cast(x=mb.mod(x=mb.add(x=position, y=np.int32(3)), y=np.int32(8)), dtype=dtype)
+        wide = mb.add(x=x, y=mb.cast(x=place, dtype="fp16"))
+        return mb.mul(x=wide, y=mb.gather(x=mb.relu(x=mb.mul(x=table, y=x)), indices=place, axis=0))
+
+    surgery = ane.apply(program, "position_function", quiet=True)
+    kinds = {np_dtype(v) for f in surgery.program.functions.values() for v in (*f.inputs.values(), *f.outputs)}
+    assert kinds <= {np.dtype(np.float16), np.dtype(np.int32)}
+    saved = surgery.save(tmp_path / "model.mlpackage")
+    assert compare(program, saved, contract=surgery.contract, gate=100).ok
+
+
 def test_refuses_models_without_a_position() -> None:
     assert_refuses(PositionFunction(), Small().program(), "no function has an input 'position'")
     after, _ = hoisted(Small(layers=1).program())

@@ -1,4 +1,4 @@
-"""Small PyTorch models of kinds that users report, converted: what a certificate says, and what repairs them."""
+"""PyTorch models of kinds that users report, converted: what a certificate says, and what repairs them."""
 
 from __future__ import annotations
 

@@ -153,7 +153,8 @@ def _parts(mb: Builder, op: an.Operation) -> Var:
     each = op.weight.shape[0] // op.x.shape[1]
     rest = an.op_inputs(op, "x", "weight", "bias", "groups")
     stored = {name: op.inputs[name] for name in ("weight", "bias") if op.inputs.get(name) is not None}
-    for part in an.producer(op.x, "concat").values:
+    concat = an.producer(op.x, "concat")
+    for part in () if concat is None else concat.values:
         end = start + part.shape[1]
         own = {name: _rows(mb, v, start * each, end * each) for name, v in stored.items()}
         made.append(mb.conv(**rest, **own, x=part, groups=part.shape[1]))

@@ -32,7 +32,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.reading import flag, number
+from anesurgery.semantics.reading import axes_of, flag, number
 
 NORMAL = 2.0**-14
 """The smallest number of fp16 that has all its digits."""
@@ -55,13 +55,13 @@ class GrownEpsilon:
     """The largest magnitude of each row."""
     mean: Var
     epsilon: Var
+    count: int
+    """How many squares the mean is of."""
 
     @property
     def most_change(self) -> float:
         """By how much of itself the norm may be off: the largest square is at most all squares together."""
-        terms = self.mean.op.x.shape
-        size = math.prod(n for n in terms if isinstance(n, int)) // max(1, math.prod(self.mean.shape))
-        return math.sqrt(1 + (number(self.epsilon) or 0.0) * size) - 1
+        return math.sqrt(1 + (number(self.epsilon) or 0.0) * self.count) - 1
 
     def change(self, scale: torch.Tensor, mean: torch.Tensor) -> float:
         """By how much of itself a norm is off, for these largest magnitudes and means."""
@@ -81,11 +81,12 @@ def grown_epsilon(op: Operation) -> GrownEpsilon | None:
     for mean, epsilon in ((op.x, op.y), (op.y, op.x)):
         size, maker = number(epsilon), producer(mean, "reduce_mean")
         square = None if maker is None else producer(maker.x, "square", "mul", "pow")
-        if square is None or size is None or not 0 < size < 1:
+        if maker is None or square is None or size is None or not 0 < size < 1:
             continue
         division = producer(square.x, "real_div")
         if division is not None and _largest_of(division.y, division.x) and _is_undone(op, division.y):
-            return GrownEpsilon(division.y, mean, epsilon)
+            sizes = [maker.x.shape[axis] for axis in axes_of(maker)]
+            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in sizes if isinstance(n, int)))
     return None
 
 

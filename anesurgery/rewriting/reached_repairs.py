@@ -109,7 +109,7 @@ def repairs_of(steps: Sequence[Pass], model: Subject, session: Session) -> Itera
 def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
     """A step that repairs faults by name, of those alone that are claimed of the target."""
     names = tuple(CLAIMS[rule].name for rule, remedy in claims.items() if remedy == step.name)
-    return replace(step, only=names) if names and "only" in step.options() else step
+    return replace(step, **{"only": names}) if names and "only" in step.options() else step
 
 
 def _reported(

@@ -93,7 +93,12 @@ def test_apply_takes_inputs_of_files_and_folders(
 ) -> None:
     asked: list[Any] = []
     real = surgery.apply
-    monkeypatch.setattr(surgery, "apply", lambda *a, inputs, **more: asked.append(inputs) or real(*a, **more))
+
+    def apply(*words: Any, inputs: Any, **more: Any) -> Any:
+        asked.append(inputs)
+        return real(*words, **more)
+
+    monkeypatch.setattr(surgery, "apply", apply)
     folder = tmp_path / "samples"
     folder.mkdir()
     words = ("apply", package, "negate_subtract", "--dry-run", "--quiet", "--inputs", folder)

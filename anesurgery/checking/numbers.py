@@ -295,7 +295,7 @@ def rounding(
     Sums that cancel round by a share of their terms, not of the result. What that share is shows in how far the
     old values move when each operand is off by the tolerance (no more than another order of a sum may be), and
     in how far they are from what fp64 gives. A difference counts as rounding if it is `FINER` in fp64, where
-    that of a wrong rewrite is as large as in fp32.
+    that of a wrong rewrite is as large as in fp32, or if what is left in fp64 is within the tolerance.
     """
     rtol = promise.tolerance.rtol
     share = min(rtol, REASSOCIATED.rtol)
@@ -308,7 +308,7 @@ def rounding(
         off = max(filter(math.isfinite, moved), default=0.0)  # off by a little, the arccosine of 1 is no number
         allowed = max(off, OWN * _apart([(old, pairs[i][0])], none, promise)[0].max_abs)
         left = FINER * allowed if old.is_floating_point() else 0.0
-        if exact.max_abs <= left and 0 < allowed < math.inf:
+        if (exact.max_abs <= left or exact.max_rel <= rtol) and 0 < allowed < math.inf:
             part = part._replace(max_rel=min(part.max_rel, rtol * part.max_abs / allowed))
         relative.append(part)
     return relative

@@ -105,6 +105,7 @@ class ApplyRemedies(Pass):
             session.notes.append(f"before: {start.standing}")
             session.notes += search.kept
             session.notes.append(f"after: {end.standing}")
+        session.notes += _open(program, search)
         self.repair_squares(program, session)
 
     def exact(self, search: Search, start: State, end: State) -> State:
@@ -157,6 +158,18 @@ class ApplyRemedies(Pass):
         return Refusal(
             f"the result would change ({words}), and no causal mask shows that it may; run it by name"
         )
+
+
+def _open(program: Program, search: Search) -> Iterator[str]:
+    """What the search leaves open, in words: sizes that vary, and steps that it had no trials left for."""
+    inputs = [v for function in program.functions.values() for v in function.inputs.values()]
+    if varying := [f"%{v.name}" for v in inputs if an.any_symbolic(getattr(v, "shape", ()) or ())]:
+        yield (
+            f"the sizes of {', '.join(varying)} vary, and most steps need fixed ones: fix them first "
+            "(fix_shapes), and apply auto to the result"
+        )
+    if search.exhausted:
+        yield "not every step was tried, nor every pair: the trials ran out; a larger `trials` tries more"
 
 
 def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[str] = ALWAYS) -> list[Pass]:

@@ -18,7 +18,7 @@ from anesurgery.facts.half import KEPT
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import clone, load
-from anesurgery.mil import ct, exclusive, walk_ops
+from anesurgery.mil import Operation, ct, exclusive, walk_ops
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
@@ -27,6 +27,7 @@ from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.work import work_of
 
 NOTES = "anesurgery.notes"
 """Where the notes are in the metadata of an upgraded model."""
@@ -121,7 +122,7 @@ def in_precision(loaded: Loaded, precision: str | None) -> Loaded:
 
 
 def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
-    """The form with the fewest fp32 ops that keeps `GATE`; the network in fp32 where none does."""
+    """The form that computes the least in fp32 and keeps `GATE`; the network in fp32 where none does."""
     forms = [_Half.of(folded).measured(loaded)]
     if forms[0].psnr < GATE or forms[0].wide:
         observed = {r.name: (r.minimum, r.maximum) for r in ranges(folded).rows}
@@ -129,7 +130,7 @@ def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
         if forms[1].psnr < GATE and forms[2].psnr < GATE:
             forms += _window(loaded, folded, observed)
     if enough := [form for form in forms if form.psnr >= GATE]:
-        best = min(enough, key=lambda form: len(form.stays))
+        best = min(enough, key=lambda form: (form.flop, len(form.stays)))
         return best.noted(f"it keeps {best.psnr:.1f} dB on one sampled input")
     why = f"fp16 keeps {max(form.psnr for form in forms):.1f} dB of {GATE:g} on one sampled input"
     return _fp32(loaded, f"{why}; ask for it by precision='fp16'")
@@ -175,6 +176,8 @@ class _Half:
     loaded: Loaded
     stays: tuple[tuple[str, str], ...]
     """The ops that are fp32, each with the reason."""
+    flop: int
+    """What these compute."""
     observed: bool
     """Does it rest on ranges that were observed?"""
     psnr: float = -math.inf
@@ -186,8 +189,9 @@ class _Half:
         half, session = clone(loaded), Session()
         step = registry.make_pass("compute_fp16", ranges=observed or {}, keep=tuple(kept))
         run_pass(step, half.program, session)
-        refused = [(r.where.name, r.reason) for _, r in session.refusals if r.where is not None]
-        return cls(half, tuple(refused), observed is not None)
+        refused = [(op, r.reason) for _, r in session.refusals if isinstance(op := r.where, Operation)]
+        flop = sum(work_of(op).flop for op, _ in refused)
+        return cls(half, tuple((op.name, reason) for op, reason in refused), flop, observed is not None)
 
     @property
     def wide(self) -> bool:

@@ -110,6 +110,11 @@ class Search:
     ops: float = math.inf
     """Ops of the programs that may still be tried, all together."""
 
+    @property
+    def exhausted(self) -> bool:
+        """Did the trials run out, or the ops of the programs that may be tried?"""
+        return self.trials <= 0 or self.ops <= 0
+
     def improve(self, state: State) -> State:
         """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
         self.given, self.ops = state.standing, self.trials * max(state.size, LEAST)

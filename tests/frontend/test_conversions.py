@@ -62,6 +62,7 @@ def in_place(x: torch.Tensor, write: Callable[..., Any]) -> torch.Tensor:
     return y + 1
 
 
+broadcast: Any = torch.broadcast_tensors
 GRID = (torch.tensor([[0], [-1]]), torch.tensor([1, 3]))
 ONE = torch.tensor([1])
 DOUBLE = torch.tensor([1 + 2j, 3, 4, 5j], dtype=torch.complex128)
@@ -78,8 +79,8 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "reciprocal_of_integers": lambda x: torch.reciprocal((x > 0).sum(0) + 1),
     "addcmul": lambda x: torch.addcmul(x, x, x.flip(0), value=0.5),
     "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
-    "scalars_broadcast": lambda x: sum(torch.broadcast_tensors(x.sum(), x.mean())),  # type: ignore[arg-type]
-    "a_scalar_broadcast": lambda x: torch.stack(torch.broadcast_tensors(x.sum(), x)),  # type: ignore[arg-type]
+    "scalars_broadcast": lambda x: torch.stack(broadcast(x.sum(), x.mean())),
+    "a_scalar_broadcast": lambda x: torch.stack(broadcast(x.sum(), x)),
     "asinh": torch.asinh,
     "asinh_of_large": lambda x: torch.asinh(x * 1e20),
     "asinh_of_small": lambda x: torch.asinh(x / 1e5) * 1e5,

@@ -192,13 +192,13 @@ def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Pat
 def norm(x: str, y: str, variance: float) -> Any:
     """A batch norm that multiplies by about 1."""
     values = {"gamma": variance**0.5, "beta": 0.1, "mean": 0.5, "variance": variance}
-    numbers = {name: {"floatValue": [value] * 8} for name, value in values.items()}
+    numbers: dict[str, Any] = {name: {"floatValue": [value] * 8} for name, value in values.items()}
     return make_layer("batchnorm", [x], [y], channels=8, epsilon=1e-9, **numbers)
 
 
 def convolution(x: str, y: str, seed: int) -> Any:
     weights = np.random.default_rng(seed).standard_normal(8 * 8 * 9).astype(np.float32) / 8
-    sizes = {"outputChannels": 8, "kernelChannels": 8, "kernelSize": [3, 3], "nGroups": 1}
+    sizes: dict[str, Any] = {"outputChannels": 8, "kernelChannels": 8, "kernelSize": [3, 3], "nGroups": 1}
     return make_layer("convolution", [x], [y], **sizes, weights={"floatValue": weights}, same={})
 
 

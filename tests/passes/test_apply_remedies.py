@@ -140,6 +140,14 @@ def test_every_function_counts() -> None:
     assert any("random_normal stays off the ANE" in r.reason for _, r in session.refusals)
 
 
+@pytest.mark.parametrize(("trials", "open_"), [(0, True), (1, True), (60, False)])
+def test_what_was_not_tried_is_said(trials: int, open_: bool) -> None:
+    """The wrong version: a search that ends early looks like one that found nothing more."""
+    _, session = apply_pass(ApplyRemedies(trials=trials), example())
+    assert any("the trials ran out" in note for note in session.notes) == open_
+    assert not any("fix them first" in note for note in session.notes)
+
+
 def test_trials_are_limited() -> None:
     _, session = apply_pass(ApplyRemedies(trials=0), example())
     assert not session.changes
@@ -234,6 +242,7 @@ def test_a_flexible_model_is_judged_at_its_default_shape(tmp_path: Path) -> None
     assert expected.flop > 1e9
     surgery = ane.apply(tmp_path / "net.mlpackage", "auto", target=target, quiet=True)
     assert surgery.notes[0] == f"before: {expected}"
+    assert any("the sizes of %x vary" in note and "fix them first" in note for note in surgery.notes)
 
 
 def test_patches_of_a_film_go_where_two_things_speak_against_them() -> None:

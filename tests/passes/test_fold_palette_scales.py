@@ -30,7 +30,7 @@ def table(data: Array, scale: Array) -> Var:
     return made
 
 
-def linear(lut: Callable[[], Var]) -> Program:
+def linear(lut: Callable[[], Any]) -> Program:
     @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)], opset_version=ct.target.iOS18)
     def program(x: Var) -> Any:
         return mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices(8, 16), lut=lut()), name="y")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from anesurgery.mil import Function, Operation, dtype_name, producer, static_shape, walk_ops
+from anesurgery.mil import Function, Operation, Var, dtype_name, producer, static_shape, walk_ops
 from anesurgery.ops import CARRIERS, names
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.loadable import KIND
@@ -76,12 +76,10 @@ def _counted(found: Iterable[str], what: str) -> str:
 
 def _bytes(ops: list[Operation]) -> str:
     """Weights of 8 bits with scales."""
-    scaled = names("constexpr_affine_dequantize constexpr_blockwise_shift_scale")
-    stored = (
-        (op, op.inputs.get("quantized_data") or op.inputs.get("data")) for op in ops if op.op_type in scaled
-    )
-    kinds = {"int8", "uint8"}
-    return _counted((op.outputs[0].name for op, v in stored if dtype_name(v) in kinds), "weights of 8 bits")
+    data = {"constexpr_affine_dequantize": "quantized_data", "constexpr_blockwise_shift_scale": "data"}
+    stored = ((op, op.inputs[data[op.op_type]]) for op in ops if op.op_type in data)
+    held = (op.outputs[0].name for op, v in stored if isinstance(v, Var) and dtype_name(v) in ("int8", "uint8"))
+    return _counted(held, "weights of 8 bits")
 
 
 def _scaled_palettes(ops: list[Operation]) -> str:

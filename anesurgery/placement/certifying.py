@@ -65,7 +65,7 @@ class Certificate(Drawn):
             reads them.
         choices: the ops that choose among floats, the one that changes most first.
         over: how the error grows over many calls; None where `steps` asked for one.
-        notes: what was reported of ops on other chips, which no arithmetic here computes.
+        notes: why the target may not load the model, and what was reported of its ops.
     """
 
     rows: tuple[OpError, ...]
@@ -209,7 +209,7 @@ def certify(
         worst.values,
         choices,
         over,
-        tuple(reported(found)),
+        (*filter(None, [inspection.refused]), *reported(found)),
     )
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Program, Var, ct, mb, types
 
 HALF = np.float16
 
@@ -241,3 +241,12 @@ def test_a_grown_epsilon_counts_where_rows_have_a_spike(
     assert ane.certify(program, {"x": values}).verdict == verdict
     findings = ane.inspect(program).all_findings
     assert any(f.rule == "lost-epsilon" for f in findings) == found
+
+
+def test_a_target_that_cannot_load_the_model_is_noted() -> None:
+    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS18)
+    def program(x: Var) -> Var:
+        return mb.relu(x=x, name="y")
+
+    assert any("cannot load it" in note for note in ane.certify(program, target="M1/macOS 13").notes)
+    assert not ane.certify(program, target="M1/macOS 15").notes

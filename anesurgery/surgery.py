@@ -469,6 +469,7 @@ def _prove_model(original: Subject, surgery: Surgery, session: Session, quiet: b
     exact = gate > -math.inf and all(
         part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
     )
+    how["assume"] = {n: ends for c in surgery.changes for n, ends in c.assumes.items()} | dict(how["assume"])
     comparing = Comparing(surgery.contract, exact=exact, **how)
     with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
         results = surgery.subject.compare(original, inputs, comparing)

@@ -107,6 +107,10 @@ class TokenIdGuard(Rewrite):
         low, high = m.range
         return rng.integers(low, high + 1, an.static_shape(var) or ()).astype(an.np_dtype(var))
 
+    def assumes(self, m: Match) -> Mapping[str, Range]:
+        """No id is negative, where that was promised."""
+        return {_source(m.ids).name: m.range} if m.promised else {}
+
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The ids themselves, or their remainder."""
         if m.promised:

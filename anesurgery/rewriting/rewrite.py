@@ -150,6 +150,17 @@ class Rewrite(Pass, abstract=True):
         """
         return None
 
+    def assumes(self, m: Match) -> Mapping[str, tuple[int, int]]:
+        """The integers that an option lets the edit rely on, which models are compared on.
+
+        Args:
+            m: the match.
+
+        Returns:
+            Input -> the least and the largest; nothing by default.
+        """
+        return {}
+
     def run(self, program: Program, session: Session) -> None:
         """Apply the rewrite to every function.
 
@@ -387,7 +398,8 @@ class _OpPlace(Place):
         new_ops = [op for op in self.builder.made if op not in unused]
         self.again = [*new_ops, *(op for op in readers if op.enclosing_block is not None)]
         bound = [f"{k}={operand_text(v)}" for k, v in self.match.bindings.items() if isinstance(v, Var)]
-        return Change(self.step.name, self.root.name, op_words(dead), op_words(new_ops), ", ".join(bound))
+        words = op_words(dead), op_words(new_ops), ", ".join(bound)
+        return Change(self.step.name, self.root.name, *words, assumes=self.step.assumes(self.match))
 
     def hand_over(self, old: Var, new: Var) -> None:
         """Let every reader of `old` read `new`, which takes over the name."""

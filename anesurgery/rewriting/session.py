@@ -57,6 +57,8 @@ class Change:
     """Why there is no site proof, when one was wanted."""
     needs: Needs | None = None
     """What it rests on that only a run has shown."""
+    assumes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Input -> the least and the largest integer that an option of the pass let it rely on."""
 
 
 @dataclass(kw_only=True, repr=False)

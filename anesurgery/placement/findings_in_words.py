@@ -6,10 +6,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from anesurgery.placement.evidence import Finding, Grade
+from anesurgery.placement.rules.aborting_loads import ROWS
 from anesurgery.placement.rules.faulty_ops import CLAIMS, WARNINGS
 
 ON_ROWS = "lost-epsilon"
 """Nearly every decoder has it, and it counts on rows with a spike alone: no headline."""
+FAILING_LOADS = frozenset(row.id for row in ROWS)
+"""Claims about the load; warnings have other names."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,22 @@ def _is_unknown_fault(finding: Finding) -> bool:
 
 
 def in_short(findings: Iterable[Finding]) -> str:
-    """The lost parts and the claims, by rule, each with its repair; "" for none."""
-    said = by_rule(f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or _is_claim(f))
-    words = [f"{one.first.rule} ({one.first.remedy or 'no pass repairs it'})" for one in said]
-    return f"numbers may be wrong: {', '.join(words)}" if words else ""
+    """The lost parts, the claims and the loads that fail, by rule, each with its repair; "" for none."""
+    findings = list(findings)
+    wrong = _short(
+        "numbers may be wrong", (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or _is_claim(f))
+    )
+    loads = _short("the load may hang or fail", (f for f in findings if f.rule in FAILING_LOADS))
+    return "; ".join(filter(None, [wrong, loads]))
+
+
+def _short(what: str, findings: Iterable[Finding]) -> str:
+    """What may happen, by the rules that say so."""
+    words = [
+        f"{one.first.rule} ({one.first.remedy or one.first.advice or 'no pass repairs it'})"
+        for one in by_rule(findings)
+    ]
+    return f"{what}: {', '.join(words)}" if words else ""
 
 
 def reported(findings: Iterable[Finding]) -> Iterator[str]:

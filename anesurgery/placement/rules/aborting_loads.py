@@ -53,14 +53,18 @@ class Row:
         system = not self.systems or (target.platform, target.os) in self.systems
         return chip and system and bool(self.chips or self.systems)
 
-    def rule(self, claims: bool) -> Rule:
-        """The row as a rule: a claim, or a warning."""
+    def ends(self, target: Target) -> bool:
+        """Is it claimed that nothing loads? Beside another unit than that of the report something may."""
+        return self.nothing_loads and self.claims(target) and ("ANE" in self.units or not target.uses_ane)
+
+    def rule(self, claims: bool, ends: bool) -> Rule:
+        """The row as a rule: a claim, or a warning; and whether the claim is that nothing loads."""
         families = frozenset(CHIPS[name].family for name in self.chips)
         return general(
             self.id if claims else f"{self.id}-elsewhere",
             self.what,
             self.source,
-            kind=KIND if claims and self.nothing_loads else "memory",
+            kind=KIND if ends else "memory",
             grade=Grade.REPORTED if claims else Grade.GUESS,
             scope=Scope(families if claims else frozenset(), f"seen on {self.seen}"),
             remedy=self.remedy,
@@ -185,4 +189,4 @@ def of_function(function: Function, target: Target) -> Iterator[Finding]:
         if row.asked(target) and (words := row.found(ops)):
             claims = row.claims(target)
             said = f"{words}: reported to abort on {row.seen}" if row.nothing_loads and claims else words
-            yield row.rule(claims).finding(said)
+            yield row.rule(claims, row.ends(target)).finding(said)

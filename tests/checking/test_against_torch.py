@@ -302,6 +302,7 @@ class Loud(nn.Module):
         return torch.sqrt(torch.square(self.enter(x) * 1000).sum(-1, keepdim=True))
 
 
+@pytest.mark.usefixtures("hosts_own_converters")
 def test_a_function_is_blamed_though_what_it_reads_is_rounded() -> None:
     torch.manual_seed(0)
     values = np.abs(np.random.default_rng(0).standard_normal((1, 50, 16))).astype(np.float32) * 20

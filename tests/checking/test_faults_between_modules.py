@@ -9,21 +9,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
-from coremltools.converters.mil.frontend.torch import ops
 from torch import Tensor, nn
 
 import anesurgery as ane
 from anesurgery.mil import Program, ct, quiet_host
 
 Function = Callable[[Tensor], Tensor]
-HOST = ("remainder", "rms_norm", "atan2", "avg_pool1d")
-
-
-@pytest.fixture(autouse=True)
-def the_hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the process may have registered ours, which lose nothing."""
-    for name in HOST:
-        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+pytestmark = pytest.mark.usefixtures("hosts_own_converters")
 
 
 class Net(nn.Module):

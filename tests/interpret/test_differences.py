@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
-from coremltools.converters.mil.frontend.torch import ops as torch_ops
-from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
 
 import anesurgery as ane
 from anesurgery.interpret.differences import DIFFERENCES, Difference
@@ -104,9 +102,9 @@ def test_the_last_window_of_a_mean(
     assert ones(kernel, stride, size, pad, True) == pytest.approx([1.0] * len(included))
 
 
-def test_a_pool_of_torch_is_found_to_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("hosts_own_converters")
+def test_a_pool_of_torch_is_found_to_differ() -> None:
     """The model of the report, as coremltools converts it: the module is blamed, and not the one behind it."""
-    monkeypatch.setitem(_TORCH_OPS_REGISTRY.name_to_func_mapping, "avg_pool2d", torch_ops.avg_pool2d)
 
     class Net(torch.nn.Module):
         def __init__(self) -> None:

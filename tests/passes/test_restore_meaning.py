@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
-from coremltools.converters.mil.frontend.torch import ops
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
@@ -39,14 +38,7 @@ def converted(function: Callable[..., torch.Tensor], *arrays: Any, half: bool = 
     return program
 
 
-HOST = ("remainder", "rms_norm", "atan2", "avg_pool1d", "avg_pool2d", "scaled_dot_product_attention")
-
-
-@pytest.fixture(autouse=True)
-def the_hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the process may have registered ours, which lose nothing."""
-    for name in HOST:
-        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+pytestmark = pytest.mark.usefixtures("hosts_own_converters")
 
 
 def floats(*shape: int, scale: float = 3.0) -> Any:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from coremltools.converters.mil.frontend.torch import ops
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -105,14 +104,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Any, str, str, str, str]] = {
 }
 
 
-HOST = ("rms_norm", "atan2", "avg_pool2d")
-
-
-@pytest.fixture(autouse=True)
-def the_hosts_own_converters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests of the process may have registered ours, which lose nothing."""
-    for name in HOST:
-        monkeypatch.setitem(ops._TORCH_OPS_REGISTRY.name_to_func_mapping, name, getattr(ops, name))
+pytestmark = pytest.mark.usefixtures("hosts_own_converters")
 
 
 @cache

@@ -20,6 +20,7 @@ from anesurgery.interpret import Listener, run
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.mil import Function, Operation, Program, Var, types
 from anesurgery.rewriting.session import Needs, Session
+from anesurgery.semantics.score_bounds import stored_score
 
 
 class _Largest(Listener):
@@ -56,7 +57,7 @@ def needs_of(
         The `Needs` that hold on these inputs; a `Refusal` where a value is larger, or cannot be computed; None
         where the intervals show everything.
     """
-    open_ = {v: most for v, most in limits.items() if not lies_within(v, most)}
+    open_ = {v: most for v, most in limits.items() if not (lies_within(v, most) or stored_score(v) <= most)}
     if not open_:
         return None
     try:

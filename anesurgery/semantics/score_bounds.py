@@ -39,6 +39,22 @@ def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
     return dict.fromkeys((root.query, root.key, *read), math.sqrt(most / math.sqrt(root.query.shape[-1])))
 
 
+def stored_score(var: Var) -> float:
+    """The largest magnitude of scores as a program computes them: of a matmul, times numbers."""
+    op = var.op
+    factor = None if op is None else scaled(op)
+    if factor is not None:
+        return stored_score(factor[0]) * abs(factor[1]) * ROUNDED_HALVES
+    if op is None or op.op_type != "matmul":
+        return math.inf
+    return math.prod(head_length(value, axis, stored=True) for value, axis in _sides(op)) * ROUNDED_HALVES
+
+
+def _sides(op: Operation) -> tuple[tuple[Var, int], tuple[Var, int]]:
+    """Both operands of a matmul, with the axes over which it sums."""
+    return (op.x, -2 if flag(op, "transpose_x") else -1), (op.y, -1 if flag(op, "transpose_y") else -2)
+
+
 def largest_score(op: Operation, enough: float) -> float:
     """The largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
 
@@ -52,16 +68,20 @@ def largest_score(op: Operation, enough: float) -> float:
     most = magnitude(op.x, products=2) * magnitude(op.y, products=2) * int(terms)
     if most < enough:
         return most
-    sides = (op.x, -2 if flag(op, "transpose_x") else -1), (op.y, -1 if flag(op, "transpose_y") else -2)
-    return min(most, math.prod(head_length(value, axis) for value, axis in sides))
+    return min(most, math.prod(head_length(value, axis) for value, axis in _sides(op)))
 
 
-def head_length(value: Var, axis: int) -> float:
+def head_length(value: Var, axis: int, *, stored: bool = False) -> float:
     """The largest Euclidean length of a value along an axis that holds the numbers of one head.
 
     They come of a linear layer behind a norm. A head is no longer than a row of the norm times the largest
     singular value of its weights, and its bias: sums of magnitudes say several times as much, which no row
-    reaches in all numbers at once.
+    reaches in all numbers at once. A layer that gives queries, keys and values is split behind it.
+
+    Args:
+        value: a head, or several.
+        axis: along which its numbers lie.
+        stored: as they are computed in their dtype? Else in real numbers.
     """
     at = axis % value.rank
     while (moved := producer(value, "transpose")) is not None:
@@ -72,11 +92,22 @@ def head_length(value: Var, axis: int) -> float:
     split = producer(value, "reshape")
     if split is not None and not _splits_last(static_shape(split.x), size):
         return math.inf
-    layer = producer(value if split is None else split.x, "linear")
+    whole = value if split is None else split.x
+    parts = producer(whole, "split")
+    if parts is not None and size is not None and _cuts_between_heads(parts, size[-1]):
+        whole = parts.x
+    layer = producer(whole, "linear")
     longest = None if layer is None or size is None else _longest(layer, size[-1])
     if layer is None or longest is None:
         return math.inf
-    return row_length(layer.x) * longest[0] + longest[1]
+    return (row_length(layer.x, stored=stored) * longest[0] + longest[1]) * (ROUNDED_HALVES if stored else 1)
+
+
+def _cuts_between_heads(op: Operation, size: int) -> bool:
+    """Does a split of the last axis leave heads of so many numbers whole?"""
+    return axis_of(op) == op.x.rank - 1 and all(
+        shape is not None and shape[-1] % size == 0 for shape in map(static_shape, op.outputs)
+    )
 
 
 def _splits_last(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
@@ -106,6 +137,8 @@ def _longest(layer: Operation, size: int) -> tuple[float, float] | None:
 
 ROUNDED = 1 + 1e-9
 """What rounding does to a singular value in fp64 at most."""
+ROUNDED_HALVES = 1.1
+"""What rounding in fp16 does to lengths and scores: a sum of 128 terms in a row is off by 6 %."""
 
 
 UNKNOWN = 2048.0

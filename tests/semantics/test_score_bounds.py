@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.files.copying import copied
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
 from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.score_bounds import head_length, largest_score
+from anesurgery.semantics.score_bounds import head_length, largest_score, stored_score
 
 HALF = np.float16
 HEADS, SIZE, WIDTH, TOKENS = 2, 32, 64, 8
@@ -77,3 +78,51 @@ def test_the_bound_is_nearer_than_that_of_single_numbers() -> None:
 def test_nothing_is_said_of_other_heads(how: dict[str, bool]) -> None:
     """Without a norm, and where the numbers of a head do not lie side by side."""
     assert math.isinf(head_length(product(scores(SPREAD, **how)).x, -1))
+
+
+def fused(weight: Array, sizes: tuple[int, ...]) -> Program:
+    """Query, key and value of one layer, split behind it."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, TOKENS, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS17
+    )
+    def program(x: Var) -> Var:
+        rows = mb.linear(x=mb.layer_norm(x=x, axes=[-1], epsilon=HALF(1e-5)), weight=weight)
+        parts = mb.split(x=rows, split_sizes=sizes, axis=-1)
+        shape = (1, TOKENS, -1, SIZE)
+        query, key = (mb.transpose(x=mb.reshape(x=part, shape=shape), perm=[0, 2, 1, 3]) for part in parts[:2])
+        product = mb.matmul(x=query, y=key, transpose_y=True)
+        return mb.softmax(x=mb.mul(x=product, y=HALF(0.18), name="scores"), axis=-1, name="y")
+
+    return program
+
+
+def computed(program: Program, inputs: dict[str, Array], precision: str) -> Array:
+    """The scores as an output."""
+    copy = copied(program)
+    function = copy.functions["main"]
+    function.set_outputs([next(op for op in function.operations if op.op_type == "mul").outputs[0]])
+    (scores,) = ane.run(copy, inputs, precision=precision).values()
+    return scores
+
+
+@pytest.mark.parametrize("weight", [SPREAD, ALIKE], ids=["spread", "alike"])
+def test_heads_of_a_split_layer_are_bounded(weight: Array) -> None:
+    """In fp16, too: the wrong version would leave out what rounding adds."""
+    program = fused(np.tile(weight, (3, 1)), (WIDTH, WIDTH, WIDTH))
+    most = stored_score(
+        next(op for op in walk_ops(program.functions["main"]) if op.op_type == "mul").outputs[0]
+    )
+    x = {"x": np.tile(weight[0] * 40, (1, TOKENS, 1)).astype(HALF)}
+    for precision in ("fp32", "fp16"):
+        reached = np.abs(computed(program, x, precision)).max()
+        assert reached <= most
+    if weight is ALIKE:
+        assert reached > most / 1.6
+
+
+def test_a_split_within_a_head_bounds_nothing() -> None:
+    program = fused(np.tile(SPREAD, (3, 1)), (SIZE // 2 * 2, SIZE // 2 * 4, 3 * WIDTH - 3 * SIZE))
+    assert math.isfinite(head_length(product(program).x, -1))
+    within = fused(np.tile(SPREAD, (4, 1)), (SIZE, SIZE, SIZE // 2, 4 * WIDTH - 2 * SIZE - SIZE // 2))
+    assert math.isinf(head_length(product(within).x, -1))

@@ -188,6 +188,7 @@ from anesurgery.rewriting.dead_code import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.graph_edits import op_words as op_words
+from anesurgery.rewriting.option_limits import check_named as check_named
 from anesurgery.rewriting.option_limits import option as option
 from anesurgery.rewriting.passes import Pass as Pass
 from anesurgery.rewriting.passes import Pipeline as Pipeline

@@ -70,6 +70,11 @@ class WidenToFp32(Rewrite):
     ops: tuple[str, ...] = ()
     """Names of ops, or of what they make, to compute in fp32; where fp16 cannot hold values, by default."""
 
+    def run(self, program: an.Program, session: an.Session) -> None:
+        """See that there are ops of the names, then widen them."""
+        an.check_named(self.ops, program)
+        super().run(program, session)
+
     def pattern(self, op: an.Ops) -> an.OpPattern:
         """Find what ends a region; any op, where ops are named."""
         return op.any(*(an.op_types() if self.ops else self.kinds))()

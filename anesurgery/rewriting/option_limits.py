@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
-from anesurgery.errors import PassError
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.mil import Program, walk_ops
 
 T = TypeVar("T")
 
@@ -75,13 +76,31 @@ def option(
     return dataclasses.field(default=default, metadata={"limits": limits, "of_target": of_target})
 
 
+NAMES = ("tuple[str, ...]", "Sequence[str]")
+"""The types of options that list names, which the command line gives as one word with commas."""
+
+
+def check_named(names: Iterable[str], program: Program) -> None:
+    """See that a program has ops or values of some names.
+
+    Raises:
+        UnknownName: it has none of one of them; lists near ones.
+    """
+    known = {name for op in walk_ops(program) for name in (op.name, *(v.name for v in op.outputs))}
+    for name in names:
+        if name not in known:
+            raise UnknownName("op or value", name, known)
+
+
 def keep_to_limits(step: Any) -> None:
-    """See that the options of a pass keep to their limits.
+    """See that the options of a pass keep to their limits; one name may stand for a list of names.
 
     Raises:
         PassError: one does not; says which, and what it may be.
     """
     for field in dataclasses.fields(step):
+        if field.type in NAMES and isinstance(one := getattr(step, field.name), str):
+            object.__setattr__(step, field.name, tuple(map(str.strip, one.split(","))))
         limits, value = field.metadata.get("limits"), getattr(step, field.name)
         if limits is None or value is field.default or limits.hold(value):
             continue

@@ -316,3 +316,13 @@ class _OneForAll(WidenToFp32):
 def test_a_wrong_version_is_caught(step: WidenToFp32) -> None:
     with pytest.raises(ProofError):
         apply_pass(step, program(ratio, SHAPES))
+
+
+def test_names_of_ops_may_be_one_word_and_exist() -> None:
+    model = program(lambda a, b: mb.add(x=mb.mul(x=a, y=b, name="p"), y=b, name="q"), SAME)
+    one: Any = "p, q"
+    assert [c.where for c in ane.apply(model, WidenToFp32(ops=one), quiet=True).changes] == ["p", "q"]
+    with pytest.raises(ane.SurgeryError, match="unknown op or value 'r'"):
+        ane.apply(model, WidenToFp32(ops=("p", "r")), quiet=True)
+    with pytest.raises(ane.SurgeryError, match="unknown op or value 'r'"):
+        ane.apply(model, ComputeFp16(keep=["r"]), quiet=True)

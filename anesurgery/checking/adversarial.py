@@ -24,6 +24,8 @@ Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
 ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
 """The kinds of rounds, the most telling first."""
+PEAKS = {"peak": 1, "dip": -1}
+"""Kinds of rows with one number, and its sign."""
 AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows")
 """Rounds after which these kinds give way to small numbers, among which are the edges of floats: a site of few
 numbers has no room for all edges in less."""
@@ -115,7 +117,7 @@ class Drawing:
             if len(rows) and kind != "normal":
                 numbers = np.where(rng.random(shape) < 0.5, rng.choice(rows, shape), numbers)
             return self.bounded(var, numbers, dtype)
-        if math.prod(shape) <= 2 * PERIOD:
+        if math.prod(shape) <= 2 * PERIOD or kind in PEAKS:
             return self.bounded(var, self.of(var).floats(shape, dtype, kind, rng), dtype)
         few = self.bounded(var, self.of(var).floats((PERIOD,), dtype, kind, rng), dtype)
         return np.resize(few, shape)
@@ -165,6 +167,9 @@ class Drawing:
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
         if kind == "rows":
             return _flat_rows(rng, normal)
+        if kind in PEAKS:
+            axes = int(rng.integers(1, normal.ndim)) if normal.ndim > 1 else 0
+            return PEAKS[kind] * _alone(rng, np.abs(normal), axes)
         if kind == "near":
             special = self._special(dtype, min(largest, rng.choice(MODERATE))).astype(np.float32)
             scaled = normal * np.float32(10) ** _uniform(rng, shape, -4, 0)
@@ -274,10 +279,17 @@ def _flat_rows(rng: np.random.Generator, values: Array) -> Array:
     kind = rng.permutation(kinds).reshape(shape)
     first = values[(slice(None),) * axes + (slice(0, 1),) * (values.ndim - axes)]
     first = np.round(first * 8) / 8  # sums of equal numbers round all in one direction, but not these
-    alone = np.zeros_like(values)
-    at = (slice(None),) * axes + tuple(int(rng.integers(n)) for n in values.shape[axes:])
-    alone[at] = values[at]
+    alone = _alone(rng, values, axes)
     return np.select([kind == 0, kind == 1, kind == 2], [np.zeros_like(values), first, alone], values)
+
+
+def _alone(rng: np.random.Generator, values: Array, axes: int) -> Array:
+    """Values of which each row beyond some axes has one number: where norms and shares tell how long it is."""
+    alone = np.zeros_like(values)
+    if values.size:
+        at = (slice(None),) * axes + tuple(int(rng.integers(n)) for n in values.shape[axes:])
+        alone[at] = values[at]
+    return alone
 
 
 def _uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float, high: float) -> Array:

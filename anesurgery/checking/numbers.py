@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -169,12 +169,19 @@ class Difference:
 
 
 def compare_numbers(
-    sides: BothSides, drawing: Drawing, rng: np.random.Generator, promise: Promise
+    sides: BothSides, drawing: Drawing, rng: np.random.Generator, promise: Promise, more: Iterable[str] = ()
 ) -> Difference:
     """The worst difference over all rounds, or over those up to the first that breaks the promise.
 
     Where finite inputs give NaN, the old side defines nothing. Where inputs that are not finite give NaN, so
     must the new side, unless the pass declares that it holds for finite numbers only.
+
+    Args:
+        sides: the old and the new ops.
+        drawing: what to know for drawing.
+        rng: to draw from.
+        promise: what is compared with.
+        more: kinds of rounds beside those of the schedule.
 
     Raises:
         Refused: no numbers can be drawn for a value.
@@ -184,7 +191,7 @@ def compare_numbers(
     weight = weights([*sides.old_ops, *sides.new_ops])
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
-    for kind in schedule(size, promise.tolerates_nonfinite, weight, floats):
+    for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):
         numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
         meet = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
         if meet is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, looked_up
-from anesurgery.checking.adversarial import Drawing, Sampler, constants_of, rows_apart
+from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
@@ -331,7 +331,7 @@ def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) ->
         worst = compare_all(sides, every, promise)
     else:
         rng = np.random.default_rng(seed)
-        worst = compare_numbers(sides, drawing, rng, promise)
+        worst = compare_numbers(sides, drawing, rng, promise, () if trial.thorough else PEAKS)
         for more in (aim, sweep) if trial.thorough else ():
             if worst.within(promise):
                 more(sides, drawing, worst, rng, promise)

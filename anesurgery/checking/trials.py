@@ -57,6 +57,8 @@ ROUNDS = (
     ("largest", math.inf),
 )
 """The kinds of rounds, and the largest magnitude in each."""
+AT_LENGTHS = (("normal", math.inf), ("peak", math.inf), ("dip", math.inf))
+"""Those at lengths beside the first ones: one number of a row is where norms and shares tell the length."""
 AGAIN, FEWEST = 3, 2
 """How often they are repeated for a small model, and how many rounds a large one gets."""
 MOST_EFFORT, OVERHEAD = 1 << 31, 1 << 16
@@ -308,9 +310,8 @@ def _drawn(
     whole = {v: as_tensor(sample[v.name]) for v in both.inputs if np_dtype(v).kind in "iu"}
     sampled = all(tuple(x.shape) == drawn_shape(v) for v, x in whole.items())
     aims = itertools.islice(_aims(both, ops, bounds, rng), 0 if fewest else count)
-    rounds: list[tuple[str, float, dict[Var, Array]]] = [
-        (kind, most, {}) for kind, most in itertools.islice(itertools.cycle(ROUNDS), count)
-    ]
+    kinds = AT_LENGTHS if fewest else itertools.islice(itertools.cycle(ROUNDS), count)
+    rounds: list[tuple[str, float, dict[Var, Array]]] = [(kind, most, {}) for kind, most in kinds]
     for kind, magnitude, aim in itertools.chain(rounds, (("normal", math.inf, aim) for aim in aims)):
         drawing = Drawing(lambda var, rng: None, constants, bounds, magnitude=magnitude, rows=rows)
         numbers = {v: as_tensor(aim[v] if v in aim else drawing.draw(v, kind, rng)) for v in both.inputs}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 from collections import Counter
@@ -36,8 +37,9 @@ from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, operands, quiet_host, walk_ops
 from anesurgery.placement.worst_inputs import Slopes, moved
 
-TARGET = "M1/macOS 14"
+TARGETS = ("M1/macOS 14", "M3/macOS 26", "M5/macOS 26")
 LARGEST, CEILING, SLICE, WHOLE = 65504.0, 32768.0, 4094.0, 2048.0
+SOFTPLUS_CLIFF = 10.408
 SCALES = (1.0, 0.0, 1e-3, 8.0, 64.0, 512.0, 4096.0, 30000.0)
 """What drawn floats are multiplied with; no number goes beyond fp16."""
 CLICKS = (1.0, 30000.0)
@@ -118,6 +120,8 @@ TRIGGERS: dict[str, Callable[[Values], bool]] = {
     "num-atan": _small(2.0**-24),
     "num-eps": _small(2.0**-24),
     "num-eps-subnormal": _small(2.0**-14),
+    **dict.fromkeys(("fault-softplus-cliff", "fault-softplus-cliff-elsewhere"), _reads(SOFTPLUS_CLIFF)),
+    **dict.fromkeys(("fault-log-sum-cliff", "fault-log-sum-cliff-elsewhere"), _reads(math.log(LARGEST))),
 }
 """Rule -> does an op trigger it on these values? Others need no input."""
 
@@ -229,11 +233,11 @@ def clicked(drawn: Array, size: float) -> Array:
 
 
 def findings_of(name: str, loaded: Loaded, function: str) -> list[tuple[Tried, Operation]]:
-    """The numeric findings of a function, each with its op."""
+    """The numeric findings of a function on any of the targets, each once, with its op."""
     ops = {op.name: op for op in walk_ops(loaded.program.functions[function])}
-    found = ane.inspect(loaded.program, target=TARGET, function=function).all_findings
-    rows = [f for f in found if f.kind == "numeric" and f.op in ops]
-    return [(Tried(name, f.rule, ops[f.op].op_type, f.message), ops[f.op]) for f in rows]
+    found = [f for t in TARGETS for f in ane.inspect(loaded.program, target=t, function=function).all_findings]
+    rows = {(f.rule, f.op): f for f in found if f.kind == "numeric" and f.op in ops}
+    return [(Tried(name, f.rule, ops[f.op].op_type, f.message), ops[f.op]) for f in rows.values()]
 
 
 def try_model(name: str, path: Path) -> list[Tried]:
@@ -305,7 +309,7 @@ whatever comes in shows nothing: its findings are counted as NaN.
 
 def page(rows: Mapping[str, Sequence[Tried]]) -> str:
     """The page."""
-    text = HEAD.format(target=TARGET, scales=", ".join(f"{s:g}" for s in SCALES))
+    text = HEAD.format(target=", ".join(TARGETS), scales=", ".join(f"{s:g}" for s in SCALES))
     tried = [one for mine in rows.values() for one in mine]
     counts = Counter(map(outcome, tried))
     seen = counts["triggered"] + counts["not triggered"]

@@ -218,6 +218,18 @@ LENGTHS = {
     ),
     "a remainder of the length": Case(remainder, same, ROWS, LONG),
     "a sum of halves": Case(halves, same, ROWS, LONG),
+    "a norm of long rows": Case(
+        *limited(lambda b, x: b.instance_norm(x=b.transpose(x=x, perm=[0, 2, 1]), epsilon=f(1e-5)), minimum=20),
+        ROWS,
+        LONG,
+    ),
+    "a norm of long rows, below": Case(
+        *limited(
+            lambda b, x: b.instance_norm(x=b.transpose(x=x, perm=[0, 2, 1]), epsilon=f(1e-5)), maximum=-20
+        ),
+        ROWS,
+        LONG,
+    ),
     "the mean of shares": Case(
         *limited(lambda b, x: b.reduce_mean(x=b.softmax(x=x, axis=1), axes=[1]), maximum=1 / 60),
         ROWS,

@@ -83,7 +83,8 @@ class ComputeFp16(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Convert each function, op by op."""
-        an.check_named(self.keep, program)
+        if self.keep:
+            an.check_named(self.keep, program)
         ranges = {**session.assume, **(self.ranges or {})}
         for function in program.functions.values():
             verdicts = an.half.judge(an.walk_ops(function), ranges, frozenset(self.keep))

@@ -72,7 +72,8 @@ class WidenToFp32(Rewrite):
 
     def run(self, program: an.Program, session: an.Session) -> None:
         """See that there are ops of the names, then widen them."""
-        an.check_named(self.ops, program)
+        if self.ops:
+            an.check_named(self.ops, program)
         super().run(program, session)
 
     def pattern(self, op: an.Ops) -> an.OpPattern:

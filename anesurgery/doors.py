@@ -116,7 +116,7 @@ def _without_memory(
     error: Exception,
     what: str,
 ) -> OutOfMemory:
-    """The error of a call that found too little memory: what asked for it, and what to do."""
+    """The error of a call that found too little memory: who asked for it, and what to do."""
     bound = _parameters(function)[0].bind_partial(*positional, **named)
     bound.apply_defaults()
     smaller = {

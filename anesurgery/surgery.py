@@ -328,7 +328,7 @@ def _gated(
         passed.end = edited.standing(session.target or "any")
     passed.warn(session)
     session.notes += map(str, reached)
-    session.wrong = "; ".join(filter(None, (one.left for one in reached)))
+    session.wrong = "; ".join(filter(None, (one.headline(session.changes) for one in reached)))
     session.repairs += [step for one in reached for step in one.steps]
     session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
     return edited, session, passed.end

@@ -68,7 +68,7 @@ def address_bounds(
 
     Args:
         inputs: what a site reads.
-        ops: the old ops, and what else is known to be asked of the integers.
+        ops: the old ops, and other ops that read the integers.
         new_ops: what these ask does not count: it has to hold for whatever the old ones take.
     """
     bounds: Bounds = {}

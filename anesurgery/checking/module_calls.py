@@ -44,7 +44,7 @@ FUNCTION = "function"
 
 @dataclass
 class Call:
-    """A call of a submodule or a function: what it gave, as numbers too, and what it was given."""
+    """A call of a submodule or a function, with its inputs and its outputs as numbers."""
 
     name: str
     kind: str

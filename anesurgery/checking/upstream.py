@@ -55,7 +55,7 @@ def leaves_range(var: Var, seed: int) -> str:
 
 
 def _upstream(var: Var) -> tuple[list[Operation], list[Var]]:
-    """The nearest ops that a value is computed with, in order, and what they read."""
+    """The nearest ops that compute a value, in order, and the values that they read."""
     near, level = dict[Operation, None](), [var]
     while level and len(near) < STEPS:
         makers = dict.fromkeys(v.op for v in level if v.op is not None and _is_followed(v.op))

@@ -79,7 +79,7 @@ class Choice:
 
     @property
     def words(self) -> str:
-        """The margin beside the error, and what changes."""
+        """The margin beside the error, and how many choices change."""
         arithmetic = max(self.changed, key=lambda a: self.changed[a])
         least, median = self.margin
         gap = "" if math.isnan(least) else f"margins from {least:.2g}, {median:.2g} in the middle; "

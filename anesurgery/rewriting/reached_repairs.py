@@ -14,7 +14,7 @@ from anesurgery.placement.standing import Standing, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.exact_steps import yardstick
 from anesurgery.rewriting.passes import Pass, run_pass
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.session import Change, Session
 from anesurgery.rewriting.subject import Subject
 
 WRONG = 40.0
@@ -45,6 +45,10 @@ class Reached:
         wrong = [f"{in_decibels(now)} in {name}" for name, now in self.after.items() if now < WRONG]
         return f"outputs are wrong still on the inputs at hand, {', '.join(wrong)}" if wrong else ""
 
+    def headline(self, changes: Sequence[Change]) -> str:
+        """What the first line of the report says of it."""
+        return self.left
+
     def __str__(self) -> str:
         if not self.steps:
             return f"{self.left}, and no repair that is tried by itself helps: certify says where errors enter"
@@ -67,7 +71,11 @@ class Reported:
     unless: str
     """What would show that they are not needed, in words."""
     needed = "repairs what was reported wrong on the target"
-    left = ""
+
+    def headline(self, changes: Sequence[Change]) -> str:
+        """Why the first line may say that the model is slower; "" where nothing was repaired."""
+        repaired = {change.pass_name for change in changes} & {step.name for step in self.steps}
+        return f"repaired, as reported wrong on this target: {', '.join(self.faults)}" if repaired else ""
 
     def __str__(self) -> str:
         names, rules = (", ".join(some) for some in ([step.name for step in self.steps], self.faults))

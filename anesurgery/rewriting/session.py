@@ -79,7 +79,7 @@ class Report(Drawn):
     timings: dict[str, float] = field(default_factory=dict)
     """Seconds by step."""
     wrong: str = ""
-    """How wrong outputs still are on the inputs at hand, in words; "" where nothing shows that they are."""
+    """What the first line says of wrong numbers: how wrong outputs still are, or what was repaired; else ""."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data: what `--json` prints."""

@@ -258,7 +258,7 @@ def test_mish_of_large_numbers_is_repaired_on_the_chips_of_the_report() -> None:
         done = ane.apply(program, "auto", target="M3 Max/macOS 26", inputs={"x": x})
     assert any(op.op_type == "minimum" for op in walk_ops(done.program.functions["main"]))
     np.testing.assert_allclose(
-        ane.run(done.program, {"x": x}, precision="ane:M3")["y"], meant, rtol=2e-2, atol=2e-2
+        ane.run(done.program, {"x": x}, precision="ane:M3")["y"], meant, rtol=2e-3, atol=1e-3
     )
     left = ane.apply(program, "auto", target="M2/macOS 26", inputs={"x": x})
     assert not left.changes, "no report is of an M2"

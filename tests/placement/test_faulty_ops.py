@@ -159,6 +159,14 @@ def test_the_written_form_stays_right_on_the_chip() -> None:
     np.testing.assert_allclose(got, meant, rtol=2e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(("target", "said"), [("M3 Max/macOS 26", True), ("M1/macOS 14", False)])
+def test_the_first_line_says_why_a_repair_costs_time(target: str, said: bool) -> None:
+    surgery = ane.apply(as_op(), "auto", target=target, quiet=True)
+    first = " ".join(str(surgery).split("\n\n")[0].split())
+    assert ("repaired, as reported wrong on this target: fault-softplus-cliff" in first) is said
+    assert bool(surgery.changes) is said
+
+
 def test_chips_lists_each_fault_of_a_chip() -> None:
     shown = json.loads(CliRunner().invoke(app, ["chips", "--target", "M3", "--json"]).stdout)
     names = {row["name"] for row in shown["faults"]}

@@ -56,8 +56,9 @@ if TYPE_CHECKING:
     from anesurgery.placement.folders import ranges_folder as ranges_folder
     from anesurgery.placement.inspector import inspect as inspect
     from anesurgery.placement.registered import register_rule as register_rule
-    from anesurgery.registry import register as register
     from anesurgery.rewriting.builder import Builder as Builder
+    from anesurgery.rewriting.edit_plan import Plan as Plan
+    from anesurgery.rewriting.host import register as register
     from anesurgery.rewriting.passes import Pass as Pass
     from anesurgery.rewriting.passes import Pipeline as Pipeline
     from anesurgery.rewriting.pattern import Match as Match
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from anesurgery.surgery import Recipe as Recipe
     from anesurgery.surgery import Surgery as Surgery
     from anesurgery.surgery import apply as apply
+    from anesurgery.surgery import plan as plan
 
 __version__ = "0.1.0"
 
@@ -110,10 +112,11 @@ _NAMES = {
     "placement.folders": "Folder inspect_folder ranges_folder",
     "placement.inspector": "inspect",
     "placement.registered": "register_rule",
-    "registry": "register",
     "rewriting.builder": "Builder",
+    "rewriting.host": "register",
     "rewriting.passes": "Pass Pipeline",
     "rewriting.pattern": "Match OpPattern Ops any_of var",
+    "rewriting.edit_plan": "Plan",
     "rewriting.rewrite": "Rewrite",
     "shipping.building": "Build build",
     "shipping.chatting": "chat",
@@ -124,7 +127,7 @@ _NAMES = {
     "splitting.merge": "extract merge",
     "splitting.size_choice": "choose_sizes",
     "splitting.split": "split",
-    "surgery": "Recipe Surgery apply",
+    "surgery": "Recipe Surgery apply plan",
 }
 """Module of the package -> the public names that live in it."""
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -173,11 +173,9 @@ from anesurgery.regions.weight_edits import pieces as pieces
 from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
 from anesurgery.rewriting import equality_folds as equality_folds
-from anesurgery.rewriting import exact_steps as exact_steps
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import inference as inference
 from anesurgery.rewriting import newer_opsets as newer_opsets
-from anesurgery.rewriting import reached_repairs as reached_repairs
 from anesurgery.rewriting import row_inputs as row_inputs
 from anesurgery.rewriting import scaled_regions as scaled_regions
 from anesurgery.rewriting import stored_states as stored_states

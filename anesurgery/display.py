@@ -17,6 +17,7 @@ RENDERERS = tuple(
     f"anesurgery.show.{name}"
     for name in (
         "surgeries",
+        "plans",
         "terminal",
         "page",
         "chunk_table",

@@ -29,6 +29,10 @@ class SurgeryError(Exception):
     """Was the op or layer at which it was raised left as it was?"""
     surgery: Any = None
     """Of `apply`: the `Surgery` with the edits before the failure, where the model is valid with these."""
+    step: Any = None
+    """The pass that was running."""
+    edited: Any = None
+    """The model as that pass left it."""
 
 
 class LoadError(SurgeryError):

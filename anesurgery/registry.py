@@ -1,7 +1,7 @@
-"""Names of passes and recipes, found without importing them, and their bridge to coremltools.
+"""Names of passes and recipes, found without importing them.
 
 A pass over the ops of an ML Program lives in `passes/<name>.py`, one over the layers of a neural network in
-`passes/layers/<name>.py`, a recipe in a file of `recipes/`; `register` adds a user's own pass. Listing reads
+`passes/layers/<name>.py`, a recipe in a file of `recipes/`; `keep` adds a user's own pass. Listing reads
 the files' docstrings, so it needs neither coremltools nor torch.
 """
 
@@ -13,21 +13,16 @@ import importlib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from anesurgery.errors import SurgeryError, UnknownName
-
-if TYPE_CHECKING:
-    from anesurgery.rewriting.passes import Pass
 
 LAYERS = "passes/layers"
 """The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
 
-_OWN: dict[str, type[Pass]] = {}
+_OWN: dict[str, type[Any]] = {}
 """Passes that users registered."""
-
-P = TypeVar("P", bound="type[Pass]")
 
 
 @cache
@@ -102,7 +97,7 @@ def file_of(name: str) -> Path:
     return path
 
 
-def pass_class(name: str) -> type[Pass]:
+def pass_class(name: str) -> type[Any]:
     """The class of a pass.
 
     Raises:
@@ -122,7 +117,7 @@ def camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
-def make_pass(name: str, **options: Any) -> Pass:
+def make_pass(name: str, **options: Any) -> Any:
     """A pass with options.
 
     Raises:
@@ -155,17 +150,11 @@ def recipe_module(name: str) -> ModuleType:
     return importlib.import_module(f"anesurgery.recipes.{_recipe_files()[name].stem}")
 
 
-def register(cls: P) -> P:
-    """Make a user's own pass known by name, here and to coremltools; doing it again replaces it.
-
-    Args:
-        cls: the class of the pass; its `name` is that under which it is known.
-
-    Returns:
-        The class, so that this can stand above it as a decorator.
+def keep(cls: type[Any]) -> None:
+    """Know a user's own pass by its name.
 
     Raises:
-        SurgeryError: the name belongs to a pass of the library.
+        SurgeryError: it has none, or that of a pass of the library.
     """
     if not isinstance(getattr(cls, "name", None), str):
         raise SurgeryError(f"register: {cls!r} is no pass; give a class that derives from anesurgery.Pass")
@@ -173,18 +162,8 @@ def register(cls: P) -> P:
         hint = "import it as anesurgery.passes (not plain passes), or choose another name"
         raise SurgeryError(f"pass {cls.name!r} is already registered by the library; {hint}")
     _OWN[cls.name] = cls
-    register_with_coremltools()
-    return cls
 
 
 def unregister(name: str) -> None:
     """Forget a user's own pass; coremltools keeps its copy until the process ends."""
     _OWN.pop(name, None)
-
-
-def register_with_coremltools() -> None:
-    """Put every pass over ops into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; twice is harmless."""
-    from anesurgery.rewriting.host import add_pass
-
-    for name in op_pass_names():
-        add_pass(pass_class(name))

@@ -8,8 +8,8 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.files import progress
-from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import call_of
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Program, exclusive
@@ -31,18 +30,24 @@ from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.exact_steps import Judged, exact_steps, yardstick
-from anesurgery.rewriting.gate import Watch, passing
+from anesurgery.rewriting.checks import (
+    check_assumed,
+    check_grades,
+    check_interface,
+    check_requirement,
+    prove_model,
+)
+from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
+from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.outputs import WRONG
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
-from anesurgery.rewriting.reached_repairs import Repairs, repairs_of
-from anesurgery.rewriting.recoding import KEEP, check_choice, is_lossy, recoding_notes
-from anesurgery.rewriting.required import check_assumed, check_grades, check_interface, check_requirement
+from anesurgery.rewriting.recoding import check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.session import Report, Session, refusal_lines
 from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
-OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "quiet", "seed")
+OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "gate", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""
 
 
@@ -52,10 +57,10 @@ class Surgery(Report):
 
     subject: Subject
     """The model after."""
-    original: Subject | None
-    """The model as given, where something needed it: a comparison of whole models, a caller's own."""
-    steps: tuple[Pass, ...]
-    """The passes, in the order in which they ran."""
+    original: Subject
+    """The model as given."""
+    plan: Plan
+    """The steps in the order in which they ran, why each is there, and what was left out."""
     before: dict[str, int]
     """Number of ops (or layers) by type in the model as given."""
     after: dict[str, int]
@@ -70,6 +75,11 @@ class Surgery(Report):
     """The comparison of whole models, when it was asked for."""
 
     @property
+    def steps(self) -> tuple[Pass, ...]:
+        """The passes, in the order in which they ran."""
+        return self.plan.passes
+
+    @property
     def program(self) -> Program:
         """The changed model as a MIL program.
 
@@ -77,6 +87,11 @@ class Surgery(Report):
             LoadError: it is a neural network, and no program can be made of it.
         """
         return self.subject.program
+
+    def below(self, gate: float) -> bool:
+        """Are outputs on the inputs at hand below a gate in dB, as far as they were run?"""
+        near = self.plan.outputs[1]
+        return near is not None and min(near.values()) < gate
 
     @property
     def time(self) -> Change | None:
@@ -111,6 +126,46 @@ class Surgery(Report):
 
 @door("inputs", "target", "seed")
 @exclusive
+def plan(
+    model: Any,
+    passes: Any,
+    *,
+    target: str | None = None,
+    inputs: Any = None,
+    member: str | int | None = None,
+    assume: Mapping[str, tuple[int, int]] | None = None,
+    compressed: str = "keep",
+    gate: float = WRONG,
+    seed: int = 0,
+) -> Plan:
+    """What `apply` would do to a model, and why; nothing is edited, and nothing proved.
+
+    Args:
+        model: as `apply` takes it.
+        passes: likewise; of passes by name there is nothing to choose.
+        target: chip and OS; a recipe is judged on the newest chips by default.
+        inputs: arrays by input name, or a list of such: repairs that these do not need are left out.
+        member: of a pipeline, the one model to edit.
+        assume: least and largest value of integer inputs.
+        compressed: as `apply` takes it.
+        gate: PSNR in dB below which outputs on the inputs at hand count as wrong.
+        seed: of all random numbers.
+
+    Returns:
+        The `Plan`: steps with options and reasons, what was left out, the expected times. `apply` takes it in
+        the place of a recipe; `to_json` and `Plan.from_json` keep it.
+
+    Raises:
+        LoadError: the model cannot be read.
+        UnknownName: no such pass or recipe.
+        SurgeryError: an option does not fit, or a recipe is strict and not for this model.
+    """
+    options = {"target": target, "member": member, "assume": assume, "inputs": inputs, "gate": gate}
+    return _Job.of(model, passes, compressed=compressed, seed=seed, **options).chosen().plan
+
+
+@door("inputs", "target", "seed")
+@exclusive
 def apply(
     model: Any,
     passes: Any,
@@ -122,6 +177,7 @@ def apply(
     require: str | None = None,
     compressed: str = "keep",
     inputs: Any = None,
+    gate: float = WRONG,
     quiet: bool = False,
     seed: int = 0,
 ) -> Surgery:
@@ -130,11 +186,13 @@ def apply(
     Args:
         model: path of a package, .mlmodel or folder of chunks, MLModel, MIL Program or chain, whose chunks are
             edited one after the other; passes over layers need a neural network.
-        passes: a name of a pass or recipe, a Pass, a Recipe, or a list of these. In a list, the steps of
-            a recipe are judged as they are alone, and the passes beside it are asked for by name.
+        passes: a name of a pass or recipe, a Pass, a Recipe, a `Plan`, or a list of passes and recipes. In a
+            list, the steps of a recipe are judged as they are alone, and the passes beside it are asked for by
+            name.
         target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
             loses something there is undone; what was asked for by name is done, with a warning (SurgeryWarning)
-            that says what it loses there. Every chip by default.
+            that says what it loses there. A recipe has to gain something on the target, by default on one of
+            the newest chips; else the model stays as it is.
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
@@ -143,15 +201,18 @@ def apply(
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
             plain numbers, "reencode" encodes them in the form they had; the notes state the error.
-        inputs: arrays by input name, for the comparison of whole models, sampled by default; or a list of such,
-            which passes that calibrate take, and of which the first is compared by.
+        inputs: arrays by input name, for the comparison of whole models and for what a recipe repairs, sampled
+            by default; or a list of such, which passes that calibrate take, and of which the first is compared
+            by.
+        gate: PSNR in dB that outputs on `inputs` must reach of what the model means in fp32; where they do not
+            in the end, the first line of the report says so.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 
     Returns:
-        The `Surgery`: the changed `model` and `program`, `changes` with the check of each, `refusals` with
-        their reasons, notes, and estimated times in milliseconds where a target is named. Its `save` writes the
-        package.
+        The `Surgery`: the changed `model` and `program`, the `plan`, `changes` with the check of each,
+        `refusals` with their reasons, notes, and estimated times in milliseconds where a target is named. Its
+        `save` writes the package.
 
     Raises:
         LoadError: the model cannot be read.
@@ -161,55 +222,235 @@ def apply(
             likewise.
         SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
-    _check_options(target, prove, require, compressed)
-    recipe = _recipe(passes)
-    steps = in_order(tuple(steps_of(passes if recipe is None else recipe.aimed_at(target))))
-    started = time.perf_counter()
-    subject = read_subject(model, subject_of(steps)).only(member)
-    stays = prove in ("model", "both") or subject.must_stay or compressed != KEEP
-    original, edited = (subject, subject.clone()) if stays else (None, subject)
-    start = _Start.of(subject, original, recipe, target)
-    check_assumed(assume or {}, edited.chosen)
-    session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
-    session.inputs, session.named = _listed(inputs), _named(passes)
-    session.images, session.wired, session.compressed = start.interface.images, edited.wired, compressed
-    session.timings["load"] = time.perf_counter() - started
-    misfits = _misfits(recipe, edited, session)
-    reached, steps = _led(None if misfits else recipe, edited, session, steps)
-    try:
-        _run(steps, edited, session, quiet, start.watch)
-    except SurgeryError as error:
-        _rescue(error, start, edited, steps, session)
-        raise
-    end, worse = None, ""
-    if recipe is not None and (session.changes or not misfits):
-        edited, session, end = _gated(model, start, edited, steps, session, recipe, reached)
-        worse = edited.worse_than_layers(target or "any")
-    if recipe is not None and worse:
-        original = edited = NeuralNetwork.read(model)
-        start, end, session = _Start.of(edited, edited, None, target), None, session.again()
-        session.refusals.append((recipe.name, Refusal(f"the neural network stays as it is: {worse}")))
-    if misfits and not session.changes:
-        raise SurgeryError(_nothing_applied(recipe, misfits, session))
-    if recipe is None and session.changes:
-        end = _warned_of_loss(start.standing, edited, session)
-    check_interface(start.interface, edited.interface, session)
-    surgery = _surgery(start, edited, steps, session, end)
-    check_grades(surgery.changes, require)
-    if original is not None and ((lossy := is_lossy(session.recoded)) or prove in ("model", "both")):
-        gate = -math.inf if lossy else 60.0 if recipe is None else recipe.psnr
-        how = {"gate": gate, "prove": prove == "both" and not lossy, "assume": session.assume, "seed": seed}
-        _prove_model(original, surgery, session, quiet, **how)
-    return surgery
-
-
-def _check_options(target: str | None, prove: str | None, require: str | None, compressed: str) -> None:
-    """Raise the error of the first option that `apply` does not take."""
-    if prove not in PROOFS:
-        raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
-    Target.parse(target)
     check_requirement(require, prove)
-    check_choice(compressed)
+    options = {"target": target, "member": member, "assume": assume, "inputs": inputs, "gate": gate}
+    job = _Job.of(model, passes, prove=prove, compressed=compressed, seed=seed, quiet=quiet, **options)
+    chosen = job.chosen()
+    surgery, session = job.edited(chosen)
+    return job.check(surgery, session, require)
+
+
+def edit(given: Subject, steps: Sequence[Pass], session: Session, *, quiet: bool = True) -> Subject:
+    """A copy of a model after some steps.
+
+    Args:
+        given: it is not changed.
+        steps: in the order in which they run.
+        session: is told of each change; says whether sites are proved.
+        quiet: no progress bar.
+
+    Raises:
+        SurgeryError: a step failed, or a check of a site; what was edited before it stands in `error.edited`.
+    """
+    edited = given.clone()
+    for k, step in enumerate(bar := tqdm(steps, unit=" passes", disable=quiet or None, leave=False), 1):
+        bar.set_description(step.name)
+        progress.step(f"{step.name}, {k} of {len(steps)}")
+        edited.check_source()
+        try:
+            run_on(step, edited, session)
+        except SurgeryError as error:
+            error.step, error.edited = step, edited
+            raise
+    edited.finish()
+    return edited
+
+
+@dataclass
+class _Job:
+    """One call: the model as given, what is asked for, and how it is checked."""
+
+    model: Any
+    """As the caller gave it."""
+    given: Subject
+    wish: Wish
+    recipe: Recipe | None
+    """None where passes are asked for by name, or a plan is given."""
+    session: Session
+    """For the model; each edit has one of its own, which knows the same proofs."""
+    prove: str | None
+    gate: float
+    quiet: bool
+    plan: Plan | None = None
+    """As the caller gave it."""
+
+    @classmethod
+    def of(
+        cls,
+        model: Any,
+        passes: Any,
+        *,
+        target: str | None,
+        member: str | int | None,
+        assume: Mapping[str, tuple[int, int]] | None,
+        inputs: Any,
+        gate: float,
+        compressed: str,
+        seed: int,
+        prove: str | None = None,
+        quiet: bool = True,
+    ) -> _Job:
+        """Read the model; raise the error of the first option that does not fit."""
+        if prove not in PROOFS:
+            raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
+        Target.parse(target)
+        check_choice(compressed)
+        started = time.perf_counter()
+        recipe, wish = _wished(passes, target)
+        given = read_subject(model, subject_of(wish.steps)).only(member)
+        check_assumed(assume or {}, given.chosen)
+        session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
+        session.inputs, session.named = _listed(inputs), _named(passes)
+        session.images, session.wired, session.compressed = given.interface.images, given.wired, compressed
+        session.timings["load"] = time.perf_counter() - started
+        made = passes if isinstance(passes, Plan) else None
+        return cls(model, given, wish, recipe, session, prove, gate, quiet, made)
+
+    def chosen(self) -> Chosen:
+        """The plan: of a recipe what is chosen, of passes by name these."""
+        if self.recipe is None:
+            return as_asked(self.wish, self.session.target) if self.plan is None else Chosen(self.plan)
+        misfits = [r for graph in self.given.chosen if (r := self.recipe.applies_to(graph)) is not None]
+        if misfits and self.recipe.strict:
+            raise Unsuited(f"{self.recipe.name} is not for this model: {misfits[0]}")
+        try:
+            wish = self.wish.without_repairs() if misfits else self.wish
+            chosen = choose(self.given, wish, self.session, self.gate)
+        except SurgeryError:  # the edits before it are those of the steps as they are
+            return as_asked(self.wish, self.session.target)
+        if misfits and not chosen.plan.steps:
+            reasons = refusal_lines(chosen.plan.left_out)
+            raise SurgeryError("; ".join([f"{self.recipe.name} changed nothing: {misfits[0]}", *reasons]))
+        left = (*((self.recipe.name, why) for why in misfits), *chosen.plan.left_out)
+        return replace(chosen, plan=replace(chosen.plan, left_out=left))
+
+    def edited(self, chosen: Chosen) -> tuple[Surgery, Session]:
+        """The model after the steps of a plan, with the check of each edit.
+
+        A step that nobody asked for goes where its check fails.
+
+        Raises:
+            SurgeryError: a step that was asked for failed, or its check.
+        """
+        while True:
+            session = self.session.again()
+            session.timings = dict(self.session.timings)
+            try:
+                edited = self._edit(chosen, session)
+                check_interface(self.given.interface, edited.interface, session)
+                return self._surgery(chosen, edited, session), session
+            except SurgeryError as error:
+                failed = error.step
+                if isinstance(error, ProofError) and failed in chosen.plan.searched:
+                    chosen = replace(chosen, plan=chosen.plan.without(failed, str(error)), end=None)
+                    continue
+                self._rescue(chosen, session, error)
+                raise
+
+    def _edit(self, chosen: Chosen, session: Session) -> Subject:
+        """What the search left, where no site is proved: the same steps led there."""
+        end = chosen.end
+        if session.prove_sites or end is None or end.model is None:
+            return edit(self.given, chosen.plan.passes, session, quiet=self.quiet)
+        for trial in end.way:
+            session.absorb(trial.session)
+        model = end.model if end.way else self.given.clone()
+        model.finish()
+        return model
+
+    def _rescue(self, chosen: Chosen, session: Session, error: SurgeryError) -> None:
+        """Let an error carry the edits before it, if the place where it was raised was left as it was."""
+        edited = error.edited
+        if not error.undone or edited is None or not session.changes or session.dropped_inputs:
+            return
+        with suppress(Exception):  # then the model is not whole, and the error says enough
+            edited.finish()
+            for graph in edited.graphs:
+                edited.validate(graph)
+            check_interface(self.given.interface, edited.interface, session)
+            error.surgery = self._surgery(replace(chosen, end=None), edited, session)
+            words = f"the error's `surgery` holds the {len(session.changes)} edits made before it"
+            error.args = (f"{error}; {words}",)
+
+    def _surgery(self, chosen: Chosen, edited: Subject, session: Session) -> Surgery:
+        """What was done, with what the caller should know of it."""
+        plan, target = chosen.plan, Target.parse(self.session.target)
+        given = edited if self.recipe is not None and self.given.was_layers and not session.changes else None
+        if given is not None:  # nothing was gained by making a program of it
+            edited = self.given = NeuralNetwork.read(self.model)
+        before, after = self._stands(chosen, edited, session, target)
+        for words in (*session.alarms, *plan.warnings):
+            warn(words)
+        inspected = (self.given.inspect(session.target), edited.inspect(session.target))
+        ours = [part for step in plan.passes for part in step.parts()]
+        used = {change.pass_name for change in session.changes}
+        caveats = [f"{part.name}: {part.caveat}" for part in ours if part.caveat and part.name in used]
+        report = {f.name: getattr(session, f.name) for f in dataclasses.fields(Report)}
+        report["refusals"] = [*plan.left_out, *(r for r in session.refusals if self._says(*r))]
+        report["notes"] = [
+            *edited.notes(self.given),
+            *kept_off(*inspected),
+            *plan.notes,
+            *plan.warnings,
+            *session.notes,
+            *recoding_notes(session.recoded, session.compressed),
+            *caveats,
+        ]
+        report["wrong"] = plan.wrong
+        return Surgery(
+            **report,
+            subject=edited,
+            original=self.given,
+            plan=plan,
+            before=self.given.op_counts,
+            after=edited.op_counts,
+            inspected=inspected,
+            times=(None if before is None else before.time, None if after is None else after.time),
+            stands=(before, after),
+        )
+
+    def _says(self, name: str, refusal: Refusal) -> bool:
+        """Does a report have a refusal? Recipes that run a pass for safety alone say nothing of idle ones."""
+        return self.recipe is None or not refusal.idle or name in self.wish.asked
+
+    def _stands(
+        self, chosen: Chosen, edited: Subject, session: Session, target: Target
+    ) -> tuple[Standing | None, Standing | None]:
+        """How the model stood and stands on the target; None where nobody asked, or one call became several."""
+        if self.session.target is None or call_of(session.contract) is not None:
+            return None, None
+        tried = chosen.start is not None and not self.given.was_layers
+        before = chosen.start.standing if tried and chosen.start else self.given.as_given(target)
+        if edited is self.given or before is None:
+            return before, before
+        after = edited.standing(target) if chosen.end is None else chosen.end.standing
+        if self.recipe is None and after is not None and session.changes and (loss := after.loss(before)):
+            names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))
+            session.alarm(f"{names}: asked for, and done although {loss}")
+        return before, after
+
+    def check(self, surgery: Surgery, session: Session, require: str | None) -> Surgery:
+        """See to the grades, and compare whole models where that was asked for, or weights were stored anew.
+
+        Raises:
+            ProofError: an edit has a lower grade than required, or the outputs differ by more than promised.
+        """
+        check_grades(surgery.changes, require)
+        lossy = is_lossy(session.recoded)
+        if not (lossy or self.prove in ("model", "both")):
+            return surgery
+        gate = -math.inf if lossy else 60.0 if self.recipe is None else self.recipe.psnr
+        assume = {n: ends for c in surgery.changes for n, ends in c.assumes.items()} | dict(session.assume)
+        used = {change.pass_name for change in surgery.changes}
+        parts = [part for step in surgery.steps for part in step.parts() if part.name in used]
+        exact = gate > -math.inf and all(part.tolerance.rtol == 0 for part in parts)
+        prove, started = self.prove == "both" and not lossy, time.perf_counter()
+        how = Comparing(surgery.contract, gate, exact, prove, assume, session.seed)
+        with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=self.quiet or None, leave=False):
+            surgery.proof, notes = prove_model(self.given, surgery.subject, session, how)
+        surgery.notes += notes
+        surgery.timings["prove model"] = time.perf_counter() - started
+        return surgery
 
 
 def _listed(inputs: Any) -> Any:
@@ -224,175 +465,6 @@ def _listed(inputs: Any) -> Any:
     if not samples:
         raise SurgeryError("inputs has no sample; give a dictionary of arrays by input name, or a list of such")
     return samples
-
-
-@dataclass(frozen=True)
-class _Start:
-    """What is known of a model before its edits; the model itself where something needs it."""
-
-    model: Subject | None
-    interface: Interface
-    op_counts: dict[str, int]
-    inspected: tuple[Inspection, ...]
-    watch: Watch | None
-    """Of what a recipe is applied to."""
-    standing: Standing | None
-    """None without a target, and where it is not estimated."""
-    time: Time | None
-
-    @classmethod
-    def of(
-        cls, subject: Subject, original: Subject | None, recipe: Recipe | None, target: str | None
-    ) -> _Start:
-        watch = None if recipe is None else Watch.of(subject, target)
-        stands = watch.start if watch else subject.standing(target) if target else None
-        time = subject.time(target) if stands is None else stands.time
-        return cls(original, subject.interface, subject.op_counts, subject.inspect(target), watch, stands, time)
-
-
-def _led(
-    recipe: Recipe | None, edited: Subject, session: Session, steps: list[Pass]
-) -> tuple[list[Repairs], list[Pass]]:
-    """The repairs of a recipe that inputs reach, and its steps after them, but for those of the same name."""
-    reached = [] if recipe is None else list(repairs_of(recipe.repairs, edited, session))
-    first = {step.name: step for one in reached for step in one.steps}
-    return reached, in_order((*first.values(), *(step for step in steps if step.name not in first)))
-
-
-def _run(
-    steps: Sequence[Pass], edited: Subject, session: Session, quiet: bool, watch: Watch | None = None
-) -> None:
-    for k, step in enumerate(
-        bar := tqdm(steps, unit=" passes", disable=True if quiet else None, leave=False), 1
-    ):
-        bar.set_description(step.name)
-        progress.step(f"{step.name}, {k} of {len(steps)}")
-        edited.check_source()
-        run_on(step, edited, session)
-        if watch is not None:
-            watch.see(step, edited, session)
-    edited.finish()
-
-
-def _rescue(
-    error: SurgeryError, start: _Start, edited: Subject, steps: Sequence[Pass], session: Session
-) -> None:
-    """Let an error carry the edits before it, if the place where it was raised was left as it was."""
-    if not error.undone or not session.changes or session.dropped_inputs:
-        return
-    with suppress(Exception):  # then the model is not whole, and the error says enough
-        edited.finish()
-        for graph in edited.graphs:
-            edited.validate(graph)
-        check_interface(start.interface, edited.interface, session)
-        error.surgery = _surgery(start, edited, steps, session)
-        error.args = (f"{error}; the error's `surgery` holds the {len(session.changes)} edits made before it",)
-
-
-def _gated(
-    model: Any,
-    start: _Start,
-    edited: Subject,
-    steps: Sequence[Pass],
-    session: Session,
-    recipe: Recipe,
-    reached: Sequence[Repairs],
-) -> tuple[Subject, Session, Standing | None]:
-    """The model after the steps that pass the gate, made anew if some do not, and how it stands."""
-
-    def again() -> Subject:
-        if start.model is not None:
-            return start.model.clone()
-        edited.check_source()
-        return read_subject(model, subject_of(steps)).only(edited.member)
-
-    assert start.watch is not None
-    wanted = {step.name: one.needed for one in reached for step in one.steps}
-    wanted |= dict.fromkeys(recipe.chosen, "was asked for")
-    passed = passing(steps, start.watch, again, edited, session, wanted)
-    if passed.steps != list(steps):
-        session = session.again()
-        session.refusals += passed.refusals
-        edited = again()
-        _run(passed.steps, edited, session, quiet=True)
-    said = len(session.notes)
-    judged = _judged(passed.steps, again, edited, session) if recipe.exact else None
-    if judged is not None and list(judged.steps) != list(passed.steps):
-        notes, session = session.notes[said:], session.again()
-        session.notes += notes
-        words = "undone: {}; apply it by itself to have it"
-        losses = [(name, Refusal(words.format(loss))) for name, loss in judged.losses.items()]
-        session.refusals += [*passed.refusals, *losses]
-        edited = again()
-        _run(judged.steps, edited, session, quiet=True)
-        passed.end = edited.standing(session.target or "any")
-    passed.warn(session)
-    session.notes += map(str, reached)
-    session.wrong = "; ".join(filter(None, (one.headline(session.changes) for one in reached)))
-    session.repairs += [step for one in reached for step in one.steps]
-    session.refusals = [(name, r) for name, r in session.refusals if not r.idle or name in recipe.chosen]
-    return edited, session, passed.end
-
-
-def _judged(
-    steps: Sequence[Pass], again: Callable[[], Subject], edited: Subject, session: Session
-) -> Judged | None:
-    """The steps after which a program is as exact as before them; None where that cannot be told."""
-    if not session.changes or [type(graph) for graph in edited.graphs] != [Program]:
-        return None
-    (after,), (before,) = edited.chosen, again().chosen
-    measured = yardstick(before, session)
-    return exact_steps(steps, lambda: again().chosen[0], (after, session), measured)
-
-
-def _warned_of_loss(before: Standing | None, edited: Subject, session: Session) -> Standing | None:
-    """How a model stands now. What is asked for by name is done; what is lost by it on the target is said.
-
-    Where one call became several, their time says nothing of the one.
-    """
-    if before is None or call_of(session.contract) is not None:
-        return None
-    after = edited.standing(session.target or "any")
-    if after is not None and (loss := after.loss(before)):
-        names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))
-        words = f"{names}: asked for, and done although {loss}"
-        session.notes.append(words)
-        warn(words)
-    return after
-
-
-def _surgery(
-    start: _Start, edited: Subject, steps: Sequence[Pass], session: Session, end: Standing | None = None
-) -> Surgery:
-    """What was done, with what the caller should know of it.
-
-    Args:
-        start: the model before.
-        edited: the model after.
-        steps: that ran.
-        session: in which they ran.
-        end: how it stands after them, where that is known already.
-    """
-    for words in session.alarms:
-        warn(words)
-    after = None if start.time is None else edited.time(session.target) if end is None else end.time
-    inspected = (start.inspected, edited.inspect(session.target))
-    recoded = recoding_notes(session.recoded, session.compressed)
-    used = {change.pass_name for change in session.changes}
-    parts = [part for step in steps for part in step.parts()]
-    caveats = [f"{part.name}: {part.caveat}" for part in parts if part.caveat and part.name in used]
-    return Surgery(
-        **{f.name: getattr(session, f.name) for f in dataclasses.fields(Report) if f.name != "notes"},
-        subject=edited,
-        original=start.model,
-        steps=tuple(steps),
-        before=start.op_counts,
-        after=edited.op_counts,
-        inspected=inspected,
-        times=(start.time, after),
-        stands=(start.standing, end),
-        notes=[*edited.notes(start.model or edited), *kept_off(*inspected), *session.notes, *recoded, *caveats],
-    )
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -413,8 +485,22 @@ def _recipe(passes: Any) -> Recipe | None:
     return _joined(recipes, named) if recipes else None
 
 
+def _wished(passes: Any, target: str | None) -> tuple[Recipe | None, Wish]:
+    """The recipe whose steps are judged, if there is one, and what is asked for."""
+    if isinstance(passes, Plan):
+        return None, Wish(passes.recipe, passes.passes)
+    recipe = _recipe(passes)
+    if recipe is None:
+        steps = tuple(in_order(tuple(steps_of(passes))))
+        return None, Wish(", ".join(step.name for step in steps), steps, frozenset(s.name for s in steps))
+    aimed = recipe.aimed_at(target)
+    return recipe, Wish(recipe.name, aimed.steps, recipe.chosen, recipe.repairs, recipe.exact)
+
+
 def _named(passes: Any) -> frozenset[str]:
     """The names of the passes that the caller asked for, beside recipes or alone."""
+    if isinstance(passes, Plan):
+        return frozenset()
     if _recipe(passes) is None:
         return frozenset(part.name for step in steps_of(passes) for part in (step, *step.parts()))
     several = () if isinstance(passes, (str, Pass, Recipe, type)) else passes
@@ -435,111 +521,6 @@ def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:
         exact=any(recipe.exact for recipe in recipes),
         repairs=tuple(dict.fromkeys(step for recipe in recipes for step in recipe.repairs)),
     )
-
-
-def _misfits(recipe: Recipe | None, model: Subject, session: Session) -> list[Refusal]:
-    """Why a recipe is not for a model, which is noted.
-
-    Raises:
-        Unsuited: it is not, and it is strict.
-    """
-    if recipe is None:
-        return []
-    reasons = [r for graph in model.chosen if (r := recipe.applies_to(graph)) is not None]
-    if reasons and recipe.strict:
-        raise Unsuited(f"{recipe.name} is not for this model: {reasons[0]}")
-    session.refusals += [(recipe.name, r) for r in reasons]
-    return reasons
-
-
-def _nothing_applied(recipe: Recipe | None, misfits: Sequence[Refusal], session: Session) -> str:
-    reasons = refusal_lines([r for r in session.refusals if r[1] not in misfits])
-    return "; ".join([f"{recipe and recipe.name} changed nothing: {misfits[0]}", *reasons])
-
-
-def _prove_model(original: Subject, surgery: Surgery, session: Session, quiet: bool, **how: Any) -> None:
-    """Compare the models as a whole; the worst comparison is the proof. A gate of minus infinity only measures.
-
-    Raises:
-        ProofError: the outputs differ by more than promised.
-    """
-    started = time.perf_counter()
-    inputs = session.inputs[0] if isinstance(session.inputs, list) else session.inputs
-    used, gate = {change.pass_name for change in surgery.changes}, how["gate"]
-    exact = gate > -math.inf and all(
-        part.tolerance.rtol == 0 for step in surgery.steps for part in step.parts() if part.name in used
-    )
-    how["assume"] = {n: ends for c in surgery.changes for n, ends in c.assumes.items()} | dict(how["assume"])
-    comparing = Comparing(surgery.contract, exact=exact, **how)
-    with tqdm(total=1, desc="comparing", bar_format="{desc}", disable=quiet or None, leave=False):
-        results = surgery.subject.compare(original, inputs, comparing)
-        if not all(r.ok for r in results if isinstance(r, Comparison)):
-            again = partial(surgery.subject.compare, inputs=inputs, how=comparing)
-            results = _beside_repairs(original, surgery, session, again, results)
-    surgery.notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
-    compared = [r for r in results if isinstance(r, Comparison)]
-    for result in (r for r in compared if not r.ok):
-        raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
-    surgery.notes += [result.instead for result in compared if result.instead]
-    surgery.proof = min(compared, key=lambda r: r.psnr, default=None)
-    if gate == -math.inf and surgery.proof is not None:
-        surgery.notes.append(f"outputs with the weights stored anew: {surgery.proof.psnr:.1f} dB")
-    surgery.timings["prove model"] = time.perf_counter() - started
-
-
-def _beside_repairs(
-    original: Subject,
-    surgery: Surgery,
-    session: Session,
-    compared: Callable[[Subject], Sequence[Comparison | Refusal]],
-    results: Sequence[Comparison | Refusal],
-) -> Sequence[Comparison | Refusal]:
-    """What else was done, compared with the model after the steps alone that repair numbers.
-
-    Those are checked at each site, and a note says on which inputs the model before them is told apart.
-
-    Args:
-        original: the model before.
-        surgery: what was done.
-        session: in which it was done.
-        compared: compares what was done with another model.
-        results: of the comparison with the model before.
-
-    Returns:
-        The new results; `results` where an edit of the repairs was not checked at its site, where the repairs
-        alone do not account for the failure, or where numbers that are finite on both sides differ on plain
-        inputs too.
-    """
-    repairs = list(dict.fromkeys(session.repairs))
-    names = list(dict.fromkeys(step.name for step in repairs))
-    edits = [change for change in session.changes if change.pass_name in names]
-    failures = [r for r in results if isinstance(r, Comparison) and not r.ok]
-    if not edits or any(change.proof is None for change in edits):
-        return results
-    if any(row.psnr < failure.gate for failure in failures for row in failure.outputs):
-        return results
-    repaired = original.clone()
-    try:
-        _run(repairs, repaired, session.again(prove_sites=False), quiet=True)
-        beside = compared(repaired)
-    except SurgeryError:
-        return results
-    if not all(r.ok for r in beside if isinstance(r, Comparison)):
-        return results
-    words = f"the outputs agree but for what {', '.join(names)} repairs, which is checked at each site"
-    surgery.notes += [f"{words}: {failure.verdict}" for failure in failures]
-    return [_measured(was, now) for was, now in zip(results, beside, strict=True)]
-
-
-def _measured(was: Comparison | Refusal, now: Comparison | Refusal) -> Comparison | Refusal:
-    """A comparison beside the repairs, with the figures against the model before, where those are finite."""
-    if (
-        not isinstance(was, Comparison)
-        or not isinstance(now, Comparison)
-        or any(o.failure for o in was.outputs)
-    ):
-        return now
-    return dataclasses.replace(was, proof=now.proof)
 
 
 @dataclass(frozen=True)
@@ -670,6 +651,8 @@ def steps_of(passes: Any) -> Iterable[Pass]:
     """Passes from what a user may give: a name, a Pass, a Recipe, or a list of them."""
     if isinstance(passes, Recipe):
         yield from passes.steps
+    elif isinstance(passes, Plan):
+        yield from passes.passes
     elif isinstance(passes, Pass):
         yield passes
     elif isinstance(passes, str) and passes in registry.recipe_names():

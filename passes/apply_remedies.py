@@ -59,11 +59,16 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.files.package import Loaded
 from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
+from anesurgery.rewriting.choosing import Wish, choose
+from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.search import Search, State
+from anesurgery.rewriting.searching import Search, Searching
+from anesurgery.rewriting.step_trials import Trial
+from anesurgery.rewriting.subject import Subject
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
@@ -73,7 +78,7 @@ ALWAYS = ("group_by_unit",)
 
 
 @dataclass(frozen=True)
-class ApplyRemedies(Pass):
+class ApplyRemedies(Searching):
     """The remedies of an inspection, one after another and in pairs, while they help."""
 
     name = "apply_remedies"
@@ -87,62 +92,24 @@ class ApplyRemedies(Pass):
     keep_interface: bool = False
     """Leave out passes that change an input or output on purpose."""
 
+    def aim(self, session: Session) -> an.Target:
+        """Its own target, else that of the surgery."""
+        return an.Target.parse(self.target or session.target, self.compute_units)
+
     def run(self, program: Program, session: Session) -> None:
-        """Search on copies, then apply what was kept."""
-        target = an.Target.parse(self.target or session.target, self.compute_units)
-        search = Search(target, session, lambda named: _remedies(named, target), self.objection, self.trials)
-        start = State(an.copied(program), target, spec=session.spec)
-        end = self.exact(search, start, search.improve(start))
-        for step in end.steps:
+        """Search on copies, then apply what was found: where no plan was made before."""
+        model = MLProgram(Loaded(program, session.spec))
+        plan = choose(model, Wish(self.name, (self,)), session).plan
+        for step in plan.passes:
             an.run_pass(step, program, session)
-        session.refusals += [
-            *search.rejected.values(),
-            *_refused(search, start, end),
-            *_left(start, end, program),
-            *_wrong(end),
-        ]
-        if end.steps:
-            session.notes.append(f"before: {start.standing}")
-            session.notes += search.kept
-            session.notes.append(f"after: {end.standing}")
-        session.notes += _open(program, search)
-        self.repair_squares(program, session)
+        session.refusals += plan.left_out
+        session.notes += plan.notes
 
-    def exact(self, search: Search, start: State, end: State) -> State:
-        """The end without the steps after which outputs are further from what the model means."""
-        program, session = start.program, search.session.again(prove_sites=False)
-        if not end.steps:
-            return end
-        after = an.copied(program)
-        for step in end.steps:
-            an.run_pass(step, after, session)
-        said = len(session.notes)
-        judged = an.exact_steps.exact_steps(
-            end.steps, lambda: an.copied(program), (after, session), an.exact_steps.yardstick(program, session)
-        )
-        search.kept += session.notes[said:]
-        if judged.steps == tuple(end.steps):
-            return end
-        for name, loss in judged.losses.items():
-            search.reject(tuple(s for s in end.steps if s.name == name)[:1], f"kept first, and undone: {loss}")
-        search.kept = [words for words in search.kept if not any(f" {name}" in words for name in judged.losses)]
-        return search.led(start, judged.steps) or start
+    def remedies(self, findings: Sequence[Finding], target: an.Target) -> Sequence[Pass]:
+        """The passes over ops that findings name, with the options that suit the target."""
+        return _remedies(findings, target)
 
-    def repair_squares(self, program: Program, session: Session) -> None:
-        """Give norms whose squares overflow on sampled inputs the form that cannot."""
-        squares = an.large_squares.large_squares(program, session.seed, session.samples)
-        edits = len(session.changes)
-        for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
-            an.run_pass(step, program, session)
-        if len(session.changes) > edits:
-            inputs = "the inputs" if session.samples else "sampled inputs"
-            session.notes.append(
-                f"norms in a form that fp16 holds: {len(session.changes) - edits}; squares reach "
-                f"{max(squares.values()):.3g} on {inputs}, and more than "
-                f"{an.constant_ends.LARGEST:g} is infinite"
-            )
-
-    def objection(self, attempt: Session, program: Program) -> Refusal | None:
+    def objection(self, attempt: Session, model: Subject) -> Refusal | None:
         """Why a trial that changes the interface is not kept; None where it may be."""
         changes = attempt.contract
         if not changes:
@@ -152,23 +119,45 @@ class ApplyRemedies(Pass):
         words = "; ".join(change.words for change in changes)
         if self.keep_interface:
             return Refusal(f"the interface would change ({words}), and keep_interface is set")
-        results_stay = all(change.retypes for change in changes)
-        if results_stay or all(an.masks.is_decoder(f) for f in program.functions.values()):
+        functions = [f for program in model.chosen for f in program.functions.values()]
+        if all(change.retypes for change in changes) or all(map(an.masks.is_decoder, functions)):
             return None
         return Refusal(
             f"the result would change ({words}), and no causal mask shows that it may; run it by name"
         )
 
+    def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
+        """Norms whose squares overflow on sampled inputs get the form that cannot."""
+        for program in model.chosen:
+            squares = an.large_squares.large_squares(program, session.seed, session.samples)
+            inputs = "the inputs" if session.samples else "sampled inputs"
+            why = (
+                f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "
+                f"{inputs}, and more than {an.constant_ends.LARGEST:g} is infinite"
+            )
+            for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
+                yield step, why
 
-def _open(program: Program, search: Search) -> Iterator[str]:
+    def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
+        """What was gained, what was not kept, what keeps ops off the ANE still, and what is wrong still."""
+        start = search.start
+        refusals = [*search.rejected.values(), *_refused(search, end), *_left(start, end), *_wrong(end)]
+        stay = [steps for steps in search.kept if all(step in end.steps for step in steps)]
+        kept = [f"kept {' and then '.join(map(str, steps))}: {search.kept[steps]}" for steps in stay]
+        stood = [f"before: {start.stands}", *kept, f"after: {end.stands}"] if kept else []
+        return [*stood, *_open(end, search)], refusals
+
+
+def _open(end: Trial, search: Search) -> Iterator[str]:
     """What the search leaves open, in words: sizes that vary, and steps that it had no trials left for."""
-    inputs = [v for function in program.functions.values() for v in function.inputs.values()]
+    functions = [f for program in end.held.chosen for f in program.functions.values()]
+    inputs = [v for function in functions for v in function.inputs.values()]
     if varying := [f"%{v.name}" for v in inputs if an.any_symbolic(getattr(v, "shape", ()) or ())]:
         yield (
             f"the sizes of {', '.join(varying)} vary, and most steps need fixed ones: fix them first "
             "(fix_shapes), and apply auto to the result"
         )
-    if search.exhausted:
+    if search.ended:
         yield "not every step was tried, nor every pair: the trials ran out; a larger `trials` tries more"
 
 
@@ -181,18 +170,22 @@ def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[s
     )
 
 
-def _refused(search: Search, start: State, end: State) -> Iterator[tuple[str, Refusal]]:
+def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What remedies say of ops that the given model had and the new one still has."""
-    stay = {row.name for part in start.inspections for row in part.ops}
+    stay = {row.name for part in search.start.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
     yield from (said for op, said in search.refused.items() if op in stay and said[0] not in ran)
 
 
-def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Refusal]]:
+def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What kept ops of the given model off the ANE, and still does."""
     before = {(i, row.name, row.op_type) for i, part in enumerate(start.inspections) for row in part.ops}
-    for i, (part, function) in enumerate(zip(end.inspections, program.functions.values(), strict=True)):
+    functions = [f for program in end.held.graphs for f in program.functions.values()]
+    chosen = {f for program in end.held.chosen for f in program.functions.values()}
+    for i, (part, function) in enumerate(zip(end.inspections, functions, strict=True)):
+        if function not in chosen:
+            continue
         ops: dict[str, an.Operation] = {v.name: op for op in an.walk_ops(function) for v in op.outputs}
         for row in part.ops:
             if row.legal is not False or (i, row.name, row.op_type) not in before:
@@ -203,10 +196,9 @@ def _left(start: State, end: State, program: Program) -> Iterator[tuple[str, Ref
                 yield "apply_remedies", Refusal(reason, ops.get(row.name))
 
 
-def _wrong(end: State) -> Iterator[tuple[str, Refusal]]:
+def _wrong(end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What a conversion lost, and what reports call wrong, in the new model."""
-    findings = [finding for part in end.inspections for finding in part.all_findings]
-    for words in an.findings_in_words.still_wrong(findings):
+    for words in an.findings_in_words.still_wrong(end.findings):
         yield "apply_remedies", Refusal(words)
 
 

@@ -59,6 +59,7 @@ class CompressWeights(Pass):
     """Smaller weights, corrected by samples."""
 
     name: ClassVar[str] = "compress_weights"
+    costly: ClassVar[bool] = True
     follows: ClassVar[tuple[str, ...]] = ("*",)
     rounds: ClassVar[bool] = True
     essential: ClassVar[bool] = True

@@ -45,6 +45,7 @@ NOT_CALLED = {
     "Ops",
     "Pass",
     "Picture",
+    "Plan",
 }
 NOT_CALLED |= {
     "CompressedCache",
@@ -177,6 +178,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "any_of": lambda _: ane.any_of(ane.var("x"), ane.var("y")),
     "against_torch": lambda _: ane.against_torch(Doubled(), doubled(), {"x": np.ones((2, 4), np.float32)}),
     "apply": lambda _: ane.apply(small(), "negate_subtract", quiet=True),
+    "plan": lambda _: ane.plan(small(), "auto"),
     "certify": lambda _: ane.certify(small()),
     "choose_sizes": lambda _: ane.choose_sizes([3, 5], 1),
     "compare": lambda _: ane.compare(small(), small()),

@@ -14,6 +14,7 @@ from anesurgery import registry
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes.negate_subtract import NegateSubtract, example
+from anesurgery.rewriting import host
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
@@ -42,7 +43,7 @@ class SquareToMul(Rewrite):
 @pytest.fixture
 def own() -> Iterator[type[SquareToMul]]:
     """A pass of the user's, registered and forgotten again."""
-    yield registry.register(SquareToMul)
+    yield host.register(SquareToMul)
     registry._OWN.pop("square_to_mul", None)
 
 
@@ -121,7 +122,7 @@ def test_registering_again_replaces(own: type[SquareToMul]) -> None:
     class Other(SquareToMul):
         """Another of the same name, as a notebook cell that is run again makes it."""
 
-    assert registry.register(Other) is Other
+    assert host.register(Other) is Other
     assert registry.pass_names().count("square_to_mul") == 1
     assert registry.pass_class("square_to_mul") is Other
 
@@ -134,15 +135,15 @@ def test_names_of_the_library_are_not_for_taking() -> None:
         name: ClassVar[str] = "negate_subtract"
 
     with pytest.raises(SurgeryError, match=r"already registered .* import it as anesurgery.passes"):
-        registry.register(NegateSubtract2)
+        host.register(NegateSubtract2)
 
 
 def test_coremltools_knows_them_with_their_options(own: type[SquareToMul]) -> None:
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    registry.register_with_coremltools()
-    registry.register_with_coremltools()  # twice is harmless
+    host.register_with_coremltools()
+    host.register_with_coremltools()  # twice is harmless
     for name in registry.op_pass_names():
         assert f"anesurgery::{name}" in PASS_REGISTRY.passes
 
@@ -159,7 +160,7 @@ def test_coremltools_knows_them_with_their_options(own: type[SquareToMul]) -> No
 def test_a_pipeline_of_coremltools_runs_a_pass_of_ours() -> None:
     from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
 
-    registry.register_with_coremltools()
+    host.register_with_coremltools()
     pipeline = ct.PassPipeline.DEFAULT
     pipeline.append_pass("anesurgery::negate_subtract")
     program = example()

@@ -151,6 +151,7 @@ class Yardstick:
         seed: of the first that is drawn.
         seeds: how many are drawn.
         most_flop: a program of more is not measured.
+        flat: numbers of which each is tried in the place of every input (`undefined`).
     """
 
     program: Program
@@ -160,6 +161,7 @@ class Yardstick:
     seed: int = 0
     seeds: int = SEEDS
     most_flop: float = MOST_FLOP
+    flat: Sequence[float] = ()
     meant: dict[tuple[str, int], Values] = field(default_factory=dict)
 
     @cached_property
@@ -174,12 +176,38 @@ class Yardstick:
             for i in range(self.seeds)
         }
 
+    def undefined(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> int:
+        """On how many of `flat` everywhere an output in fp16 is not finite.
+
+        Masks are of 0 and 1, which are hardly ever drawn, and a constant that is infinite is NaN times 0. What
+        the model means is no measure there, as it may be NaN itself.
+
+        Args:
+            program: this one, or what edits made of it.
+            contract: how they changed the interface.
+        """
+        if self.flop > MOST_FLOP or call_of(contract := list(contract)) is not None:
+            return 0
+        found = 0
+        for (name, i), values in self.samples.items():
+            for number in self.flat if i == 0 else ():
+                sample = {n: np.full_like(v, number) for n, v in values.items()}
+                given, how = adapt_inputs(contract, sample), as_half(program)
+                made = run(program, given, precision=how, function=name)  # type: ignore[arg-type]
+                found += not all(np.isfinite(v).all() for v in made.values() if v.dtype.kind == "f")
+        return found
+
+    @cached_property
+    def flop(self) -> float:
+        """Floating point operations of a run of each function."""
+        runs = (run for function in self.program.functions.values() for run in times_run(function))
+        return sum(times * work_of(op).flop for op, times in runs if op.op_type != "const")
+
     @cached_property
     def is_small(self) -> bool:
         """Does a run take a second or so?"""
-        runs = (run for function in self.program.functions.values() for run in times_run(function))
-        flop = sum(times * work_of(op).flop for op, times in runs if op.op_type != "const")
-        return flop <= self.most_flop and sum(map(stored, self.program.functions.values())) <= MOST_NUMBERS
+        numbers = sum(map(stored, self.program.functions.values()))
+        return self.flop <= self.most_flop and numbers <= MOST_NUMBERS
 
     def measure(self, program: Program, contract: Iterable[InterfaceChange] = ()) -> dict[str, float] | None:
         """DB of the least exact output by arithmetic, over all inputs; None where that cannot be told.

@@ -10,14 +10,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anesurgery import __version__, registry
+from anesurgery import __version__
 from anesurgery.commands.options import (
     BAD_INPUT,
     DEFECT,
@@ -36,6 +35,7 @@ from anesurgery.commands.options import (
     one_place,
     show,
 )
+from anesurgery.commands.planning import Gate, chosen_steps, is_plan, read_plan, value_range
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName
@@ -95,6 +95,7 @@ COMMANDS = {
     "listing": "list_ explain",
     "trying": "example",
     "inspecting": "inspect",
+    "planning": "plan",
     "decompiling": "decompile executorch",
     "generating": "generate",
     "shipping_models": "build chat swift",
@@ -151,17 +152,21 @@ def apply(
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    gate: Gate = 40.0,
     details: Annotated[bool, typer.Option("--details", help="What each check rests on, too.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Apply a recipe or passes to a model and write the result."""
-    source, steps = model_first(source, steps, quiet or as_json)
+    """Apply a recipe, passes or a plan to a model and write the result.
+
+    Exit code 1 where outputs on --inputs are below --gate in the end.
+    """
+    source, steps = (source, steps) if is_plan(steps) else model_first(source, steps, quiet or as_json)
     target_path = (any_place if dry_run else one_place)(out, positional_out)
     if prove not in PROOFS:
         raise UnknownName("proof", prove, PROOFS)
     load_engine(quiet)
-    chosen = _steps(steps, option or [])
+    chosen = read_plan(steps, option) if is_plan(steps) else chosen_steps(steps, option or [])
     from anesurgery.compressing.chunks import check_out
     from anesurgery.files import arrays
     from anesurgery.rewriting.passes import subject_of
@@ -176,11 +181,12 @@ def apply(
         chosen,
         target=target,
         member=member,
-        assume=dict(map(_range, assume or [])),
+        assume=dict(map(value_range, assume or [])),
         prove=None if prove == "none" else prove,
         require=require,
         compressed=compressed,
         inputs=arrays.read_all(inputs),
+        gate=gate,
         quiet=quiet or as_json,
     )
     kept = target_path is not None and target_path.suffix != surgery.subject.suffix and not surgery.changes
@@ -190,6 +196,8 @@ def apply(
     show(surgery.to_json(), surgeries.surgery_group(surgery, details=details), as_json, quiet)
     if kept:
         raise SurgeryError(f"the model stays {source}; nothing was written to {target_path}")
+    if surgery.below(gate):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -300,53 +308,3 @@ def diff(
         print(f"ops: {', '.join(f'{k} {x} -> {y}' for k, (x, y) in moved.items()) or 'the same'}")
     if lines or words:
         raise typer.Exit(1)
-
-
-def _steps(names: str, options: list[str]) -> Any:
-    """A recipe, or a list of passes, with the options of the command line."""
-    values = dict(_option(text) for text in options)
-    listed = [n.strip() for n in names.split(",") if n.strip()]
-    if not listed:
-        raise SurgeryError("no recipe or pass is named; `anesurgery list` shows them")
-    if len(listed) == 1 and listed[0] in registry.recipe_names():
-        from anesurgery.surgery import find_recipe
-
-        return find_recipe(listed[0]).with_options(**_nested(values))
-    for name in listed:
-        if name not in [*registry.pass_names(), *registry.recipe_names()]:
-            raise UnknownName("pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()])
-    from anesurgery.surgery import Recipe, steps_of
-
-    ours = Recipe("the command line", tuple(steps_of(listed)))
-    return list(ours.with_options(**_nested(values)).steps)
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise SurgeryError(f"--set {text!r}: write it as option=value")
-    value = {"True": "true", "False": "false", "None": "null"}.get(value, value)
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        return name.strip(), value
-
-
-def _range(text: str) -> tuple[str, tuple[int, int]]:
-    """What is assumed of an input: "input_ids=0:50256"."""
-    parts = re.fullmatch(r"(.+)=(-?\d+):(-?\d+)", text.strip())
-    if parts is None:
-        raise SurgeryError(f"--assume {text!r}: write it as input_ids=0:50256")
-    return parts[1], (int(parts[2]), int(parts[3]))
-
-
-def _nested(values: dict[str, Any]) -> dict[str, Any]:
-    """`step.option` keys as dictionaries of options by step."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        step, dot, name = key.partition(".")
-        if dot:
-            nested.setdefault(step, {})[name] = value
-        else:
-            nested[key] = value
-    return nested

@@ -28,7 +28,7 @@ def read_chunks(model: Any) -> ProgramSequence:
                 f"chunk {number} is a neural network; make an ML Program of the model by "
                 "anesurgery.upgrade, and cut that"
             )
-    return ProgramSequence(chain, must_stay=chain is model)
+    return ProgramSequence(chain)
 
 
 def check_out(

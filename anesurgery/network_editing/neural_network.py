@@ -52,6 +52,7 @@ class NeuralNetwork(Subject):
 
     words: ClassVar[str] = "the layers of a neural network"
     suffix: ClassVar[str] = ".mlmodel"
+    shares_weights: ClassVar[bool] = False
 
     def __init__(
         self, spec: Any, file: SourceFile | None = None, place: Path | None = None, units: Any = None
@@ -103,11 +104,6 @@ class NeuralNetwork(Subject):
         source = Path(model).expanduser()
         file = SourceFile(locate(source)[0])
         return cls(read_spec(file), file, source.resolve())
-
-    @property
-    def must_stay(self) -> bool:
-        """Always: the report says what the rules of the format say before and after."""
-        return True
 
     def clone(self) -> Self:
         """A specification of its own."""
@@ -173,10 +169,10 @@ class NeuralNetwork(Subject):
         aim = Target.parse(target, None)
         return tuple(inspect_network(part, aim, "") for part in networks_of(self.spec))
 
-    def standing(self, target: str) -> Standing:
+    def standing(self, target: Target) -> Standing:
         """By the rules of the format: there is no time, and what can run on the ANE is all that counts."""
         self.finish()
-        parts = [inspect_network(part, Target.parse(target), "") for part in networks_of(self.spec)]
+        parts = [inspect_network(part, target, "") for part in networks_of(self.spec)]
         return Standing.of([one for part in parts for one in Standing.computing(part)])
 
     def time(self, target: str | None) -> Time | None:

@@ -178,6 +178,13 @@ class Target:
         label = "/".join(words) if words[0] != asked else (text or "any").strip()
         return cls(fitting, platform, version, units, label)
 
+    @classmethod
+    def newest(cls) -> list[Target]:
+        """The newest chip of each generation of the engine, on the newest OS, the oldest generation first."""
+        last = {chip.family: chip for chip in sorted(CHIPS.values(), key=lambda chip: chip.first_os)}
+        chips = [last[family] for family in sorted(last)]
+        return [cls.parse(f"{c.name}/{c.platform} {OS_VERSIONS[c.platform][-1]}") for c in chips]
+
     def __str__(self) -> str:
         units = "" if self.compute_units == "CPU_AND_NE" else f" ({self.compute_units})"
         return f"{self.label}{units}"

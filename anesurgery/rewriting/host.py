@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from anesurgery import registry
 from anesurgery.errors import PassError
 from anesurgery.mil import Program, ct, exclusive, quiet_host
 from anesurgery.rewriting.passes import Pass, run_pass
@@ -17,6 +18,7 @@ with quiet_host():
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
 NAMESPACE = "anesurgery"
+P = TypeVar("P", bound=type[Pass])
 
 ANCHOR = "common::topological_reorder"
 """Ours run after the last of these: the graph has its final form and dtypes there."""
@@ -102,3 +104,26 @@ def _graph_pass(cls: type[Pass]) -> Any:
     body: dict[str, Any] = {"apply": apply, "__doc__": cls.__doc__, "__str__": lambda self: cls.name}
     body |= {**cls().options(), REPORTS_TO: None}
     return type(cls.name, (AbstractGraphPass,), body)
+
+
+def register(cls: P) -> P:
+    """Make a user's own pass known by name, here and to coremltools; doing it again replaces it.
+
+    Args:
+        cls: the class of the pass; its `name` is that under which it is known.
+
+    Returns:
+        The class, so that this can stand above it as a decorator.
+
+    Raises:
+        SurgeryError: the name belongs to a pass of the library.
+    """
+    registry.keep(cls)
+    register_with_coremltools()
+    return cls
+
+
+def register_with_coremltools() -> None:
+    """Put every pass over ops into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; twice is harmless."""
+    for name in registry.op_pass_names():
+        add_pass(registry.pass_class(name))

@@ -18,6 +18,7 @@ from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.durations import Time, total_of
+from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.standing import Standing, placed
@@ -41,8 +42,8 @@ class MLProgram(Subject):
     suffix: ClassVar[str] = ".mlpackage"
     converts: ClassVar[bool] = True
 
-    def __init__(self, loaded: Loaded, must_stay: bool = False, layers: Any = None) -> None:
-        self.loaded, self._must_stay = loaded, must_stay
+    def __init__(self, loaded: Loaded, layers: Any = None) -> None:
+        self.loaded = loaded
         self.layers = layers
         """The neural network that the program was made of, as path or MLModel; None where it was none."""
 
@@ -55,18 +56,13 @@ class MLProgram(Subject):
         try:
             loaded = load(model)
             warn_of_names(() if isinstance(model, Loaded) else loaded.notes)
-            return cls(loaded, isinstance(model, (Program, Loaded)), _layers(model, loaded))
+            return cls(loaded, _layers(model, loaded))
         except IsPipeline:
             place = getattr(model, "package_path", model)
             if place is None:
                 raise
             units = getattr(model, "compute_unit", None)
             return cast("Self", ProgramSequence(read_pipeline(Path(place).expanduser(), units)))
-
-    @property
-    def must_stay(self) -> bool:
-        """Is it what the caller gave?"""
-        return self._must_stay
 
     def clone(self) -> Self:
         """A program of its own; weights are shared."""
@@ -121,10 +117,23 @@ class MLProgram(Subject):
         """Number of ops by type in all programs, constants left out."""
         return counted(op.op_type for graph in self.graphs for op in _counting(graph))
 
-    def standing(self, target: str) -> Standing:
+    @property
+    def was_layers(self) -> bool:  # type: ignore[override]
+        """Was it made of a neural network?"""
+        return self.layers is not None
+
+    def standing(self, target: Target) -> Standing:
         """How the model stands by the inspection of all functions of all programs."""
-        aim = Target.parse(target)
-        return Standing.of([one for part in self.parts for one in placed(part, aim)])
+        return Standing.of([one for part in self.parts for one in placed(part, target)])
+
+    def as_given(self, target: Target) -> Standing:
+        """By the layers of the network, where it was one."""
+        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        return self.standing(target) if layers is None else Standing.of_layers(layers)
+
+    def advised(self, target: Target) -> list[Inspection]:
+        """The inspection of each function of all programs, with advice."""
+        return [one for part in self.parts for one in placed(part, target, advice=True)]
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
@@ -146,16 +155,15 @@ class MLProgram(Subject):
         slow = self.layers is not None and not _computes_in_half(self.loaded.program)
         return [*self.loaded.notes, *([FROM_NETWORK] if slow else [])]
 
-    def worse_than_layers(self, target: str) -> str:
-        """Which share that can run, or is expected, on the ANE is less than that of the layers."""
-        layers = None
-        if self.layers is not None:
-            layers = inspect_other(self.layers, Target.parse(target), inspect_program)
+    def worse_than_layers(self, target: Target) -> str:
+        """Which share on the ANE, or which time, is worse than that of the layers."""
+        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
         if layers is None:
             return ""
-        upgraded = Standing.of_upgraded(self.loaded, Target.parse(target))
-        stood = Standing.of_layers(layers)
+        upgraded, stood = Standing.of_upgraded(self.loaded, target), Standing.of_layers(layers)
         less = upgraded.can_run_less(stood) or upgraded.shown_less(stood)
+        if not less and upgraded.expected.times(stood.expected) is not None and upgraded.slower(stood):
+            less = f"the expected time would rise {upgraded.times(stood)}"
         return less and (
             f"{less} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"
@@ -203,8 +211,8 @@ def _computes_in_half(program: Program) -> bool:
 class ProgramSequence(MLProgram):
     """The ML Programs of a pipeline, or those of a chain."""
 
-    def __init__(self, models: ModelSequence, given: Interface | None = None, must_stay: bool = False) -> None:
-        self.models, self._must_stay = models, must_stay
+    def __init__(self, models: ModelSequence, given: Interface | None = None) -> None:
+        self.models = models
         self.given = given or models.interface
         self.layers = None
 

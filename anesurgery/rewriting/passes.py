@@ -67,6 +67,8 @@ class Pass:
     told apart by that, what else was done is compared with the model after such steps alone."""
     essential: ClassVar[bool] = False
     """Is it what a recipe is for, so that its gate does not undo it?"""
+    costly: ClassVar[bool] = False
+    """Does it take minutes, as one that calibrates does? Then a plan has it without a trial."""
     asked_for: ClassVar[bool] = False
     """Does it change so much that only callers may ask for it, and `auto` does not try it?"""
     caveat: ClassVar[str] = ""

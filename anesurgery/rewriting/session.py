@@ -175,6 +175,15 @@ class Session(Report):
             reached=self.reached,
         )
 
+    def absorb(self, other: Session) -> None:
+        """Take over what a session collected that went on from this one."""
+        for name in ("changes", "refusals", "notes", "contract", "alarms", "ran", "repairs", "dropped_inputs"):
+            getattr(self, name).extend(getattr(other, name))
+        self.artifacts |= other.artifacts
+        self.recoded |= other.recoded
+        for name, seconds in other.timings.items():
+            self.timings[name] = self.timings.get(name, 0.0) + seconds
+
     def alarm(self, words: str) -> None:
         """Note something that the caller is warned of, once, when all passes have run."""
         if words not in self.alarms:

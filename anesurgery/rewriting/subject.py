@@ -22,6 +22,7 @@ from anesurgery.mil import Array, Program
 from anesurgery.placement.durations import Time
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
+from anesurgery.placement.target import Target
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -75,11 +76,6 @@ class Subject(ABC):
             LoadError: it cannot be read.
             SurgeryError: it is of another format.
         """
-
-    @property
-    @abstractmethod
-    def must_stay(self) -> bool:
-        """Must it be cloned before an edit: does the caller hold it, or is it compared with the result?"""
 
     @abstractmethod
     def clone(self) -> Self:
@@ -165,18 +161,28 @@ class Subject(ABC):
         """The inspections of its graphs, where they cost next to nothing; else ()."""
         return ()
 
-    def standing(self, target: str) -> Standing | None:
-        """How it stands on a target, findings left out, which a recipe must not lower.
+    shares_weights: ClassVar[bool] = True
+    """Does a copy share the weights, so that it costs next to nothing?"""
+    was_layers: bool = False
+    """Was it made of the layers of a neural network?"""
 
-        None where that is not estimated.
-        """
+    def standing(self, target: Target) -> Standing | None:
+        """How it stands on a target, findings left out; None where that is not estimated."""
         return None
+
+    def as_given(self, target: Target) -> Standing | None:
+        """How the file stands that it was made of, in its own format."""
+        return self.standing(target)
+
+    def advised(self, target: Target) -> list[Inspection]:
+        """The inspection of each of its functions, with every finding."""
+        return list(self.inspect(str(target)))
 
     def time(self, target: str | None) -> Time | None:
         """The estimated time on the chip that a target names; None where there is none."""
         return None
 
-    def worse_than_layers(self, target: str) -> str:
+    def worse_than_layers(self, target: Target) -> str:
         """Why it should have stayed a neural network, in words; "" where it was none, or gains."""
         return ""
 

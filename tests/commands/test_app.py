@@ -230,7 +230,7 @@ def test_unforeseen_errors_are_one_line_and_debug_shows_them(
     def lost(*_: Any) -> None:
         raise KeyError("lost")
 
-    monkeypatch.setattr(cli, "_steps", lost)
+    monkeypatch.setattr(cli, "chosen_steps", lost)
     words = ("apply", package, "negate_subtract", "--dry-run")
     code, _, err = call(monkeypatch, capsys, *words)
     assert (code, err) == (DEFECT, "anesurgery: KeyError: 'lost' (--debug shows where)\n")

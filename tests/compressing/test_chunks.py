@@ -18,6 +18,7 @@ from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 
 RNG = np.random.default_rng(11)
@@ -172,7 +173,8 @@ def test_a_chain_answers_what_one_program_does(package: Path, folder: Path) -> N
     assert list(chain.graphs) == [part.program for part in chain.parts]
     assert chain.op_counts["linear"] == whole.op_counts["linear"] == 2
     assert chain.spec_of(chain.graphs[1]) is chain.parts[1].spec
-    assert chain.standing("M4/macOS 15").share == whole.standing("M4/macOS 15").share
+    aim = Target.parse("M4/macOS 15")
+    assert chain.standing(aim).share == whole.standing(aim).share
     assert ({*chain.takes}, {*whole.takes}) == ({""}, {"main"})
     chain.check_source()
 

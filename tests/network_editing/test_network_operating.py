@@ -19,6 +19,7 @@ from anesurgery.files.protobuf import proto
 from anesurgery.mil import ct, mb, quiet_host
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
+from anesurgery.surgery import find_recipe
 
 NAME = "legacy_add_multiply"
 
@@ -237,7 +238,8 @@ def test_a_classifier_keeps_its_probabilities_when_the_last_layer_changes() -> N
     del spec.neuralNetworkClassifier.layers[:]
     spec.neuralNetworkClassifier.layers.extend(layers)
     spec.description.input[0].type.multiArrayType.shape[:] = [1, 3, 2, 1]
-    done = ane.apply(spec, "neuralnetwork_ane", prove="both", quiet=True)
+    steps = list(find_recipe("neuralnetwork_ane").steps)
+    done = ane.apply(spec, steps, prove="both", quiet=True)
     assert done.changes
     assert done.model.get_spec().neuralNetworkClassifier.labelProbabilityLayerName == "a"
 
@@ -317,9 +319,9 @@ def test_bad_input(tmp_path: Path) -> None:
 def test_a_layer_pass_is_no_pass_of_a_conversion() -> None:
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
 
-    from anesurgery import registry
+    from anesurgery.rewriting import host
 
-    registry.register_with_coremltools()
+    host.register_with_coremltools()
     assert f"anesurgery::{NAME}" not in PASS_REGISTRY.passes
     assert "anesurgery::negate_subtract" in PASS_REGISTRY.passes
 
@@ -335,7 +337,7 @@ def test_the_command_line(tmp_path: Path) -> None:
 
 
 def test_steps_of_a_long_recipe_that_change_nothing_are_a_line() -> None:
-    done = ane.apply(network(), "neuralnetwork_ane", quiet=True)
+    done = ane.apply(network(), list(find_recipe("neuralnetwork_ane").steps), quiet=True)
     (line,) = [line for line in done.details.splitlines() if line.startswith("changed nothing: ")]
     assert "swish_layers" in line
     assert NAME not in line

@@ -6,7 +6,7 @@ Two models on each run; others, the corpus, models of each family and the galler
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,13 +14,16 @@ from typing import Any, ClassVar
 import pytest
 from slower import slower
 
-from anesurgery import registry, surgery
+from anesurgery import registry
 from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
+from anesurgery.rewriting import choosing
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.gate import Passed
+from anesurgery.rewriting.choosing import Choice
+from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.step_trials import Trial
 from anesurgery.surgery import Recipe
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
@@ -68,7 +71,8 @@ def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recipe = Recipe("crowd_ane", (Crowd(),))
     assert not slower(program, recipe, "M4/macOS 15")
-    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps)))
+    monkeypatch.setattr(Choice, "best", Choice.straight)
+    monkeypatch.setattr(choosing, "worth", lambda before, after: "something")
     assert slower(program, recipe, "M4/macOS 15").startswith("crowd_ane on M4/macOS 15: the expected")
 
 
@@ -82,10 +86,14 @@ def test_a_step_for_right_numbers_says_what_it_costs(monkeypatch: pytest.MonkeyP
     chosen = Recipe("crowd_ane", (Crowd(),), chosen=frozenset({"crowd"}))
     with pytest.warns(SurgeryWarning, match="crowd was asked for, and is kept although the expected time"):
         assert not slower(program, chosen, "M4/macOS 15")
-    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps)))
+    monkeypatch.setattr(Choice, "best", Choice.straight)
     assert "the expected" in slower(program, chosen, "M4/macOS 15")
-    other = "crew was asked for, and is kept although the expected time would rise"
-    monkeypatch.setattr(surgery, "passing", lambda steps, *rest: Passed(list(steps), warnings=[other]))
+
+    def with_other_words(choice: Choice, steps: Sequence[Pass]) -> Trial:
+        choice.warnings.append("crew was asked for, and is kept although the expected time would rise")
+        return choice.straight(steps)
+
+    monkeypatch.setattr(Choice, "best", with_other_words)
     assert "the expected" in slower(program, chosen, "M4/macOS 15")
 
 

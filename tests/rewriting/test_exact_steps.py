@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +14,20 @@ import anesurgery as ane
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Var, var
 from anesurgery.checking.exactness import EachInHalf, Yardstick, as_half, less_exact
-from anesurgery.files.copying import copied
+from anesurgery.files.package import Loaded
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Program, ct, mb, types
 from anesurgery.passes.apply_remedies import ApplyRemedies
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.scale_roots import ScaleRoots
+from anesurgery.placement.evidence import Finding
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.exact_steps import exact_steps, yardstick
-from anesurgery.rewriting.search import Search, State
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.outputs import WRONG, Exact, Outputs, exact
+from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.step_trials import Trial, Trials
 from anesurgery.surgery import Recipe
 from anesurgery.testing import apply_pass
 
@@ -76,17 +81,23 @@ def test_without_the_judgement_it_stays() -> None:
     assert {change.pass_name for change in surgery.changes} == {"scale_roots", "rounding"}
 
 
+def judged(program: Program, *steps: Pass, session: Session) -> Exact:
+    """What is left of some steps on a program."""
+    start = Trial(MLProgram(Loaded(program)), Target.parse(session.target), (), session)
+    trials = Trials(session)
+    end = trials.led(start, steps)
+    assert isinstance(end, Trial)
+    return exact(start, end, trials, Outputs.of(start, session, WRONG))
+
+
 def test_inputs_that_are_given_count() -> None:
     """Of numbers that the detour holds exactly, nothing is lost."""
     rows = [{"x": np.full((2, 8), size, HALF)} for size in (0.0, 2.0**-1)]
-    program = lengths()
-    after, session = apply_pass(Rounding(), program)
-    session.inputs = rows[:1]
-    measured = yardstick(lengths(), session)
-    assert not exact_steps((Rounding(),), lengths, (after, session), measured).losses
+    assert not judged(lengths(), Rounding(), session=Session(inputs=rows[:1])).losses
+    assert set(judged(lengths(), Rounding(), session=Session()).losses) == {"rounding"}
 
 
-def test_each_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_step_runs_once() -> None:
     """What is kept is not made anew for each step after it."""
     ran: list[str] = []
 
@@ -96,25 +107,28 @@ def test_each_step_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
         def check(self, m: Match) -> None:
             ran.append(self.name)
 
-    steps = (Rounding(), *(Idle() for _ in range(8)), Rounding())
-    program = lengths()
-    after, session = apply_pass(Rounding(), program)
-    judged = exact_steps(steps, lengths, (after, session), yardstick(lengths(), session))
-    assert set(judged.losses) == {"rounding"}
-    assert judged.steps == steps[1:-1]
-    assert len(ran) == 8
+    left = judged(lengths(), Rounding(), *(Idle() for _ in range(8)), Rounding(), session=Session())
+    assert set(left.losses) == {"rounding"}
+    assert not left.end.steps
+    assert len(ran) == 1, "equal steps from the same model run once"
 
 
-def test_the_search_of_auto_undoes_it_too() -> None:
-    program, target, session = lengths(), Target.parse("M1/macOS 14"), Session(target="M1/macOS 14")
-    search = Search(target, session, lambda found: (), lambda own, given: None, 9)
-    start = State(copied(program), target)
-    search.improve(start)
-    search.trials, search.ops = 9, 1e9
-    end = search.attempt(start, Rounding())
-    assert end is not None
-    assert ApplyRemedies().exact(search, start, end) is start
-    assert "less exact" in search.rejected["rounding"][1].reason
+@dataclass(frozen=True)
+class Sought(ApplyRemedies):
+    """A search that finds the step that loses digits."""
+
+    name = "sought"
+
+    def remedies(self, findings: Sequence[Finding], target: Target) -> Sequence[Pass]:
+        return [Rounding()]
+
+
+def test_what_a_search_found_goes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rounding, "known_gain", lambda self, graph, target: "measured")
+    surgery = ane.apply(lengths(), Recipe("sought", (Sought(),)), target="M1/macOS 14", prove=None, quiet=True)
+    assert not surgery.changes
+    said = [refusal.reason for name, refusal in surgery.refusals if name == "rounding"]
+    assert any("less exact" in words for words in said), said
 
 
 def test_a_program_of_fp32_is_rounded_to_stand_for_fp16() -> None:
@@ -226,3 +240,6 @@ def test_a_repair_stays_where_ops_are_named_otherwise_than_values() -> None:
     surgery = ane.apply(likelihood, "safe_numbers", prove=None, quiet=True)
     assert {change.pass_name for change in surgery.changes} == {"halve_exponent"}
     assert any("kept, as it repairs what may go wrong: num-exp-range" in note for note in surgery.notes)
+    given = {name: HALF(0.5) * np.ones((2, 64), HALF) for name in ("x", "v")}
+    plain = ane.apply(likelihood, "safe_numbers", inputs=given, prove=None, quiet=True)
+    assert not any("kept, as it repairs" in note for note in plain.notes)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.files.package import Loaded
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.fuse_exponential import FuseExponential
 from anesurgery.passes.scale_powers import ScalePowers
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.exact_steps import yardstick
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.outputs import WRONG, Outputs, repairs_of
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match
-from anesurgery.rewriting.reached_repairs import reached_repairs
 from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.step_trials import Trial, Trials
+from anesurgery.surgery import Recipe
 
 LOUD, QUIET = (np.full((2, 8), size, np.float16) for size in (300, 2))
 
@@ -38,12 +40,12 @@ def small_square() -> Program:
     return program
 
 
-def names(steps: tuple[Pass, ...], x: Array, *, prove_sites: bool = True) -> list[str] | None:
+def names(steps: tuple[Pass, ...], x: Array) -> list[str] | None:
     """The repairs that stay."""
-    session = Session(target="M1/macOS 14", inputs={"x": x}, prove_sites=prove_sites)
-    program = small_square()
-    reached = reached_repairs(steps, program, session, replace(yardstick(program, session), seeds=1))
-    return None if reached is None or not reached.steps else [step.name for step in reached.steps]
+    session = Session(target="M1/macOS 14", inputs={"x": x})
+    start = Trial(MLProgram(Loaded(small_square())), Target.parse(session.target), (), session)
+    reached = list(repairs_of(steps, start, Trials(session), Outputs.of(start, session, WRONG, seeds=1)))
+    return [step.name for one in reached for step in one.steps] if reached else None
 
 
 def test_right_outputs_ask_for_nothing() -> None:
@@ -56,9 +58,24 @@ def test_what_changes_nothing_does_not_stay() -> None:
 
 def test_a_repair_whose_check_fails_is_left_out() -> None:
     """The wrong version looks at no site: a finite number is nearer than an infinite one, right or wrong."""
-    assert names((_TenthMore(),), LOUD, prove_sites=False) == ["a_tenth_more"]
-    assert names((_TenthMore(),), LOUD) is None
-    assert names((_TenthMore(), ScalePowers()), LOUD) == ["scale_powers"]
+    assert names((_TenthMore(),), LOUD) == ["a_tenth_more"]
+    recipe = Recipe("own", (), repairs=(_TenthMore(),))
+    done = ane.apply(small_square(), recipe, inputs={"x": LOUD}, target="M1/macOS 14", quiet=True)
+    assert not done.changes
+    assert any("it failed" in refusal.reason for name, refusal in done.refusals if name == "a_tenth_more")
+
+
+class _StillInfinite(ScalePowers):
+    name = "still_infinite"
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        """Finite, and then infinite again."""
+        large: Var = mb.mul(x=mb.mul(x=super().rewrite(mb, m), y=np.float16(6e4)), y=np.float16(6e4))
+        return large
+
+
+def test_what_leaves_outputs_that_are_not_finite_repairs_nothing() -> None:
+    assert names((_StillInfinite(),), LOUD) == []
 
 
 def softplus(most: float = 30.0) -> Program:

@@ -11,19 +11,22 @@ import pytest
 from anesurgery.errors import PassError
 from anesurgery.files.copying import copied
 from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.expected import Expected
 from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting import search as searching
+from anesurgery.rewriting import searching
 from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.rewriting.search import LEAST, Search, State
+from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.step_trials import LEAST, Trial, Trials
 
 TARGET = Target.parse("M4/macOS 15")
 
@@ -85,12 +88,29 @@ class Fails(Pass):
         raise PassError("out of luck")
 
 
-def search(program: Program, *steps: Pass, trials: int = 20) -> tuple[Search, State]:
-    def remedies(findings: Sequence[Finding]) -> Sequence[Pass]:
-        return steps
+Remedies = Callable[[Sequence[Finding]], Sequence[Pass]]
 
-    found = Search(TARGET, Session(), remedies, lambda session, program: None, trials)
-    return found, found.improve(State(copied(program), TARGET))
+
+@dataclass(frozen=True)
+class Sought(Searching):
+    """A search for what a test names."""
+
+    name: ClassVar[str] = "sought"
+    named: Remedies = lambda findings: ()
+    trials: int = 20
+
+    def remedies(self, findings: Sequence[Finding], target: Target) -> Sequence[Pass]:
+        return self.named(findings)
+
+
+def sought(program: Program, named: Remedies, trials: int = 20) -> tuple[Search, Trial]:
+    start = Trial(MLProgram(Loaded(copied(program))), TARGET, (), Session())
+    found = Search(Trials(Session()), Sought(named, trials), start)
+    return found, found.improve()
+
+
+def search(program: Program, *steps: Pass, trials: int = 20) -> tuple[Search, Trial]:
+    return sought(program, lambda findings: steps, trials)
 
 
 def sums(x: Var) -> Any:
@@ -101,9 +121,10 @@ def test_a_pair_is_found_whose_first_step_does_harm() -> None:
     for steps in ((CumsumToModes(), ModToExp()), (ModToExp(), CumsumToModes())):
         found, end = search(built(sums), *steps)
         assert [step.name for step in end.steps] == ["cumsum_to_modes", "mod_to_exp"]
-        assert end.standing.share["ops"] == 1
-        (said,) = found.kept
-        assert said.startswith("kept cumsum_to_modes and then mod_to_exp: expected time ")
+        assert end.stands.share["ops"] == 1
+        ((steps_kept, said),) = found.kept.items()
+        assert [step.name for step in steps_kept] == ["cumsum_to_modes", "mod_to_exp"]
+        assert said.startswith("expected time ")
         assert not found.rejected
 
 
@@ -150,9 +171,8 @@ def test_what_stands_second_against_an_op_is_tried_where_the_first_has_no_remedy
             if op.op_type == "cumsum":
                 yield named("later", op)
 
-    def end() -> State:
-        found = Search(TARGET, Session(), remedies, lambda session, program: None, 20)
-        return found.improve(State(copied(built(sums)), TARGET))
+    def end() -> Trial:
+        return sought(built(sums), remedies)[1]
 
     assert not end().steps
     monkeypatch.setattr(searching, "Legality", Both)
@@ -194,7 +214,7 @@ class KnownLoss(Rewrite):
 def test_what_was_measured_counts_more_than_the_estimate() -> None:
     found, end = search(built(sums), Known())
     assert [step.name for step in end.steps][:1] == ["known"]
-    assert found.kept[0] == "kept known: twice as fast (measured)"
+    assert next(iter(found.kept.values())) == "twice as fast (measured)"
     _, end = search(built(sums), KnownLoss())
     assert not end.steps
 
@@ -285,7 +305,7 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     (_, refusal) = found.rejected["sums_to_three"]
     words = "kept first, and undone: the other steps do as well without it: expected time"
     assert refusal.reason.startswith(words)
-    assert [words.split(":")[0] for words in found.kept] == ["kept all_relu"]
+    assert [step.name for steps in found.kept for step in steps] == ["all_relu"]
 
 
 @dataclass(frozen=True)
@@ -307,7 +327,7 @@ class SumsToMany(Rewrite):
 def test_large_trials_use_up_what_may_be_tried() -> None:
     """The wrong version: as many trials, however large a step makes the program."""
     found, end = search(built(sums), SumsToMany(), trials=4)
-    tried = [state for state in found.reached.values() if state is not None]
+    tried = [state for state in found.trials.reached.values() if isinstance(state, Trial)]
     assert not end.steps
     assert sum(state.size for state in tried) <= 4 * LEAST + max(state.size for state in tried)
     assert len(tried) < 4
@@ -316,7 +336,11 @@ def test_large_trials_use_up_what_may_be_tried() -> None:
 def test_two_steps_are_tried_in_one_order() -> None:
     """The wrong version: both orders, which lead to the same program."""
     found, _ = search(built(sums), CumsumToModes(), Crowd())
-    pairs = [[str(step) for step in steps] for steps, end in found.reached.items() if len(steps) == 2 and end]
+    pairs = [
+        [str(step) for step in steps]
+        for steps, end in found.trials.reached.items()
+        if len(steps) == 2 and isinstance(end, Trial)
+    ]
     assert [sorted(pair) for pair in pairs] == [["crowd", "cumsum_to_modes"]]
 
 
@@ -334,7 +358,7 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
 ) -> None:
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
     monkeypatch.setattr(searching, "CLEARLY", least)
-    monkeypatch.setattr(searching, "_too_far", lambda *_: None)
+    monkeypatch.setattr(searching, "_too_far", lambda *_: "")
     monkeypatch.setattr(Standing, "brings", lambda *_: False)
     monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
     found, end = search(built(sums), Rounds())
@@ -347,7 +371,7 @@ def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
     monkeypatch.setattr(searching, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(searching, "_too_far", lambda *_: None)
+    monkeypatch.setattr(searching, "_too_far", lambda *_: "")
     monkeypatch.setattr(Standing, "brings", lambda *_: False)
     monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
     found, end = search(built(sums), Rounds())

@@ -1,0 +1,158 @@
+"""What must hold after a surgery: the interface, the grade of every edit, and the numbers of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.grades import REQUIRED
+from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.files.interface import Interface
+from anesurgery.rewriting.passes import run_on
+from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.subject import Comparing, Graph, Subject
+
+
+def check_requirement(require: str | None, prove: str | None) -> None:
+    """A grade must exist, and sites must be compared.
+
+    Raises:
+        SurgeryError: otherwise.
+    """
+    if require is not None and (require not in REQUIRED or prove not in ("sites", "both")):
+        raise SurgeryError(
+            f'require={require!r}; it may be {", ".join(REQUIRED)}, with prove="sites" or "both"'
+        )
+
+
+def check_grades(changes: Sequence[Change], require: str | None) -> None:
+    """Every edit has the grade that is asked for.
+
+    Raises:
+        ProofError: one has not; the first is named.
+    """
+    if require is None:
+        return
+    lower = [c for c in changes if c.proof is None or c.proof.grade < REQUIRED[require]]
+    if lower:
+        first = lower[0]
+        grade = f"not checked: {first.unchecked}" if first.proof is None else first.proof.words
+        words = f"{len(lower)} of {len(changes)} edits have a lower grade than {require!r}"
+        raise ProofError(f"{words}; first {first.pass_name} at {first.where} ({grade})")
+
+
+def check_interface(before: Interface, after: Interface, session: Session) -> None:
+    """What goes in comes out, but for what was declared.
+
+    Raises:
+        InterfaceError: an undeclared difference, in words.
+    """
+    declared = {name for change in session.contract for name in change.names}
+    if difference := before.difference(after, ignore=declared):
+        raise InterfaceError(f"the interface changed without being declared: {difference}")
+
+
+def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]) -> None:
+    """Refuse what is assumed of inputs that do not exist, and ranges that are none.
+
+    Raises:
+        UnknownName: no such input.
+        SurgeryError: a range that ends before it begins.
+    """
+    functions = [f for graph in graphs for f in getattr(graph, "functions", {}).values()]
+    inputs = {name for function in functions for name in function.inputs}
+    for name, (low, high) in assume.items():
+        if name not in inputs:
+            raise UnknownName("input", name, inputs)
+        if low > high:
+            raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")
+
+
+def prove_model(
+    original: Subject, edited: Subject, session: Session, how: Comparing
+) -> tuple[Comparison | None, list[str]]:
+    """Compare the models as a whole; a gate of minus infinity only measures.
+
+    Args:
+        original: the model as given.
+        edited: the model after the steps.
+        session: in which these ran.
+        how: what is promised.
+
+    Returns:
+        The worst comparison, None where there is none; and what a report notes of it.
+
+    Raises:
+        ProofError: the outputs differ by more than promised.
+    """
+    inputs = session.inputs[0] if isinstance(session.inputs, list) else session.inputs
+    compared = partial(edited.compare, inputs=inputs, how=how)
+    results, notes = compared(original), list[str]()
+    if not all(r.ok for r in results if isinstance(r, Comparison)):
+        results, notes = _beside_repairs(original, session, compared, results)
+    notes += [f"not compared as a whole: {r}" for r in results if isinstance(r, Refusal)]
+    told = [r for r in results if isinstance(r, Comparison)]
+    for result in (r for r in told if not r.ok):
+        raise ProofError(f"the outputs are not shown to agree: {result.verdict}")
+    notes += [result.instead for result in told if result.instead]
+    proof = min(told, key=lambda r: r.psnr, default=None)
+    if how.gate == -float("inf") and proof is not None:
+        notes.append(f"outputs with the weights stored anew: {proof.psnr:.1f} dB")
+    return proof, notes
+
+
+def _beside_repairs(
+    original: Subject,
+    session: Session,
+    compared: Callable[[Subject], Sequence[Comparison | Refusal]],
+    results: Sequence[Comparison | Refusal],
+) -> tuple[Sequence[Comparison | Refusal], list[str]]:
+    """What else was done, compared with the model after the steps alone that repair numbers.
+
+    Those are checked at each site, and a note says on which inputs the model before them is told apart.
+
+    Args:
+        original: the model before.
+        session: in which the steps ran.
+        compared: compares what was done with another model.
+        results: of the comparison with the model before.
+
+    Returns:
+        The new results, and notes; `results` where an edit of the repairs was not checked at its site, where
+        the repairs alone do not account for the failure, or where numbers that are finite on both sides
+        differ on plain inputs too.
+    """
+    repairs = list(dict.fromkeys(session.repairs))
+    names = list(dict.fromkeys(step.name for step in repairs))
+    edits = [change for change in session.changes if change.pass_name in names]
+    failures = [r for r in results if isinstance(r, Comparison) and not r.ok]
+    if not edits or any(change.proof is None for change in edits):
+        return results, []
+    if any(row.psnr < failure.gate for failure in failures for row in failure.outputs):
+        return results, []
+    repaired = original.clone()
+    try:
+        for step in repairs:
+            run_on(step, repaired, session.again(prove_sites=False))
+        repaired.finish()
+        beside = compared(repaired)
+    except SurgeryError:
+        return results, []
+    if not all(r.ok for r in beside if isinstance(r, Comparison)):
+        return results, []
+    words = f"the outputs agree but for what {', '.join(names)} repairs, which is checked at each site"
+    measured = [_measured(was, now) for was, now in zip(results, beside, strict=True)]
+    return measured, [f"{words}: {failure.verdict}" for failure in failures]
+
+
+def _measured(was: Comparison | Refusal, now: Comparison | Refusal) -> Comparison | Refusal:
+    """A comparison beside the repairs, with the figures against the model before, where those are finite."""
+    if (
+        not isinstance(was, Comparison)
+        or not isinstance(now, Comparison)
+        or any(o.failure for o in was.outputs)
+    ):
+        return now
+    return replace(was, proof=now.proof)

@@ -1,0 +1,175 @@
+"""What will be done to a model, as data: the steps, why each is there, what was left out, and what it gains."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from anesurgery import registry
+from anesurgery.display import Drawn, drawn, draws, written
+from anesurgery.errors import LoadError, Refusal
+from anesurgery.placement.durations import Change, change
+from anesurgery.placement.standing import Standing
+from anesurgery.rewriting.passes import Pass
+
+FORMAT = "anesurgery.plan/1"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One step of a plan, and why it is there."""
+
+    step: Pass
+    why: str
+    searched: bool = False
+    """Did the search find it? Then it goes where its check fails; what was asked for is an error."""
+
+    def __str__(self) -> str:
+        return f"{self.step}: {self.why}" if self.why else str(self.step)
+
+
+@dataclass(frozen=True, repr=False)
+class Plan(Drawn):
+    """The steps that a recipe, or a list of passes, comes to for one model and target; `edit` runs them."""
+
+    recipe: str
+    """What was asked for, by name."""
+    target: str | None = None
+    """Chip and OS."""
+    steps: tuple[Planned, ...] = ()
+    """In the order in which they run, each with the reason."""
+    left_out: tuple[tuple[str, Refusal], ...] = ()
+    """Name of a step that was tried or looked at, and why it is not in the plan."""
+    notes: tuple[str, ...] = ()
+    """What was gained by which steps, what grows, and what the search leaves open."""
+    warnings: tuple[str, ...] = ()
+    """What is lost by steps that were asked for."""
+    gain: str = ""
+    """What the whole gains, in words; "" where it was not judged."""
+    wrong: str = ""
+    """What the first line of a report says of wrong numbers: how wrong outputs are, or what is repaired."""
+    outputs: tuple[Mapping[str, float] | None, Mapping[str, float] | None] = (None, None)
+    """dB by arithmetic before and after, of what the model means on the inputs at hand; None where not run."""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    """The expected time and the shares before and after, as plain data."""
+
+    @property
+    def passes(self) -> tuple[Pass, ...]:
+        """The steps alone."""
+        return tuple(one.step for one in self.steps)
+
+    @property
+    def searched(self) -> frozenset[Pass]:
+        """The steps that nobody asked for."""
+        return frozenset(one.step for one in self.steps if one.searched)
+
+    def without(self, step: Pass, why: str) -> Plan:
+        """The plan without a step whose check failed."""
+        steps = tuple(one for one in self.steps if one.step is not step)
+        left = (step.name, Refusal(f"tried, and it failed: {why}"))
+        return replace(self, steps=steps, left_out=(*self.left_out, left))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, of which `from_json` makes the plan again."""
+        return drawn(self, "json")
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """A plan of plain data.
+
+        Raises:
+            LoadError: it is no plan, or one of another version.
+            UnknownName: no such pass or option.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != FORMAT:
+            raise LoadError(f'no plan: "format" is not "{FORMAT}"; `anesurgery plan --json` writes one')
+        steps = [
+            Planned(registry.make_pass(s["name"], **_options(s)), s["why"], s["searched"])
+            for s in data["steps"]
+        ]
+        left = [(row["pass"], Refusal(row["reason"], _place(row["at"]))) for row in data["left_out"]]
+        plain = {name: data[name] for name in ("recipe", "target", "gain", "wrong", "figures")}
+        before, after = data["outputs"]
+        notes, warnings = tuple(data["notes"]), tuple(data["warnings"])
+        parts: dict[str, Any] = {"steps": tuple(steps), "left_out": tuple(left), "outputs": (before, after)}
+        return cls(**plain, **parts, notes=notes, warnings=warnings)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> Plan:
+        """A plan that `anesurgery plan --json` wrote.
+
+        Raises:
+            LoadError: the file cannot be read, or holds no plan.
+        """
+        place = Path(path).expanduser()
+        try:
+            return cls.from_json(json.loads(place.read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise LoadError(f"{place} cannot be read as a plan: {error}") from error
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def _options(step: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a step; lists are tuples again."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in step["options"].items()}
+
+
+def _place(name: str) -> Any:
+    """What has the name of an op, as far as a report shows it."""
+    return SimpleNamespace(name=name) if name else None
+
+
+def _plain(value: Any) -> Any:
+    """The value of an option as JSON holds it."""
+    return [*map(_plain, value)] if isinstance(value, (tuple, list)) else written(value)
+
+
+@draws("Plan", "json")
+def plan_json(plan: Plan) -> dict[str, Any]:
+    """A plan as plain data."""
+    return {
+        "format": FORMAT,
+        "recipe": plan.recipe,
+        "target": plan.target,
+        "steps": [
+            {
+                "name": one.step.name,
+                "options": {k: _plain(v) for k, v in one.step.options().items()},
+                "why": one.why,
+                "searched": one.searched,
+            }
+            for one in plan.steps
+        ],
+        "left_out": [
+            {"pass": name, "reason": r.reason, "at": r.where.name if r.where else ""}
+            for name, r in plan.left_out
+        ],
+        "gain": plan.gain,
+        "wrong": plan.wrong,
+        "outputs": list(plan.outputs),
+        "figures": dict(plan.figures),
+        "notes": list(plan.notes),
+        "warnings": list(plan.warnings),
+    }
+
+
+def figures(before: Standing | None, after: Standing | None) -> dict[str, Any]:
+    """The expected time, the share of the ANE and the switches before and after, as plain data."""
+    if before is None or after is None:
+        return {}
+    times = after.expected.times(before.expected)
+    told: Change | None = None if times is None else change(*times)
+    each = [{"share": one.share, "switches": one.switches, "weights": one.weights} for one in (before, after)]
+    return {
+        "time": None if told is None else told.to_json(),
+        "relative cost": None if told is not None else after.over(before).cost,
+        "before": each[0],
+        "after": each[1],
+    }

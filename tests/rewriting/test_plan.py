@@ -1,0 +1,219 @@
+"""Plans: what is chosen before anything is edited, as data, and what is not done since nothing is gained."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands import app as cli
+from anesurgery.errors import LoadError
+from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.rewriting.builder import Builder
+from anesurgery.rewriting.choosing import worth
+from anesurgery.rewriting.edit_plan import Plan
+from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.pattern import Match, OpPattern, Ops
+from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.surgery import Recipe
+
+TARGET = "M4/macOS 15"
+
+
+@dataclass(frozen=True)
+class CumsumToExp(Rewrite):
+    """What is off the engine comes onto it."""
+
+    name: ClassVar[str] = "cumsum_to_exp"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.cumsum()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=m.root.x)
+
+
+@dataclass(frozen=True)
+class TanhToExp(Rewrite):
+    """One op for another that takes as long."""
+
+    name: ClassVar[str] = "tanh_to_exp"
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.tanh()
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        return mb.exp(x=m.root.x)
+
+
+def sums(length: int = 512) -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((32, length, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        return mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y")
+
+    return program
+
+
+def decoder() -> Program:
+    """A decoder of which an older engine cannot run the head."""
+    weight = np.random.default_rng(0).standard_normal((30000, 64)).astype(np.float16)
+    ahead = np.triu(np.full((64, 64), -1e4, np.float16), 1)
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        shares = mb.softmax(x=mb.add(x=mb.matmul(x=x, y=x, transpose_y=True), y=ahead), axis=-1)
+        return mb.linear(x=mb.matmul(x=shares, y=x), weight=weight, name="logits")
+
+    return program
+
+
+def test_a_plan_says_why_each_step_is_there_and_what_it_gains() -> None:
+    plan = ane.plan(decoder(), "gpt2_ane", target="M1/macOS 14")
+    assert plan.steps
+    assert all(one.why for one in plan.steps)
+    assert "expected time" in plan.gain or "switches" in plan.gain
+    figures = plan.figures
+    assert (figures["time"] or {"ratio": figures["relative cost"]})["ratio"] < 1
+    assert "gpt2_ane: " in str(plan)
+    assert str(plan.steps[0].step) in str(plan)
+
+
+def test_a_plan_goes_to_json_and_back_and_does_the_same() -> None:
+    program = decoder()
+    plan = ane.plan(program, "gpt2_ane", target="M1/macOS 14")
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again.to_json() == plan.to_json()
+    assert str(again) == str(plan)
+    first, second, direct = (
+        ane.apply(program, how, target="M1/macOS 14", quiet=True) for how in (plan, again, "gpt2_ane")
+    )
+    assert ane.to_text(first.program) == ane.to_text(second.program) == ane.to_text(direct.program)
+    assert [str(s) for s in first.steps] == [str(s) for s in direct.steps]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"format": "anesurgery.plan/0"}'])
+def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(LoadError, match="plan"):
+        Plan.read(tmp_path / "plan.json")
+
+
+def test_the_model_is_not_edited_by_planning() -> None:
+    program = decoder()
+    before = ane.to_text(program)
+    ane.plan(program, "auto", target="M1/macOS 14")
+    assert ane.to_text(program) == before
+
+
+def test_what_gains_nothing_is_not_done() -> None:
+    """The wrong version: a recipe that edits since an edit loses nothing."""
+    recipe = Recipe("own", (TanhToExp(),))
+    done = ane.apply(sums(), recipe, target=TARGET, prove=None, quiet=True)
+    assert not done.changes
+    assert done.plan.gain == f"nothing to gain on {TARGET}"
+    asked = ane.apply(sums(), recipe.with_options(tanh_to_exp=True), target=TARGET, prove=None, quiet=True)
+    assert len(asked.changes) == 2
+
+
+def test_in_a_plan_that_gains_a_step_stays_only_where_leaving_it_out_loses() -> None:
+    recipe = Recipe("own", (CumsumToExp(), TanhToExp()))
+    done = ane.apply(sums(), recipe, target=TARGET, prove=None, quiet=True)
+    assert {change.pass_name for change in done.changes} == {"cumsum_to_exp"}
+    (said,) = [refusal.reason for name, refusal in done.refusals if name == "tanh_to_exp"]
+    assert said.startswith("undone: it gains nothing on this target")
+
+
+def test_without_a_target_the_newest_chips_judge_and_are_named() -> None:
+    old = ane.plan(decoder(), "gpt2_ane")
+    assert old.steps
+    assert old.gain.startswith("gains on A13/iOS 27, A14/iOS 27")
+    none = ane.plan(sums(), Recipe("own", (TanhToExp(),)))
+    assert not none.steps
+    assert none.gain.startswith("nothing to gain on A13/iOS 27 or A14/iOS 27")
+
+
+def test_gains_are_two_percent_or_a_switch_or_a_load() -> None:
+    aim = ane.Target.parse(TARGET)
+    stands = MLProgram.read(sums()).standing(aim)
+    fewer = replace(stands, switches=stands.switches - 1)
+    assert worth(stands, fewer) == f"switches between units {stands.switches} -> {fewer.switches}"
+    assert worth(stands, stands) == ""
+    assert worth(replace(stands, refused="it is too new"), stands) == "it loads, where it is too new"
+    assert stands.time is not None
+    little, more = (replace(stands, time=replace(stands.time, ms=stands.time.ms * by)) for by in (0.99, 0.9))
+    assert worth(stands, little) == ""
+    assert worth(stands, more).startswith("expected time ")
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    run = CliRunner().invoke
+    path = ane.save(ane.load(decoder()), tmp_path / "m.mlpackage")
+    shown = run(cli.app, ["plan", str(path), "gpt2_ane", "--target", "M1/macOS 14"])
+    assert shown.exit_code == 0, shown.output
+    assert "gpt2_ane: " in shown.output
+    written = run(cli.app, ["plan", str(path), "gpt2_ane", "--target", "M1/macOS 14", "--json"])
+    (tmp_path / "plan.json").write_text(written.stdout)
+    out = tmp_path / "out.mlpackage"
+    done = run(cli.app, ["apply", str(path), str(tmp_path / "plan.json"), str(out), "--target", "M1/macOS 14"])
+    assert done.exit_code == 0, done.output
+    assert ane.load(out).program.functions["main"].outputs[0].shape[1] == 1
+    wrong = run(cli.app, ["apply", str(path), str(tmp_path / "plan.json"), "--set", "multiple=32", "--dry-run"])
+    assert "--set is for a recipe" in str(wrong.exception)
+
+
+def loud(size: float) -> dict[str, Any]:
+    return {"x": np.full((2, 8), size, np.float16)}
+
+
+def ninth() -> Program:
+    """Nothing that is tried repairs it on large numbers."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.mul(x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y")
+
+    return program
+
+
+@pytest.mark.parametrize(("size", "status"), [(300.0, 1), (0.25, 0)])
+def test_outputs_below_the_gate_are_an_exit_code(tmp_path: Path, size: float, status: int) -> None:
+    path = ane.save(ane.load(ninth()), tmp_path / "m.mlpackage")
+    np.savez(tmp_path / "inputs.npz", **loud(size))
+    options = ["--target", "M1/macOS 14", "--inputs", str(tmp_path / "inputs.npz"), "--dry-run"]
+    done = CliRunner().invoke(cli.app, ["apply", str(path), "auto", *options])
+    assert done.exit_code == status, done.output
+    assert ("outputs are wrong still" in " ".join(done.output.split())) == bool(status)
+
+
+def test_a_gate_may_be_asked_for() -> None:
+    exact = ane.plan(ninth(), "auto", target="M1/macOS 14", inputs=loud(0.25))
+    assert not exact.wrong
+    near = min((exact.outputs[1] or {}).values())
+    asked = ane.plan(ninth(), "auto", target="M1/macOS 14", inputs=loud(0.25), gate=near + 1)
+    assert asked.wrong.startswith("outputs are wrong still")
+
+
+def angles() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)] * 2, opset_version=ct.target.iOS17)
+    def program(x: Var, y: Var) -> Var:
+        return mb.atan(x=mb.real_div(x=y, y=x), name="angle")
+
+    return program
+
+
+@pytest.mark.filterwarnings("ignore::anesurgery.errors.SurgeryWarning")
+def test_safe_numbers_takes_back_what_makes_outputs_worse() -> None:
+    """The wrong version: a repair that costs 48 dB on the inputs at hand stays, with a note."""
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.uniform(0.5, 2, (2, 8)).astype(np.float16) for name in ("x", "y")}
+    done = ane.apply(angles(), "safe_numbers", target="M1/macOS 14", inputs=inputs, prove=None, quiet=True)
+    before, after = done.plan.outputs
+    assert before is not None
+    assert after is not None
+    assert all(after[name] > was - 1 for name, was in before.items())

@@ -38,8 +38,9 @@ errors of published rows are within it, so more says nothing."""
 
 
 ALONE = 1.4
-"""Deviation of the logarithm of what the CPU takes where all runs there: DenseNet-121 took 1.45 times the estimate
-(M1 Max), and Qwen3-0.6B over 128 positions a seventh (M5 Pro, 46 ms with CPU_ONLY: FluidInference/mobius#77)."""
+"""Deviation of the logarithm of what the CPU takes where all runs there: DenseNet-121 took 1.45 times the
+estimate (M1 Max), and Qwen3-0.6B over 128 positions a seventh of it (M5 Pro, 46 ms with CPU_ONLY:
+FluidInference/mobius#77)."""
 OF_CPU = "Core ML's own estimate of the CPU"
 """The source of such a time."""
 

@@ -47,7 +47,7 @@ class Refused:
 
     @property
     def line(self) -> str:
-        """``pass: reason (3 times, first at op)``; of what stays off the ANE, how many ops and what was tried."""
+        """``pass: reason (3 times, first at op)``; of what stays off the ANE, how many and what was tried."""
         first, count = self.refusals[0], len(self.refusals)
         where = "" if first.where is None else first.where.name
         if (stays := STAYS.fullmatch(first.reason)) is None:

@@ -74,8 +74,8 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
     """Two inspections of one model in a sentence: the share of the ANE, and the time."""
     if after.refused:
         return after.summary
-    shares = [_share(Standing.of([part for _, part in sections(one)])) for one in (before, after)]
-    first = _moved(*shares, after.target.words)
+    old, new = (_share(Standing.of([part for _, part in sections(one)])) for one in (before, after))
+    first = _moved(old, new, after.target.words)
     if before.time is None or after.time is None:
         return first
     return f"{first}, {change(before.time, after.time).verdict}"

@@ -52,11 +52,9 @@ class Review:
     def _lost(self, points: float) -> list[tuple[str, str, str]]:
         assert self.before is not None
         old, new = self.before.residency, self.after.residency
+        share = summary.share_words
         return [
-            (
-                f"share of the {what} on the ANE",
-                *(summary.share_words(i, what) for i in (self.before, self.after)),
-            )
+            (f"share of the {what} on the ANE", share(self.before, what), share(self.after, what))
             for what in old
             if 100 * (old[what] - new[what]) > points
         ]

@@ -24,6 +24,7 @@ from pathlib import Path
 import matrix
 import residency
 import torch
+from architectures import Architecture
 from families import ARCHITECTURES
 from residency import Model
 
@@ -136,7 +137,7 @@ def architectures(folder: Path) -> Iterator[Model]:
     for name, row in ARCHITECTURES.items():
         path = folder / "architectures" / f"{name}.mlpackage"
 
-        def make(row: matrix.Architecture = row, path: Path = path) -> Path:
+        def make(row: Architecture = row, path: Path = path) -> Path:
             return save(load(matrix.converted(row, row.module(), "trace", "FLOAT16")), path)
 
         yield name, partial(_made, path, make)
@@ -232,8 +233,8 @@ def show(runs: Sequence[Run]) -> None:
     print()
     for run in (run for run in runs if run.faults):
         unit = "time" if run.known else "cost"
-        figures = [f"{unit} x{run.time:.3f}", f"bytes x{run.bytes:.3f}", f"segments {-run.segments:+d}"]
-        print(f"{', '.join(run.key)}: {', '.join(run.faults).upper()}: {', '.join(figures)}")
+        said = f"{unit} x{run.time:.3f}, bytes x{run.bytes:.3f}, segments {-run.segments:+d}"
+        print(f"{', '.join(run.key)}: {', '.join(run.faults).upper()}: {said}")
         print(f"    {run.why or 'not edited'}" + (f" [says: {run.ratio}]" if run.ratio else ""))
     for run in (run for run in runs if run.failure):
         print(f"{', '.join(run.key)}: not applied: {run.failure}")

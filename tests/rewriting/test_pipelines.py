@@ -15,8 +15,8 @@ from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import Pass, Pipeline, run_pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
-from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.refusals import grouped_refusals
+from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session, counts
 from anesurgery.testing import apply_pass, reasons
 

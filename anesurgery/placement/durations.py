@@ -176,15 +176,16 @@ def change(before: Time, after: Time) -> Change:
     A source of cost and op type errs alike on both sides, so of the shares p and q that it has of the times
     before and after, only q - p of its error is left in the ratio. Work that only one side has comes with an
     error of its own. Towards 1 the band goes no further than where the bands of the two times meet: times whose
-    bands lie apart are told apart.
+    bands lie apart are told apart. Where no measurement is behind one of them, the other way neither.
     """
     off = {**before.off, **after.off}
     left = [part * off.get(key, 0.0) for key in off for part in _left(key, before, after)]
     ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*left))
     low, high = ratio / band, ratio * band
-    if ratio > 1:
+    measured = before.measurements and after.measurements
+    if ratio > 1 or not measured:
         low = max(low, after.low / before.high)
-    elif ratio < 1:
+    if ratio < 1 or not measured:
         high = min(high, after.high / before.low)
     return Change(before, after, ratio, low, high)
 

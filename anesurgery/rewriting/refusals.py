@@ -63,11 +63,12 @@ class Refused:
         """What comes of the pass that is named."""
         if self.remedy and not self.tried:
             yield f"`{self.remedy}` is named for it"
-        for group in by_cause([(self.remedy, refusal) for refusal in self.tried]):
-            reason, count = group.refusals[0].reason, len(group.refusals)
-            here = group.refusals[0].where is not None
-            several = f" ({count} times)" if count > 1 else ""
-            yield f"`{self.remedy}`{' cannot help' if here else ''}: {reason}{several}"
+        for here, words in ((True, " cannot help"), (False, "")):
+            tried = [(self.remedy, r) for r in self.tried if (r.where is not None) == here]
+            reasons = [(group.refusals[0].reason, len(group.refusals)) for group in by_cause(tried)]
+            said = [reason + (f" ({count} times)" if count > 1 else "") for reason, count in reasons]
+            if said:
+                yield f"`{self.remedy}`{words}: {'; '.join(said)}"
 
 
 def cause(refusal: Refusal) -> tuple[str, str]:

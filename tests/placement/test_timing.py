@@ -313,6 +313,8 @@ def test_a_time_of_the_cpu_alone_decides_nothing() -> None:
     assert engine.times(engine) is not None
     assert engine.times(cpu) is None
     assert cpu.times(cpu) is None
+    moved = change(here, there)
+    assert (moved.low, moved.high) == pytest.approx((there.low / here.high, there.high / here.low))
 
 
 def test_one_verdict_is_said_everywhere() -> None:

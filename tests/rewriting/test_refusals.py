@@ -32,11 +32,12 @@ def test_one_cause_is_one_line_whatever_the_ops() -> None:
 
 def test_what_a_named_pass_refused_is_said_with_its_ops() -> None:
     refused = [("integers_as_floats", Refusal(f"%var_{k} may pass 2048", Op(f"op_{k}"))) for k in range(3)]
+    other = ("integers_as_floats", Refusal("it is an output", Op("op_3")))
     elsewhere = ("integers_as_floats", Refusal("%y may pass 2048", Op("far")))
-    assert refusal_lines([*refused, *LEFT, elsewhere]) == [
+    assert refusal_lines([*refused, other, *LEFT, elsewhere]) == [
         "integers_as_floats: %y may pass 2048 (at far)",
         "8 ops stay off the ANE: run-time int32 (first at op_0); "
-        "`integers_as_floats` cannot help: %var_0 may pass 2048 (3 times)",
+        "`integers_as_floats` cannot help: %var_0 may pass 2048 (3 times); it is an output",
     ]
 
 

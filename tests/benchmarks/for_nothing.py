@@ -11,12 +11,14 @@ are wrong has gone, and it loaded before. A run whose row is there is not run ag
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import redirect_stderr
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -51,7 +53,7 @@ SLOWER, LARGER = 1.001, 1.01
 """Times the time, and the bytes, from which on a result is slower, or larger."""
 WRONG = ("conversion", "numeric")
 """Kinds of findings that results are wrong, or may be."""
-RATIO = re.compile(r"times as (?:fast|slow)|(?:faster|slower) by [\d.]+")
+RATIO = re.compile(r"[\d.]+ times as (?:fast|slow)|(?:faster|slower) by [\d.]+")
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,8 @@ def architectures(folder: Path) -> Iterator[Model]:
 def _made(path: Path, make: Callable[[], Path]) -> Path:
     """A model that is made once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return path if path.exists() else make()
+    with redirect_stderr(io.StringIO()):  # progress bars
+        return path if path.exists() else make()
 
 
 SOURCES: dict[str, Callable[[Path], Iterator[Model]]] = {
@@ -171,7 +174,7 @@ def measure(name: str, path: Path, target: str, recipe: str) -> Run:
     except (SurgeryError, InterpretError) as error:
         return Run(name, target, recipe, failure=str(error).splitlines()[0])
     passes = tuple(dict.fromkeys(one.pass_name for one in surgery.changes))
-    ratio = next(iter(RATIO.findall(str(surgery))), "")
+    ratio = next(iter(RATIO.findall(" ".join(str(surgery).split()))), "")
     if not passes:
         return Run(name, target, recipe, ratio=ratio, seconds=time.perf_counter() - started)
     with tempfile.TemporaryDirectory() as folder:

@@ -12,7 +12,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help gains sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -104,6 +104,10 @@ alarms: $(READY)  ## which numeric findings an input triggers, over all models t
 
 exactness: $(READY)  ## whether `safe_numbers` and `auto` leave the corpus at least as exact
 	$(BIN)/python tests/benchmarks/as_exact.py
+
+gains: $(READY)  ## which runs of `auto` and family recipes edit a model for nothing. OPTIONS="--only gpt2 --limit 3"
+	$(BIN)/python -m pip install --quiet $(TORCH) $(EDITABLE) '.[dev,matrix]'
+	$(BIN)/python tests/benchmarks/for_nothing.py $(OPTIONS)
 
 docs: $(READY)  ## the pages of docs/ with a reference, as HTML in build/docs
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -11,6 +11,13 @@ from typing import Any
 Key = tuple[str, str]
 """Source of cost (products, memory, weights, waiting, CPU, switches, dispatch), and op type or ""."""
 
+ALIKE = 1.03
+"""Times of which one is longer by less are equal. A choice: runs of one model on one device differ as much."""
+
+
+NEAR = 1.1
+"""A ratio below it is said with a digit more."""
+
 
 @dataclass(frozen=True)
 class Time:
@@ -19,7 +26,8 @@ class Time:
     Attributes:
         ms: the estimate.
         low, high: the band that should hold 80 % of measurements.
-        measurements: published times behind the factor of the generation.
+        measurements: published times behind the factor of the generation; 0 of a model that runs on the CPU
+            alone, whose time is Core ML's own estimate.
         source: of these.
         parts: milliseconds by source of cost: products, memory (ops that only move numbers), weights (until
             they are read), waiting (of small ops for one another), CPU, switches, dispatch.
@@ -76,7 +84,8 @@ class Time:
         return replace(spanned, low=low, high=high, off=widened)
 
     def __str__(self) -> str:
-        return f"{self.ms:.3g} ms ({self.low:.3g} to {self.high:.3g})"
+        ms, low, high = (rounded(value, 3) for value in (self.ms, self.low, self.high))
+        return f"{ms} ms ({low} to {high})"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; what only comparing needs is left out."""
@@ -95,7 +104,7 @@ def total(times: Iterable[Time]) -> Time:
         off |= time.off
         for key, part in time.by_op.items():
             by_op[key] += part
-    summed = Time.of(by_op, off, 0.0, **every[0].rest)
+    summed = Time.of(by_op, off, 0.0, **max(every, key=lambda one: one.measurements).rest)
     return replace(summed, low=sum(t.low for t in every), high=sum(t.high for t in every))
 
 
@@ -130,18 +139,35 @@ class Change:
         return {"before": self.before.to_json(), "after": self.after.to_json(), **numbers}
 
     @property
+    def better(self) -> bool | None:
+        """Is it faster? None where the band of the ratio does not leave out 1."""
+        return True if self.high < 1 else False if self.low > 1 else None
+
+    @property
     def verdict(self) -> str:
-        """Faster or slower, and by how much, where the band of the ratio leaves out 1."""
-        if self.high < 1:
-            return f"faster by {factor(1 / self.high)} to {factor(1 / self.low)} times"
-        if self.low > 1:
-            return f"slower by {factor(self.low)} to {factor(self.high)} times"
-        return "no difference that this can tell"
+        """How many times as fast or slow, with the band; "perhaps" where that does not leave out 1."""
+        if 1 / ALIKE < self.ratio < ALIKE:
+            return "as fast as before"
+        sure, faster = "perhaps" if self.better is None else "about", self.ratio < 1
+        values = (1 / self.ratio, 1 / self.high, 1 / self.low) if faster else (self.ratio, self.low, self.high)
+        best, low, high = (rounded(value, 3 if value < NEAR else 2) for value in values)
+        return f"{sure} {best} times as {'fast' if faster else 'slow'} ({low} to {high})"
 
 
-def factor(ratio: float) -> str:
-    """A ratio to two digits, never with an exponent: "2.8", "130"."""
-    return f"{float(f'{ratio:.2g}'):g}"
+def rounded(value: float, digits: int = 2) -> str:
+    """A number to some digits, never with an exponent: "2.8", "130"."""
+    exact = f"{float(f'{value:.{digits}g}'):.12f}"
+    return exact.rstrip("0").rstrip(".")
+
+
+def from_to(before: float, after: float, unit: str = " ms") -> str:
+    """Two numbers, with as many digits as tell them apart: "2.031 ms -> 2.034 ms"."""
+    most = 9  # more than any two need that differ by what counts
+    for digits in range(3, most):
+        words = rounded(before, digits), rounded(after, digits)
+        if words[0] != words[1] or before == after:
+            break
+    return f"{words[0]}{unit} -> {words[1]}{unit}"
 
 
 def change(before: Time, after: Time) -> Change:
@@ -150,15 +176,16 @@ def change(before: Time, after: Time) -> Change:
     A source of cost and op type errs alike on both sides, so of the shares p and q that it has of the times
     before and after, only q - p of its error is left in the ratio. Work that only one side has comes with an
     error of its own. Towards 1 the band goes no further than where the bands of the two times meet: times whose
-    bands lie apart are told apart.
+    bands lie apart are told apart. Where no measurement is behind one of them, the other way neither.
     """
     off = {**before.off, **after.off}
     left = [part * off.get(key, 0.0) for key in off for part in _left(key, before, after)]
     ratio, band = after.ms / before.ms, math.exp(max(before.reach, after.reach) * math.hypot(*left))
     low, high = ratio / band, ratio * band
-    if ratio > 1:
+    measured = before.measurements and after.measurements
+    if ratio > 1 or not measured:
         low = max(low, after.low / before.high)
-    elif ratio < 1:
+    if ratio < 1 or not measured:
         high = min(high, after.high / before.low)
     return Change(before, after, ratio, low, high)
 

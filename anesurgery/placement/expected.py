@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.placement.cost import CPU_SUMS, MEMORY, SLOWER
-from anesurgery.placement.durations import Time, change
+from anesurgery.placement.durations import ALIKE, Time, change, from_to
 from anesurgery.placement.inspection import Inspection, OpRow
 
 RECURRENT = frozenset({"gru", "lstm", "rnn"})
@@ -30,9 +30,6 @@ SAME = 1e-6
 CLEARLY = 0.9
 """Of the cost before, what a model may have to be clearly faster; where its time is known and the band does not
 say so, of both. A choice, and not measured: a smaller gain is not told from none."""
-
-ALIKE = 1.03
-"""Times of which one is longer by less are equal. A choice: runs of one model on one device differ as much."""
 
 DOUBT = 0.1
 """Share of a time that may hang on ops of which it is not known whether the ANE runs them. A choice."""
@@ -112,17 +109,21 @@ class Expected:
         return cls(costs[0], costs[-1], time, 0.0 if time is None else _doubt(parts[0]) / (1e3 * time.ms))
 
     def times(self, before: Expected) -> tuple[Time, Time] | None:
-        """The times before and after by which the two are judged; None where cost decides."""
+        """The times before and after by which the two are judged; None where cost decides.
+
+        Of what runs on the CPU alone nothing but the cost is known: its time is that, within a wide band.
+        """
         if self.time is None or before.time is None or max(self.doubt, before.doubt) > DOUBT:
             return None
-        return before.time, self.time
+        measured = self.time.measurements and before.time.measurements
+        return (before.time, self.time) if measured else None
 
     def over(self, before: Expected) -> Ratio:
         """The ratio to the time before.
 
         What Core ML itself counts as dearer is taken only for a gain in time that its band can tell.
         """
-        cost, worst = _over(self.cost, before.cost), _over(self.at_worst, before.at_worst)
+        cost, worst = multiple(self.cost, before.cost), multiple(self.at_worst, before.at_worst)
         at_worst = worst if worst > 1 + SAME else 0.0
         if (pair := self.times(before)) is None:
             return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
@@ -131,15 +132,27 @@ class Expected:
         best, both = times.ratio if told else max(times.ratio, cost), max(times.ratio, cost)
         return Ratio(best, max(min(times.high, both / CLEARLY), at_worst), told, cost)
 
-    def words(self, before: Expected) -> str:
-        """The two times, or costs, that decide: "2 ms -> 1.9 ms"."""
-        times = self.times(before)
-        if times is None or self.over(before).best != times[1].ms / times[0].ms:
-            return from_to(before.cost, self.cost)
-        return from_to(*(1e3 * one.ms for one in times))
+    def words(self, before: Expected, verb: str = "") -> str:
+        """The times: "expected time 2 ms -> 1.9 ms"; the cost where none is known, or it decides otherwise."""
+        if self.time is None or before.time is None:
+            return self.relative(before, verb)
+        told, decides = self.time.ms / before.time.ms, self.over(before).best
+        alike = self.times(before) is not None or (told <= CLEARLY) == (decides <= CLEARLY)
+        if _sign(told) != _sign(decides) or not alike:
+            return self.relative(before, verb)
+        return f"expected time{verb} {from_to(before.time.ms, self.time.ms)}"
+
+    def relative(self, before: Expected, verb: str = "") -> str:
+        """The cost, as a multiple of that before: "relative cost 1 -> 0.72"."""
+        return f"relative cost{verb} {from_to(1.0, multiple(self.cost, before.cost), '')}"
 
 
-def _over(after: float, before: float) -> float:
+def _sign(ratio: float) -> int:
+    """-1 where a ratio is of less, 1 of more, 0 of the same."""
+    return (ratio > 1 + SAME) - (ratio < 1 - SAME)
+
+
+def multiple(after: float, before: float) -> float:
     """A ratio of costs; nothing is as dear as nothing."""
     return after / before if before else 1.0 if not after else float("inf")
 
@@ -172,21 +185,3 @@ def _spared(row: OpRow) -> float:
     if row.op_type not in RECURRENT or row.estimate is None or row.estimate.cpu is None:
         return 0.0
     return max(row.estimate.cpu - row.flop / CPU_SUMS, 0.0)
-
-
-def in_time(microseconds: float, digits: int = 3) -> str:
-    """A duration with the unit that a person reads: "850 µs", "1.03 ms", "2.38 s"."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if microseconds >= size:
-            return f"{microseconds / size:.{digits}g} {unit}"
-    return f"{microseconds:.{digits}g} µs"
-
-
-def from_to(before: float, after: float) -> str:
-    """Two durations in microseconds, with as many digits as tell them apart: "2.031 ms -> 2.034 ms"."""
-    most = 9  # more than any two that differ by `SAME` need
-    for digits in range(3, most):
-        words = in_time(before, digits), in_time(after, digits)
-        if words[0] != words[1] or before == after:
-            break
-    return " -> ".join(words)

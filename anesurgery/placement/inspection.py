@@ -23,6 +23,8 @@ NAMED = 3
 """Passes that are named at most: one line of a terminal; the report has the rest."""
 SOFT = ("speed", "numeric", "conversion")
 """Kinds of findings that do not take an op off the ANE."""
+NO_TIME = "no time: "
+"""Before the note that says why there is none."""
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""
 
@@ -249,6 +251,11 @@ class Inspection(Drawn):
             lambda row: row.preferred == "ane" or (row.preferred is None and row.legal is not False)
         )
 
+    @property
+    def untimed(self) -> str:
+        """Why there is no time, in words; "" where there is one, or nobody says."""
+        return next((n.removeprefix(NO_TIME) for n in self.notes if n.startswith(NO_TIME)), "")
+
     def _shares(self, counts: Callable[[OpRow], bool]) -> dict[str, float]:
         rows = self._rows()
         flop = sum(r.flop for r in rows)
@@ -280,10 +287,9 @@ class Inspection(Drawn):
         return next((r for r in self._rows() if r.name == name), None) or _missing(name)
 
     def __repr__(self) -> str:
-        share, ops = self.residency["ops"], len(self._rows())
+        share, ops = between(self.residency["ops"], self.residency_at_most["ops"]), len(self._rows())
         where = (
-            self.refused
-            or f"status {self.status}, {share:.1%} of {ops} ops on the ANE, {self.switches} switches"
+            self.refused or f"status {self.status}, {share} of {ops} ops on the ANE, {self.switches} switches"
         )
         return f"<Inspection of {Path(self.model).name!r} on {self.target}: {where}>"
 
@@ -369,8 +375,7 @@ def _shares(inspection: Inspection, rows: Sequence[OpRow]) -> str:
     ops = f"{mine:,} of {len(rows):,} ops{doubt}" if mine else none
     if not mine or not any(row.flop for row in rows):
         return ops
-    least, most = (percent(s["flop"]) for s in (inspection.residency, inspection.residency_at_most))
-    flop = least if least == most else f"{least.removesuffix(' %')} to {most}"
+    flop = between(inspection.residency["flop"], inspection.residency_at_most["flop"])
     return f"{flop} of flop, {ops}"
 
 
@@ -401,6 +406,12 @@ def _help(rows: Sequence[OpRow]) -> str:
 def _blocking(row: OpRow) -> list[Finding]:
     """What keeps an op off the engine."""
     return [f for f in row.findings if f.kind not in SOFT] if row.preferred != "ane" else []
+
+
+def between(least: float, most: float) -> str:
+    """A share in percent; a range where it is not known of some ops whether they run there: "0 to 92 %"."""
+    low, high = percent(least), percent(most)
+    return high if low == high else f"{low.removesuffix(' %')} to {high}"
 
 
 def percent(share: float) -> str:

@@ -15,7 +15,7 @@ from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, each_function, loadable, memory, unit_advice
 from anesurgery.placement.evidence import Rule
 from anesurgery.placement.flexible import fixing
-from anesurgery.placement.inspection import Inspection, OpRow
+from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
@@ -144,7 +144,7 @@ def inspect_program(
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
-    notes += (f"no time: {timed.why}",) if timed.why else ()
+    notes += (f"{NO_TIME}{timed.why}",) if timed.why else ()
     return Inspection(
         label,
         target,

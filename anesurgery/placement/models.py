@@ -17,7 +17,7 @@ from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS, networks_of
 from anesurgery.placement.durations import Time, total
-from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.inspection import NO_TIME, Inspection
 from anesurgery.placement.loadable import of_version
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
@@ -155,7 +155,7 @@ def _time(parts: Mapping[str, Inspection]) -> tuple[Time | None, tuple[str, ...]
     without = [name for name, part in with_ops.items() if part.time is None]
     times = [part.time for part in with_ops.values() if part.time is not None]
     if without or not times:
-        return None, (f"no time: there is none of {', '.join(without) or 'a part'}",)
+        return None, (f"{NO_TIME}there is none of {', '.join(without) or 'a part'}",)
     return total(times), ()
 
 

@@ -18,7 +18,7 @@ from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.inspection import Inspection, OpRow, Segment
+from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
 from anesurgery.placement.network_times import time_of_network
 from anesurgery.placement.rules.faulty_ops import of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
@@ -94,7 +94,7 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
         with_times(segments, numbers, timed.each),
         (*_about(rows), *faults),
         None,
-        (*_notes(rows, target), *obstacle, *([f"no time: {timed.why}"] if timed.why else [])),
+        (*_notes(rows, target), *obstacle, *([f"{NO_TIME}{timed.why}"] if timed.why else [])),
         time=timed.time,
     )
 

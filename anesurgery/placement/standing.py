@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program
-from anesurgery.placement.durations import Time
-from anesurgery.placement.expected import SAME, Expected, Ratio, from_to, in_time
-from anesurgery.placement.inspection import Inspection
+from anesurgery.placement.durations import Time, from_to
+from anesurgery.placement.expected import SAME, Expected, Ratio, multiple
+from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
@@ -58,6 +58,7 @@ class Standing:
         flop: floating point operations of all.
         on_flop: of the ops that prefer the ANE.
         perhaps_flop: of those of which it is not known if they do, and which it may run.
+        perhaps_ops: how many these are.
         switches: changes of the unit.
         estimate: the cost in microseconds, by which a model is compared with another form of itself.
         at_worst: the same in the view that is worst for many small ops.
@@ -75,6 +76,7 @@ class Standing:
         transposes: likewise.
         unplaced: ops of which it is not known where they run.
         refused: why the OS does not load the model, in words; "" where nothing says so.
+        untimed: why no time is known, in words; "" where one is, or nobody says.
     """
 
     ops: int
@@ -99,6 +101,8 @@ class Standing:
     perhaps_flop: int = 0
     unplaced: int = 0
     refused: str = ""
+    untimed: str = ""
+    perhaps_ops: int = 0
 
     @classmethod
     def of_layers(cls, inspection: Inspection) -> Standing:
@@ -117,6 +121,7 @@ class Standing:
         """Reads it off the inspection of each function."""
         rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
         on = [row for _, row in rows if row.preferred == "ane"]
+        perhaps = [row for _, row in rows if row.preferred is None and row.legal is not False]
         expected = Expected.of(inspections)
         return cls(
             len(rows),
@@ -138,9 +143,11 @@ class Standing:
             expected.at_worst,
             expected.time,
             expected.doubt,
-            sum(row.flop for _, row in rows if row.preferred is None and row.legal is not False),
+            sum(row.flop for row in perhaps),
             sum(row.preferred is None for _, row in rows),
             next((part.refused for part in inspections if part.refused), ""),
+            next((part.untimed for part in inspections if part.untimed), ""),
+            len(perhaps),
         )
 
     @property
@@ -149,6 +156,14 @@ class Standing:
         return {
             "flop": self.on_flop / self.flop if self.flop else 1.0,
             "ops": self.on_ops / self.ops if self.ops else 1.0,
+        }
+
+    @property
+    def share_at_most(self) -> dict[str, float]:
+        """The same if each op of which that is not known were on the ANE, where it may be."""
+        return {
+            "flop": (self.on_flop + self.perhaps_flop) / self.flop if self.flop else 1.0,
+            "ops": (self.on_ops + self.perhaps_ops) / self.ops if self.ops else 1.0,
         }
 
     @property
@@ -242,22 +257,26 @@ class Standing:
         """The expected time, as a multiple of that before."""
         return self.expected.over(before.expected)
 
+    def takes(self, before: Standing, verb: str = "") -> str:
+        """Both times in words, "expected time 2 ms -> 1.9 ms"; the relative cost where none is known."""
+        return self.expected.words(before.expected, verb)
+
     def times(self, before: Standing) -> str:
-        """Both in words."""
-        return self.expected.words(before.expected)
+        """The same, where a sentence says already that it is about time."""
+        words = self.takes(before)
+        return words.removeprefix("expected time ") if words.startswith("expected") else f"by {words}"
 
     def loss(self, before: Standing) -> str:
         """What is worse than before, in words; "" for nothing that counts."""
         if barred := self.barred_by(before):
             return barred
         if self.slower(before) and not self.over(before).equal:
-            return f"the expected time would rise {self.times(before)}"
+            return f"the {self.takes(before, ' would rise')}"
         grown = [words for what, words in self.growth(before).items() if self.outgrows(before, what)]
         if grown and not self.clearly_faster(before):
-            times = self.times(before)
-            if self.at_worst > before.at_worst:
-                times += f" (or {from_to(before.at_worst, self.at_worst)})"
-            return f"{', '.join(grown)} would grow, and the expected time {times} is no clear gain"
+            worst = multiple(self.at_worst, before.at_worst)
+            more = f" (at worst, relative cost {from_to(1.0, worst, '')})" if worst > 1 else ""
+            return f"{', '.join(grown)} would grow, and the {self.takes(before)}{more} is no clear gain"
         return ""
 
     def gain(self, before: Standing) -> str:
@@ -278,8 +297,7 @@ class Standing:
             for what, words in self.growth(before).items()
             if self.outgrows(before, what) or (more and what == "weights")
         ]
-        times = f"expected time {self.times(before)}"
-        return [f"{times}, for which the model grew: {', '.join(grown)}"] if grown else []
+        return [f"{self.takes(before)}, for which the model grew: {', '.join(grown)}"] if grown else []
 
     def smaller(self, before: Standing) -> str:
         """What is less than before, by more than its bound, in words; "" for nothing."""
@@ -287,17 +305,16 @@ class Standing:
 
     def dearer(self, before: Standing) -> str:
         """How it takes longer, or costs more, than the model as given, in words; "" where it does not."""
-        pairs = [("cost", before.estimate, self.estimate)]
-        if (times := self.expected.times(before.expected)) is not None:
-            pairs.append(("time", 1e3 * times[0].ms, 1e3 * times[1].ms))
-        for what, old, new in pairs:
-            if new > old * (1 + SAME):
-                return f"the expected {what} of the whole would rise {from_to(old, new)}"
+        verb, times = " of the whole would rise", self.expected.times(before.expected)
+        if times is not None and times[1].ms > times[0].ms * (1 + SAME):
+            return f"the expected time{verb} {from_to(times[0].ms, times[1].ms)}"
+        if self.estimate > before.estimate * (1 + SAME):
+            return f"the {self.expected.relative(before.expected, verb)}"
         return ""
 
     def _better(self, before: Standing) -> str:
         if self.faster(before):
-            return f"expected time {self.times(before)}"
+            return self.takes(before)
         if self.slower(before) and not self.over(before).equal:
             return ""
         return self._helps(before)
@@ -360,11 +377,11 @@ class Standing:
         return self.findings < before.findings and not dearer and self.switches <= before.switches
 
     def __str__(self) -> str:
-        shares, times = self.share, "switch" if self.switches == 1 else "switches"
-        ops = f"{self.on_ops} of {self.ops} ops ({shares['ops']:.1%})"
-        where = f"{ops} and {shares['flop']:.1%} of the flop on the ANE"
-        lasts = in_time(self.estimate if self.time is None else 1e3 * self.time.ms)
-        return f"{where}, {self.switches} {times}, expected {lasts}"
+        ops, flop = (between(self.share[what], self.share_at_most[what]) for what in ("ops", "flop"))
+        most = f" to {self.on_ops + self.perhaps_ops}" if self.perhaps_ops else ""
+        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the flop on the ANE"
+        switches = f"{self.switches} {'switch' if self.switches == 1 else 'switches'}"
+        return f"{where}, {switches}{'' if self.time is None else f', expected {self.time}'}"
 
 
 def _parts(inspection: Inspection) -> list[Inspection]:

@@ -19,7 +19,7 @@ from anesurgery.files.writing import check_place
 from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.rewriting.recoding import KEEP, Recoded
-from anesurgery.text import to_text
+from anesurgery.rewriting.refusals import refusal_lines as refusal_lines
 
 INTERFACE = "the interface changes; compare whole models"
 """Why there is no site proof of an edit that a pass declares."""
@@ -254,41 +254,3 @@ def needs_notes(changes: Iterable[Change]) -> list[str]:
 def counts(changes: Iterable[Change]) -> dict[str, int]:
     """Number of edits by pass, in the order of first application."""
     return dict(Counter(change.pass_name for change in changes))
-
-
-def grouped_refusals(refusals: Sequence[tuple[str, Refusal]]) -> list[tuple[str, str, int, str]]:
-    """Rows (pass, reason, count, name of the first op), one for each distinct reason."""
-    rows = _by_reason(refusals).items()
-    return [(n, why, len(rs), rs[0].where.name if rs[0].where else "") for (n, why), rs in rows]
-
-
-def refused_ops(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
-    """The text of the first op of each of these rows; "" where it is a layer, or a whole program."""
-    return [op_text(group[0].where) for group in _by_reason(refusals).values()]
-
-
-OP_TEXT = 160
-"""Characters of an op in a report at most: two lines of a terminal."""
-
-
-def op_text(op: object) -> str:
-    """An op in the canonical text, in one line; "" of anything else."""
-    line = to_text(op).splitlines()[0] if isinstance(op, Operation) else ""
-    return line if len(line) <= OP_TEXT else f"{line[: OP_TEXT - 3]}..."
-
-
-def _by_reason(refusals: Sequence[tuple[str, Refusal]]) -> dict[tuple[str, str], list[Refusal]]:
-    """Refusals by pass and reason, in the order of their first."""
-    rows: dict[tuple[str, str], list[Refusal]] = {}
-    for name, refusal in refusals:
-        rows.setdefault((name, refusal.reason), []).append(refusal)
-    return rows
-
-
-def refusal_lines(refusals: Sequence[tuple[str, Refusal]]) -> list[str]:
-    """One line for each distinct reason: ``pass: reason (3 times, first at op)``."""
-    lines = []
-    for name, reason, times, where in grouped_refusals(refusals):
-        at = f" ({'at' if times == 1 else f'{times} times, first at'} {where})" if where else ""
-        lines.append(f"{name}: {reason}{at}")
-    return lines

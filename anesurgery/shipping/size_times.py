@@ -88,7 +88,7 @@ def size_times(
         dtypes=dtypes,
     )
     inspections = dict(zip(probes, made.inspect(aim).values(), strict=True))
-    known = {length: one.time.ms for length, one in inspections.items() if one.time is not None}
+    known = {length: one.time.ms for length, one in inspections.items() if one.time and one.time.measurements}
     if not known:
         raise SurgeryError(f"size_times: at no length on {aim}: {_why(inspections[probes[-1]])}")
     return SizeTimes(known, inspections, *_stored(made))

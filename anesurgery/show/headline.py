@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
-from anesurgery.placement.durations import Change, change, factor
-from anesurgery.placement.expected import ALIKE
-from anesurgery.placement.inspection import Inspection, percent
+from anesurgery.placement.durations import change
+from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
-from anesurgery.show.summary import all_rows, counted
+from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
 
@@ -24,7 +24,8 @@ def headline(surgery: Surgery) -> str:
         return f"{now.refused}; {_done(surgery)}"
     if not surgery.changes:
         return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery), surgery.wrong]))
-    said = [", ".join(filter(None, [_shares(surgery), _speed(surgery.time)])), _exactness(surgery)]
+    speed = "" if surgery.time is None else surgery.time.verdict
+    said = [", ".join(filter(None, [_shares(surgery), speed])), _exactness(surgery)]
     said += [FROM_LAYERS] * _was_network(surgery) + [surgery.wrong]
     return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
 
@@ -47,8 +48,9 @@ def _as_it_is(surgery: Surgery) -> str:
     stands = _stands(surgery)
     if stands is None or surgery.target is None:
         return ""
-    what = "flop" if stands.flop else "ops"
-    return _unplaced(surgery) or f"ANE: {_share(stands, what)} of {what} on {_target(surgery)}"
+    share = _share(stands)
+    what = _measure(share, share)
+    return _unplaced(surgery) or f"ANE: {share[what]} of {what} on {_target(surgery)}"
 
 
 def _target(surgery: Surgery) -> str:
@@ -72,15 +74,11 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
     """Two inspections of one model in a sentence: the share of the ANE, and the time."""
     if after.refused:
         return after.summary
-    counted_flop = all(any(row.flop for row in all_rows(one)) for one in (before, after))
-    what = "flop" if counted_flop else "ops"
-    old, new = (percent(one.residency[what]) for one in (before, after))
-    both = f"{old} -> {new}" if old != new else new
-    same = ", as before" * (old == new)
-    first = f"ANE: {both} of {what} on {after.target.words}{same}"
+    old, new = (_share(Standing.of([part for _, part in sections(one)])) for one in (before, after))
+    first = _moved(old, new, after.target.words)
     if before.time is None or after.time is None:
         return first
-    return ", ".join(filter(None, [first, _speed(change(before.time, after.time))]))
+    return f"{first}, {change(before.time, after.time).verdict}"
 
 
 def _shares(surgery: Surgery) -> str:
@@ -90,40 +88,28 @@ def _shares(surgery: Surgery) -> str:
         return ""
     if unplaced := _unplaced(surgery):
         return unplaced
+    return _moved(_share(before), _share(after), _target(surgery))
+
+
+def _moved(before: Mapping[str, str], after: Mapping[str, str], target: str) -> str:
+    """Two shares in words."""
     what = _measure(before, after)
-    old, new = _share(before, what), _share(after, what)
+    old, new = before[what], after[what]
     both = f"{old} -> {new}" if old != new else new
-    return f"ANE: {both} of {what} on {_target(surgery)}{', as before' if old == new else ''}"
+    return f"ANE: {both} of {what} on {target}{', as before' if old == new else ''}"
 
 
-def _measure(before: Standing, after: Standing) -> str:
+def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """The flop, where they tell both apart or all is told; else the ops."""
-    if not (before.flop and after.flop):
+    if not ("flop" in before and "flop" in after):
         return "ops"
-    return "ops" if _share(before, "flop") == _share(after, "flop") != "100 %" else "flop"
+    return "ops" if before["flop"] == after["flop"] != "100 %" else "flop"
 
 
-def _share(stands: Standing, what: str) -> str:
-    """A share in percent; a range where it is not known of some ops whether they run there."""
-    least = stands.share[what]
-    if what != "flop" or not stands.perhaps_flop:
-        return percent(least)
-    most = percent(least + stands.perhaps_flop / stands.flop)
-    return most if most == percent(least) else f"{percent(least).removesuffix(' %')} to {most}"
-
-
-def _speed(time: Change | None) -> str:
-    """How much faster, with the band; "perhaps" where the band does not say that it is."""
-    if time is None:
-        return ""
-    if 1 / ALIKE < time.ratio < ALIKE:
-        return "as fast as before"
-    sure = "about" if time.high < 1 or time.low > 1 else "perhaps"
-    if time.ratio < 1:
-        return (
-            f"{sure} {factor(1 / time.ratio)} times as fast ({factor(1 / time.high)} to {factor(1 / time.low)})"
-        )
-    return f"{sure} {factor(time.ratio)} times as slow ({factor(time.low)} to {factor(time.high)})"
+def _share(stands: Standing) -> dict[str, str]:
+    """The shares in percent; ranges where it is not known of some ops whether they run there."""
+    counted = ["ops", *(["flop"] if stands.flop else [])]
+    return {what: between(stands.share[what], stands.share_at_most[what]) for what in counted}
 
 
 def _exactness(surgery: Surgery) -> str:

@@ -44,7 +44,7 @@ class Review:
         said = [f"{label} {old} -> {new}" for label, old, new in self._lost(points)]
         old_time, new_time = self.before.time, self.after.time
         if old_time is not None and new_time is not None and change(old_time, new_time).low > 1:
-            said.append(f"time {change(old_time, new_time).verdict}")
+            said.append(change(old_time, new_time).verdict)
         if self.comparison is not None and not self.comparison.ok:
             said.append(f"the outputs differ: {self.comparison.verdict.splitlines()[0]}")
         return said + ([f"the outputs cannot be compared: {self.apart}"] if self.apart else [])
@@ -52,8 +52,9 @@ class Review:
     def _lost(self, points: float) -> list[tuple[str, str, str]]:
         assert self.before is not None
         old, new = self.before.residency, self.after.residency
+        share = summary.share_words
         return [
-            (f"share of the {what} on the ANE", summary.percent(old[what]), summary.percent(new[what]))
+            (f"share of the {what} on the ANE", share(self.before, what), share(self.after, what))
             for what in old
             if 100 * (old[what] - new[what]) > points
         ]

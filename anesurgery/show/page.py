@@ -198,8 +198,6 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
         ("segments", f"{segments:,}", summary.counted(inspection.switches, "switch")),
         ("findings", f"{len(inspection.all_findings):,}", summary.counted(rules, "rule")),
     ]
-    if (cost := summary.cost(inspection)) is not None:
-        top.append(("estimate", summary.microseconds(cost), "not a run time"))
     if (time := inspection.time) is not None:
         top.append(("time", f"{time.ms:.3g} ms", f"{time.low:.3g} to {time.high:.3g}; estimated"))
     memory = inspection.memory

@@ -10,8 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from anesurgery.placement.durations import change
+from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.expected import SAME
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
 from anesurgery.semantics.reading import in_words
 
@@ -330,23 +331,14 @@ def _whole(count: Callable[[Inspection], int]) -> Callable[[Inspection], tuple[f
 
 
 def _share(key: str) -> Callable[[Inspection], tuple[float, str]]:
-    return lambda i: (i.residency[key], percent(i.residency[key]))
+    """Where it is a range, both ends count."""
+    return lambda i: (i.residency[key] + i.residency_at_most[key], share_words(i, key))
 
 
 def cost(inspection: Inspection) -> float | None:
     """What the chosen path costs by the estimates, microseconds; None where a part has none."""
     costs = [part.cost for _, part in sections(inspection)]
     return None if None in costs else sum(c for c in costs if c is not None)
-
-
-def microseconds(value: float) -> str:
-    """A time in words."""
-    return f"{value:,.0f} µs" if value < 10_000 else f"{value / 1000:,.1f} ms"
-
-
-def _cost(i: Inspection) -> tuple[float, str]:
-    value = cost(i)
-    return (0, "unknown") if value is None else (value, microseconds(value))
 
 
 NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
@@ -359,7 +351,6 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),
     "ops of unknown legality": (_whole(lambda i: sum(r.legal is None for r in all_rows(i))), -1),
     "findings": (_whole(lambda i: len(i.all_findings)), -1),
-    "estimate (not a run time)": (_cost, -1),
     "weights": (lambda i: (i.memory.weights, in_words(i.memory.weights)) if i.memory else (0, "unknown"), -1),
 }
 """Label -> how the number is found (also in words), and the direction in which it improves; 0 for none."""
@@ -379,12 +370,23 @@ def changes(before: Inspection, after: Inspection) -> list[Change]:
 def time_changes(before: Inspection, after: Inspection) -> list[Change]:
     """The times, and the band of their ratio: better or worse only where that leaves out 1."""
     if before.time is None or after.time is None:
-        return []
+        return _relative_cost(before, after)
     ratio = change(before.time, after.time)
-    better = True if ratio.high < 1 else False if ratio.low > 1 else None
+    band = f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
     return [
-        Change("time (estimated)", str(before.time), str(after.time), better),
-        Change("time after / before", "1", f"{ratio.ratio:.2f} ({ratio.low:.2f} to {ratio.high:.2f})", better),
+        Change("time (estimated)", str(before.time), str(after.time), ratio.better),
+        Change("time after / before", "1", band, ratio.better),
+    ]
+
+
+def _relative_cost(before: Inspection, after: Inspection) -> list[Change]:
+    """What Core ML itself counts, as a multiple of that before: it ranks two forms, and is no time."""
+    old, new = cost(before), cost(after)
+    if not old or new is None:
+        return []
+    better = None if abs(new / old - 1) < SAME else new < old
+    return [
+        Change("relative cost (no time is known)", "1", from_to(1.0, new / old, "").split(" -> ")[1], better)
     ]
 
 

@@ -18,8 +18,10 @@ from anesurgery.checking.grades import summary
 from anesurgery.checking.metrics import OutputComparison
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws, written
+from anesurgery.errors import Refusal
 from anesurgery.mil import Array
-from anesurgery.rewriting.session import Change, Report, counts, grouped_refusals, refusal_lines, refused_ops
+from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
+from anesurgery.rewriting.session import Change, Report, counts
 from anesurgery.show.console import as_text, plain, shows
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.summary import counted
@@ -91,14 +93,29 @@ def _ops_line(surgery: Surgery) -> str:
     return f"{total}: {', '.join(moved)}" if moved else f"{total}: unchanged"
 
 
+def time_line(surgery: Surgery) -> str:
+    """How long it takes before and after; the relative cost, and why no time is known, where that is so.
+
+    Nothing without a target, and where nothing was changed the one time.
+    """
+    if surgery.time is not None:
+        return str(surgery.time) if surgery.changes else f"time {surgery.time.after}"
+    before, after = surgery.stands
+    if surgery.target is None or before is None or after is None or after.refused:
+        return ""
+    known = [f"now {after.time}"] if after.time is not None else []
+    known += [after.expected.relative(before.expected)] if surgery.changes and before.estimate else []
+    return "; ".join([f"no time: {before.untimed or after.untimed or 'each function has its own'}", *known])
+
+
 def _surgery_parts(surgery: Surgery, details: bool) -> list[Any]:
     table, idle = _steps_table(surgery, details), _idle(surgery)
     parts: list[Any] = [plain(headline(surgery), style="bold"), *([table] if table.row_count else [])]
     if surgery.changes:
         parts.append(plain(edits_line(surgery.changes, fine=details)))
     parts.append(plain(_ops_line(surgery)))
-    if surgery.time is not None:
-        parts.append(plain(str(surgery.time)))
+    if line := time_line(surgery):
+        parts.append(plain(line))
     if idle and details:
         parts.append(plain(f"changed nothing: {', '.join(idle)}", style="dim"))
     parts += _remarks(surgery)
@@ -111,9 +128,9 @@ def _remarks(report: Report) -> list[Text]:
     """What the caller must change or know, and what was refused."""
     lines = [plain(f"interface: {change.words}", style="cyan") for change in report.contract]
     lines += [plain(f"note: {note}", style="cyan") for note in report.notes]
-    for line, op in zip(refusal_lines(report.refusals), refused_ops(report.refusals), strict=True):
-        lines.append(plain(f"skipped: {line}", style="dim"))
-        lines += [plain(f"  {op}", style="dim")] if op else []
+    for group in by_cause(report.refusals):
+        lines.append(plain(f"skipped: {group.line}", style="dim"))
+        lines += [plain(f"  {group.op}", style="dim")] if group.op else []
     return lines
 
 
@@ -249,16 +266,20 @@ def report_json(report: Report) -> dict[str, Any]:
         "edits": counts(report.changes),
         "changes": [_change_json(c) for c in report.changes],
         "refusals": [
-            {"step": name, "reason": reason, "count": count, "first_at": where, "op": op}
-            for (name, reason, count, where), op in zip(
-                grouped_refusals(report.refusals), refused_ops(report.refusals), strict=True
-            )
+            {"step": name, "reason": reason, "count": len(found), "at": _places(found)}
+            | {"first_at": next(iter(_places(found)), ""), "op": op_text(found[0].where)}
+            for name, reason, found in grouped_refusals(report.refusals)
         ],
         "interface_changes": [change.words for change in report.contract],
         "artifacts": {name: list(array.shape) for name, array in report.artifacts.items()},
         "notes": report.notes,
         "seconds": {name: round(spent, 3) for name, spent in report.timings.items()},
     }
+
+
+def _places(refusals: Sequence[Refusal]) -> list[str]:
+    """The names of the ops or layers."""
+    return [refusal.where.name for refusal in refusals if refusal.where]
 
 
 @draws("Surgery", "json")
@@ -274,9 +295,16 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
             "steps": steps,
             "ops": {"before": surgery.before, "after": surgery.after},
             "time": None if surgery.time is None else surgery.time.to_json(),
+            "relative_cost": _relative_cost(surgery),
             "proof": None if surgery.proof is None else surgery.proof.to_json(),
         }
     )
+
+
+def _relative_cost(surgery: Surgery) -> float | None:
+    """What Core ML itself counts, as a multiple of that before; None where nothing does."""
+    before, after = surgery.stands
+    return after.over(before).cost if before is not None and after is not None and before.estimate else None
 
 
 def _change_json(change: Change) -> dict[str, Any]:

@@ -61,14 +61,13 @@ def device_bar(inspection: Inspection, width: int = BAR) -> Text:
 
 
 def status_line(inspection: Inspection) -> Text:
-    """Status and residency in a line; segments, switches, estimate and memory in the next."""
+    """Status and residency in a line; segments, switches, time and memory in the next."""
     counted = summary.has_flop(inspection)
     flop = f"{summary.share_words(inspection, 'flop')} of flop" if counted else "flop not counted"
-    memory, cost = summary.memory_words(inspection), summary.cost(inspection)
+    memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
     more = [f"{summary.counted(segments, 'segment')}, {summary.counted(inspection.switches, 'switch')}"]
-    more += [] if cost is None else [f"estimate {summary.microseconds(cost)}"]
     more += [] if inspection.time is None else [f"time {inspection.time}"]
     more += [memory] if memory else []
     line = Text(f"status {inspection.status}", style=f"bold {STATUS_STYLES[inspection.status]}")

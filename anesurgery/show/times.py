@@ -115,8 +115,8 @@ def time_group(inspection: Inspection) -> list[Any]:
     """Where the time goes, for a terminal; nothing without a time."""
     if (time := inspection.time) is None:
         return []
-    count = summary.counted(time.measurements, "published time")
-    title = Text("\nwhere the time goes", "bold").append(f"  {time}, from {count}", "not bold")
+    source = summary.counted(time.measurements, "published time") if time.measurements else time.source
+    title = Text("\nwhere the time goes", "bold").append(f"  {time}, from {source}", "not bold")
     table = Table(box=None, show_header=False, pad_edge=False)
     for one in (*segments(inspection)[:SEGMENTS], *dearest(inspection)):
         cut = short_name(one.name, TITLE)

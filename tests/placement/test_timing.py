@@ -16,9 +16,10 @@ from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import fitting, timing
 from anesurgery.placement.demand import INT8, JOINT, PALETTE, W8A8, Load, OpLoad, load_of, longest_chain
 from anesurgery.placement.durations import Time, change, total
+from anesurgery.placement.expected import Expected
 from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import table, time_of
+from anesurgery.placement.timing import OF_CPU, table, time_of
 
 M1, M4, M5 = map(Target.parse, ("M1", "M4", "M5 Pro"))
 
@@ -253,15 +254,15 @@ def test_equal_sides_have_a_ratio_of_one() -> None:
     side = told(OpLoad("conv", 900.0))
     same = change(side, side)
     assert (same.ratio, same.low, same.high) == pytest.approx((1, 1, 1))
-    assert same.verdict == "no difference that this can tell"
+    assert same.verdict == "as fast as before"
 
 
 def test_common_errors_cancel_and_others_do_not() -> None:
     whole, half = told(OpLoad("conv", 9000.0)), told(OpLoad("conv", 3000.0))
     other = told(OpLoad("matmul", 8000.0))
-    assert change(whole, half).verdict.startswith("faster by ")
-    assert change(half, whole).verdict.startswith("slower by ")
-    assert change(whole, other).verdict == "no difference that this can tell"
+    assert change(whole, half).verdict == "about 2.9 times as fast (1.9 to 4.3)"
+    assert change(half, whole).verdict == "about 2.9 times as slow (1.9 to 4.3)"
+    assert change(whole, other).verdict.startswith("perhaps 1.1")
     wide, near = change(whole, other), change(whole, told(OpLoad("conv", 8900.0)))
     assert wide.low < wide.ratio < wide.high
     assert near.high / near.low < wide.high / wide.low
@@ -273,12 +274,14 @@ def test_times_whose_bands_lie_apart_are_told_apart() -> None:
     coded = told(OpLoad("linear", 7200.0, weight=13_107_200, form=PALETTE, rows=1024), target=M5)
     assert coded.low > plain.high
     slower, faster = change(plain, coded), change(coded, plain)
-    assert slower.verdict.startswith("slower by ")
-    assert faster.verdict.startswith("faster by ")
+    assert (slower.better, faster.better) == (False, True)
+    assert slower.verdict.startswith("about 6.8 times as slow ")
+    assert faster.verdict.startswith("about 6.8 times as fast ")
     assert slower.low == pytest.approx(coded.low / plain.high)
     near = told(OpLoad("linear", 7200.0, weight=13_107_200, form=PALETTE, rows=64), target=M5)
     assert near.low < plain.high
-    assert change(plain, near).verdict == "no difference that this can tell"
+    assert change(plain, near).better is None
+    assert change(plain, near).verdict.startswith("perhaps ")
 
 
 @pytest.mark.parametrize(("order", "paid"), [("a", 0), ("ac", 0), ("ca", 1), ("aca", 2), ("acac", 2), ("c", 0)])
@@ -293,13 +296,35 @@ def test_the_way_back_to_the_cpu_is_part_of_a_prediction(order: str, paid: int) 
     assert load_of(judged, ["cpu" if unit == "c" else "ane" for unit in order]).switches == paid
 
 
-@pytest.mark.parametrize(
-    "ops", [(), (OpLoad("gelu", 300.0, cpu=True),), (OpLoad("linear", 300.0, weight=100, cpu=True),)]
-)
-def test_what_runs_on_the_cpu_alone_has_no_time(ops: tuple[OpLoad, ...]) -> None:
-    found = time_of(Load(ops), M4)
-    assert isinstance(found, str)
-    assert found.startswith("no op is expected on the Neural Engine")
+@pytest.mark.parametrize("op", [OpLoad("gelu", 300.0, cpu=True), OpLoad("linear", 300.0, weight=100, cpu=True)])
+def test_what_runs_on_the_cpu_alone_has_a_time_within_a_wide_band(op: OpLoad) -> None:
+    """The wrong version has the band of a model with some ops there: published times are an eighth of it."""
+    found = told(op)
+    assert (found.ms, found.measurements, found.source) == (0.3, 0, OF_CPU)
+    assert found.low < found.ms / 8
+    assert found.high > 8 * found.ms
+    assert time_of(Load(()), M4) == "no estimate of any op is known"
+
+
+def test_a_time_of_the_cpu_alone_decides_nothing() -> None:
+    """It is Core ML's cost, which decides; the wrong version pays digits for it."""
+    there, here = (told(OpLoad("conv", 300.0, cpu=cpu)) for cpu in (False, True))
+    engine, cpu = (Expected(300.0, 300.0, time) for time in (there, here))
+    assert engine.times(engine) is not None
+    assert engine.times(cpu) is None
+    assert cpu.times(cpu) is None
+    moved = change(here, there)
+    assert (moved.low, moved.high) == pytest.approx((there.low / here.high, there.high / here.low))
+
+
+def test_one_verdict_is_said_everywhere() -> None:
+    """The wrong version: perhaps 3.2 times as fast, above a time without a difference that can be told."""
+    whole, other = told(OpLoad("conv", 9000.0)), told(OpLoad("matmul", 8000.0))
+    found = change(whole, other)
+    assert found.better is None
+    assert str(found).endswith(found.verdict)
+    assert found.to_json()["verdict"] == found.verdict
+    assert found.verdict.startswith("perhaps ")
 
 
 def test_a_product_of_a_row_takes_the_reading_of_its_weights_on_either_unit() -> None:
@@ -317,10 +342,11 @@ def test_a_pipeline_takes_the_sum() -> None:
     assert (both.low, both.high) == pytest.approx((one.low + other.low, one.high + other.high))
 
 
-def test_a_surgery_says_both_times() -> None:
+def test_where_nothing_was_changed_there_is_one_time() -> None:
     surgery = ane.apply(program(), "auto", target="M4")
     assert surgery.time is not None
-    assert str(surgery.time) in " ".join(str(surgery).split())
+    assert f"time {surgery.time.after}" in " ".join(str(surgery).split())
+    assert " -> " not in str(surgery).split("time ")[1].splitlines()[0]
 
 
 def test_another_table_is_used_by_name_and_a_wrong_one_refused(

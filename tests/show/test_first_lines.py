@@ -89,7 +89,7 @@ def test_two_inspections_begin_with_what_moved() -> None:
     lines = as_text(terminal.difference_group(PLACED, better)).splitlines()
     assert lines[0] == "ANE: 50 % -> 100 % of flop on M1/macOS 14"
     assert "ANE: 50 % -> 100 % of flop on M1/macOS 14" in words(drawn(PLACED, "page", better))
-    assert compared_shares(PLACED, PLACED) == "ANE: 50 % of flop on M1/macOS 14, as before"
+    assert compared_shares(PLACED, PLACED) == "ANE: 50 % of ops on M1/macOS 14, as before"
 
 
 def test_a_page_and_a_cell_have_no_number_of_ours_first() -> None:

@@ -57,6 +57,9 @@ def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None
     assert re.match(
         r"ANE: \d+ % -> \d+ % of flop on A15/iOS 17, about [\d.]+ times as fast \([\d.]+ to [\d.]+\); ", said
     )
+    assert surgery.time.verdict in said
+    assert str(surgery.time) in " ".join(str(surgery).split())
+    assert surgery.to_json()["time"]["verdict"] == surgery.time.verdict
     assert "outputs identical" in said or re.search(r"outputs equal to \d+ dB", said)
     assert not OURS.search(said)
 

@@ -6,15 +6,17 @@ import math
 from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
+from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Operation, Var, constant, is_symbolic, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST, MOST
+from anesurgery.semantics.constant_ends import LARGEST
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
-from anesurgery.semantics.row_lengths import row_length
+from anesurgery.semantics.row_lengths import norms, row_length
 
-_LONGEST: WeakKeyDictionary[Operation, dict[int, float]] = WeakKeyDictionary()
+_LONGEST: WeakKeyDictionary[Operation | None, dict[int, float]] = WeakKeyDictionary()
 
 
 VANISHES = 104.0
@@ -39,15 +41,29 @@ def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
     return dict.fromkeys((root.query, root.key, *read), math.sqrt(most / math.sqrt(root.query.shape[-1])))
 
 
-def stored_score(var: Var) -> float:
-    """The largest magnitude of scores as a program computes them: of a matmul, times numbers."""
-    op = var.op
-    factor = None if op is None else scaled(op)
-    if factor is not None:
-        return stored_score(factor[0]) * abs(factor[1]) * ROUNDED_HALVES
-    if op is None or op.op_type != "matmul":
+def stored_score(var: Var, enough: float = 0.0) -> float:
+    """The largest magnitude of scores as a program computes them: of a matmul, times numbers.
+
+    Args:
+        var: the scores.
+        enough: a bound up to it is not made better.
+    """
+    growth = 1.0
+    while var.op is not None and (factor := scaled(var.op)) is not None:
+        var, growth = factor[0], growth * abs(factor[1]) * ROUNDED_HALVES
+    if var.op is None or var.op.op_type != "matmul":
         return math.inf
-    return math.prod(head_length(value, axis, stored=True) for value, axis in _sides(op)) * ROUNDED_HALVES
+    growth *= ROUNDED_HALVES
+    return growth * _of_heads(var.op, enough / growth if growth else math.inf, stored=True)
+
+
+def _of_heads(op: Operation, enough: float, *, stored: bool = False) -> float:
+    """The largest product of two heads, by singular values only where the rows of weights bound too little."""
+    most = math.inf
+    for rows in (True, False):
+        if most > enough:
+            most = math.prod(head_length(v, axis, stored=stored, by_rows=rows) for v, axis in _sides(op))
+    return most
 
 
 def _sides(op: Operation) -> tuple[tuple[Var, int], tuple[Var, int]]:
@@ -60,7 +76,7 @@ def largest_score(op: Operation, enough: float) -> float:
 
     Args:
         op: the matmul.
-        enough: a bound below it is not made better: lengths of heads are not asked for.
+        enough: a bound below it is not made better.
     """
     terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
     if is_symbolic(terms):
@@ -68,10 +84,10 @@ def largest_score(op: Operation, enough: float) -> float:
     most = magnitude(op.x, products=2) * magnitude(op.y, products=2) * int(terms)
     if most < enough:
         return most
-    return min(most, math.prod(head_length(value, axis) for value, axis in _sides(op)))
+    return min(most, _of_heads(op, enough))
 
 
-def head_length(value: Var, axis: int, *, stored: bool = False) -> float:
+def head_length(value: Var, axis: int, *, stored: bool = False, by_rows: bool = False) -> float:
     """The largest Euclidean length of a value along an axis that holds the numbers of one head.
 
     They come of a linear layer behind a norm. A head is no longer than a row of the norm times the largest
@@ -82,6 +98,7 @@ def head_length(value: Var, axis: int, *, stored: bool = False) -> float:
         value: a head, or several.
         axis: along which its numbers lie.
         stored: as they are computed in their dtype? Else in real numbers.
+        by_rows: are singular values bounded by the longest row of weights, which is found sooner?
     """
     at = axis % value.rank
     while (moved := producer(value, "transpose")) is not None:
@@ -97,7 +114,7 @@ def head_length(value: Var, axis: int, *, stored: bool = False) -> float:
     if parts is not None and size is not None and _cuts_between_heads(parts, size[-1]):
         whole = parts.x
     layer = producer(whole, "linear")
-    longest = None if layer is None or size is None else _longest(layer, size[-1])
+    longest = None if layer is None or size is None else _longest(layer, size[-1], by_rows)
     if layer is None or longest is None:
         return math.inf
     return (row_length(layer.x, stored=stored) * longest[0] + longest[1]) * (ROUNDED_HALVES if stored else 1)
@@ -119,20 +136,26 @@ def _joined(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[:-2], math.prod(shape[-2:]))
 
 
-def _longest(layer: Operation, size: int) -> tuple[float, float] | None:
+def _longest(layer: Operation, size: int, by_rows: bool) -> tuple[float, float] | None:
     """The largest singular value of weights of so many outputs, and the longest bias; None where not read."""
-    weight, bias = constant(layer.weight), layer.inputs.get("bias")
+    rows, bias = norms(layer), layer.inputs.get("bias")
     offset = None if bias is None else constant(bias)
-    if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
+    if rows is None or (bias is not None and offset is None):
         return None
-    maker = layer.weight.op  # not the layer, which may be given other weights
-    lengths = _LONGEST.setdefault(maker, {})
-    if size not in lengths:
-        parts = np.asarray(weight, np.float32).reshape(-1, size, np.shape(weight)[-1])
-        squares = np.linalg.eigvalsh(parts @ parts.transpose(0, 2, 1)).max()
-        lengths[size] = math.sqrt(max(float(squares), 0.0)) * ROUNDED
     shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
-    return lengths[size], float(shift)
+    length = math.sqrt(size) * rows.length * ROUNDED if by_rows else _singular(layer.weight, size)
+    return length, float(shift)
+
+
+def _singular(weight: Var, size: int) -> float:
+    """The largest singular value of weights of so many outputs."""
+    lengths = _LONGEST.setdefault(weight.op, {})  # not of the layer, which may be given other weights
+    if size not in lengths:
+        parts = as_tensor(constant(weight)).float().unflatten(0, (-1, size))
+        squares = torch.linalg.eigvalsh(parts @ parts.mT).amax()
+        forget(constant(weight))
+        lengths[size] = math.sqrt(max(float(squares), 0.0)) * ROUNDED
+    return lengths[size]
 
 
 ROUNDED = 1 + 1e-4

@@ -729,7 +729,7 @@ ONCE = {
     "mil": 4,
     "semantics.byte_sizes": 1,
     "semantics.reading": 1,
-    "checking.fingerprint": 1,
+    "semantics.fingerprint": 1,
     "checking.value_numbering": 1,
 }
 """Where they stand. What is compared as a whole has the host's own inputs too."""

@@ -371,7 +371,7 @@ def is_constexpr(op: Operation) -> bool:
 
 def is_weight(op: Operation) -> bool:
     """Is it a constant, plain or compressed, and no op that runs?"""
-    return (op_type := op.op_type) == "const" or op_type.startswith("constexpr_")
+    return op.op_type == "const" or is_constexpr(op)
 
 
 def static_shape(var: Var) -> tuple[int, ...] | None:

@@ -10,6 +10,7 @@ import torch
 
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Operation, Var, constant, producer, static_shape
+from anesurgery.semantics.of_arrays import found_of
 
 Interval = tuple[float, float]
 
@@ -30,7 +31,8 @@ def of_constant(var: Var) -> Interval:
     if op is None:
         return ANY
     if op not in _CONSTANTS:
-        _CONSTANTS[op] = _least_and_largest(var)
+        found = found_of(constant(var))
+        _CONSTANTS[op] = found["ends"] = found.get("ends") or _least_and_largest(var)
     return _CONSTANTS[op]
 
 

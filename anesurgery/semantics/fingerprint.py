@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 
 from anesurgery.mil import Array, Operation, Var, constant
+from anesurgery.semantics.of_arrays import found_of
 from anesurgery.text import type_text
 
 INLINE = 1 << 22
 """Constants of up to this many bytes are compared by content, larger ones by identity: a choice, between the
 time of reading them and of checking an edit that is like another."""
 SHORT = 64
-"""Bytes of constants that are read each time: coremltools writes into the ends of slices."""
-_CONTENTS: WeakKeyDictionary[Operation, Hashable] = WeakKeyDictionary()
-"""Of a large constant, a number that no other gets, not even one that lies where this one lay."""
+"""Bytes of constants that are compared as they are."""
 _counted = itertools.count()
+"""Numbers for large constants, of which no two get one, not even one that lies where another lay."""
 
 
 def fingerprint(
@@ -48,7 +47,7 @@ def fingerprint(
             return ("any", weights[var], type_text(var))
         value = constant(var)
         if value is not None:
-            return ("constant", _content(cast(Operation, var.op), np.asarray(value)))
+            return ("constant", _content(np.asarray(value)))
         return (numbers.setdefault(var, len(numbers)), type_text(var))
 
     def written(op: Operation) -> Hashable:
@@ -66,11 +65,12 @@ def fingerprint(
     return (sides, tuple((known(a), known(b)) for a, b in replaced))
 
 
-def _content(op: Operation, array: Array) -> Hashable:
+def _content(array: Array) -> Hashable:
     """What a constant holds, or which it is."""
     if array.nbytes <= SHORT:
         return array.dtype.str, array.shape, array.tobytes()
-    if op not in _CONTENTS:
+    found = found_of(array)
+    if "content" not in found:
         known = array.nbytes <= INLINE
-        _CONTENTS[op] = hashlib.blake2b(array.tobytes()).digest() if known else next(_counted)
-    return array.dtype.str, array.shape, _CONTENTS[op]
+        found["content"] = hashlib.blake2b(array.tobytes()).digest() if known else next(_counted)
+    return array.dtype.str, array.shape, found["content"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,6 +12,7 @@ import torch
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import MOST, gain, of_constant
+from anesurgery.semantics.of_arrays import found_of
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
 from anesurgery.semantics.rounded_ends import norm_growth
 
@@ -36,10 +36,10 @@ class Norms:
         return self._largest(2)
 
     def _largest(self, order: int) -> float:
-        kept = _NORMS.setdefault(self.weight.op, {})
-        if (order, self.by_columns) not in kept:
-            kept[order, self.by_columns] = self._read(order)
-        return kept[order, self.by_columns]
+        found, key = found_of(constant(self.weight)), ("norm", order, self.by_columns)
+        if key not in found:
+            found[key] = self._read(order)
+        return float(found[key])
 
     def _read(self, order: int) -> float:
         numbers = as_tensor(constant(self.weight))
@@ -48,9 +48,6 @@ class Norms:
         each = torch.linalg.vector_norm(wide, order, dim=0 if self.by_columns else 1, dtype=torch.float32)
         forget(constant(self.weight))
         return float(each.max())
-
-
-_NORMS: WeakKeyDictionary[Operation | None, dict[tuple[int, bool], float]] = WeakKeyDictionary()
 
 
 def norms(op: Operation) -> Norms | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -13,11 +12,9 @@ from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST, MOST
 from anesurgery.semantics.intervals import interval, magnitude
+from anesurgery.semantics.of_arrays import found_of
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
 from anesurgery.semantics.row_lengths import row_length
-
-_LONGEST: WeakKeyDictionary[Operation | None, dict[tuple[int, bool], float]] = WeakKeyDictionary()
-
 
 VANISHES = 104.0
 """Exp of less than -104 is 0 in fp32."""
@@ -142,12 +139,12 @@ def _longest(layer: Operation, size: int, roughly: bool) -> tuple[float, float] 
     offset = None if bias is None else constant(bias)
     if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
         return None
-    lengths = _LONGEST.setdefault(layer.weight.op, {})  # not of the layer, which may be given other weights
-    if (size, roughly) not in lengths:
-        lengths[size, roughly] = _singular_value(weight, size, roughly) * ROUNDED
+    found, key = found_of(weight), ("singular value", size, roughly)
+    if key not in found:
+        found[key] = _singular_value(weight, size, roughly) * ROUNDED
         forget(weight)
     shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
-    return lengths[size, roughly], float(shift)
+    return found[key], float(shift)
 
 
 def _singular_value(weight: Array, size: int, roughly: bool) -> float:

@@ -364,6 +364,24 @@ def as_scratch(function: Function) -> None:
     setattr(function, "_propagate_nonreplaceable_vars", lambda: None)  # noqa: B010 - a private member
 
 
+@contextmanager
+def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
+    """As `with block`, but all ops of a function are only walked at its end if some were edited until then."""
+    if not isinstance(block, Function):
+        with block:
+            yield
+        return
+    own, walk = vars(block).get("_propagate_nonreplaceable_vars"), block._propagate_nonreplaceable_vars
+    vars(block)["_propagate_nonreplaceable_vars"] = lambda: walk() if edited else None
+    try:
+        with block:
+            yield
+    finally:
+        del vars(block)["_propagate_nonreplaceable_vars"]
+        if own is not None:
+            as_scratch(block)
+
+
 def is_constexpr(op: Operation) -> bool:
     """Does an op hold a weight in a compressed form?"""
     return op.op_type.startswith("constexpr_")

@@ -71,6 +71,7 @@ with quiet_host():
     from coremltools.converters.mil.mil.scope import SCOPE_STACK, VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic as any_symbolic
     from coremltools.converters.mil.mil.types.symbolic import is_symbolic as is_symbolic
+    from coremltools.converters.mil.mil.var import InternalVar
 
 ct = coremltools
 
@@ -253,10 +254,13 @@ def consumers(var: Var) -> list[Operation]:
 
 def operands(op: Operation) -> Iterator[tuple[str, Var]]:
     """The (parameter, var) pairs of an op's inputs; a tuple input gives one pair for each element."""
-    for name, value in op.inputs.items():
-        for var in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(var, Var):
-                yield name, var
+    for name, value in op._input_vars.items():  # what `inputs` copies at each question
+        if value.__class__ is Var:
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from ((name, var) for var in value if isinstance(var, Var))
+        elif isinstance(value, Var) and not isinstance(value, InternalVar):
+            yield name, value
 
 
 def op_inputs(op: Operation, *without: str) -> dict[str, Any]:
@@ -343,7 +347,8 @@ def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
 
 def is_stored(var: Var | None) -> bool:
     """Is it a constant, plain or compressed?"""
-    return var is not None and var.op is not None and is_weight(var.op)
+    op = None if var is None else var.op
+    return op is not None and is_weight(op)
 
 
 def is_compressed(var: Var) -> bool:
@@ -359,6 +364,24 @@ def as_scratch(function: Function) -> None:
     setattr(function, "_propagate_nonreplaceable_vars", lambda: None)  # noqa: B010 - a private member
 
 
+@contextmanager
+def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
+    """As `with block`, but all ops of a function are only walked at its end if some were edited until then."""
+    if not isinstance(block, Function):
+        with block:
+            yield
+        return
+    own, walk = vars(block).get("_propagate_nonreplaceable_vars"), block._propagate_nonreplaceable_vars
+    vars(block)["_propagate_nonreplaceable_vars"] = lambda: walk() if edited else None
+    try:
+        with block:
+            yield
+    finally:
+        del vars(block)["_propagate_nonreplaceable_vars"]
+        if own is not None:
+            as_scratch(block)
+
+
 def is_constexpr(op: Operation) -> bool:
     """Does an op hold a weight in a compressed form?"""
     return op.op_type.startswith("constexpr_")
@@ -371,7 +394,14 @@ def is_weight(op: Operation) -> bool:
 
 def static_shape(var: Var) -> tuple[int, ...] | None:
     """The shape as integers, or None when a dimension is symbolic."""
-    shape = tuple(var.shape or ())
+    return _static(var.sym_type)
+
+
+@lru_cache(maxsize=4096)
+def _static(sym_type: Any) -> tuple[int, ...] | None:
+    """The shape, asked once for each type."""
+    held = sym_type.wrapped_type() if types.is_state(sym_type) else sym_type
+    shape = tuple(held.get_shape()) if types.is_tensor(held) else ()
     return None if any_symbolic(shape) else tuple(int(d) for d in shape)
 
 

@@ -377,14 +377,16 @@ HOPS = 14
 """Most files between `ane.apply` and the saved package, along any one chain of calls."""
 
 PROJECT = (f"{ENGINE}/", f"{PASSES}/", f"{RECIPES}/")
+DECORATORS = ("<module>", "alone", "asked", "at_the_door")
+"""Functions that call what they stand around."""
 
 
 def chain(frame: FrameType | None) -> list[str]:
-    """The files of the project on a stack, the outermost first; the decorator that takes turns is no stop."""
+    """The files of the project on a stack, the outermost first; a decorator is no stop."""
     found: list[str] = []
     while frame is not None:
         file, function = frame.f_code.co_filename, frame.f_code.co_name
-        if file.startswith(PROJECT) and function not in ("<module>", "alone", "at_the_door"):
+        if file.startswith(PROJECT) and function not in DECORATORS:
             name = module_name(Path(file).resolve())
             if not found or found[-1] != name:
                 found.append(name)
@@ -742,7 +744,7 @@ ONCE = {
     "mil": 4,
     "semantics.byte_sizes": 1,
     "semantics.reading": 1,
-    "checking.fingerprint": 1,
+    "semantics.fingerprint": 1,
     "checking.value_numbering": 1,
 }
 """Where they stand. What is compared as a whole has the host's own inputs too."""

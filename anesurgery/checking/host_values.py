@@ -36,12 +36,14 @@ def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -
         other = np.asarray(var.val)
         if other.shape != value.shape:
             return Refusal(f"%{var.name} has the shape {value.shape}, and {other.shape} by coremltools", var.op)
+        count += value.size
+        if value.dtype == other.dtype and value.tobytes() == other.tobytes():
+            continue
         apart, share = _apart(value, other)
         if np.any(share > (ROUNDING if value.dtype.kind == "f" else 0)):
             at = np.unravel_index(int(np.argmax(share)), value.shape)
             return Refusal(f"%{var.name} holds {value[at]}, and {other[at]} by coremltools", var.op)
         worst, relative = max(worst, np.max(apart, initial=0)), max(relative, np.max(share, initial=0))
-        count += value.size
     grade = Grade.NUMBERS if worst else Grade.EXHAUSTIVE
     return SiteCheck(float(worst), float(relative), count, grade, None, seed)
 

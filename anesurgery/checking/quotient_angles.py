@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.table import TABLE
-from anesurgery.mil import Array, Operation, Var, consumers, is_stored, op_inputs, producer
+from anesurgery.mil import Array, Operation, Var, consumers, is_stored, op_inputs, operands, producer
 from anesurgery.ops import names
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number
@@ -110,7 +110,7 @@ def _division(op: Operation) -> Operation | None:
 
 def _values(op: Operation) -> list[Var]:
     """What an op computes with, and is no constant."""
-    return [v for v in op_inputs(op).values() if isinstance(v, Var) and not is_stored(v)]
+    return [v for _, v in operands(op) if not is_stored(v)]
 
 
 def _divisor(var: Var) -> Var:

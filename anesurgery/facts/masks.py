@@ -7,8 +7,10 @@ Dynamic booleans are tried both ways: a mask must keep a score only when all of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import numpy as np
@@ -31,7 +33,9 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import CARRIERS, ORDERINGS, POINTWISE
+from anesurgery.semantics.fingerprint import fingerprint
 from anesurgery.semantics.reading import number
+from anesurgery.text import type_text
 
 MOST_CONDITIONS = 3
 """Conditions of one mask that are tried in all combinations: a choice, as each more doubles what is tried."""
@@ -213,7 +217,31 @@ def _filled(held: Mapping[Var, bool]) -> dict[Var, torch.Tensor]:
 
 
 def _keep(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
-    """Which scores are kept, given values for what is dynamic; or why this is not a mask."""
+    """Which scores are kept, given values for what is dynamic; or why this is not a mask.
+
+    The layers of a model have one mask as a rule: it is computed for the first of them.
+    """
+    if bound:
+        return _kept_of(chain, bound, shifted)
+    ends = chain.ops[-1].outputs if chain.ops else chain.masks
+    spelled = fingerprint((), slice_back(ends, {chain.scores}), ())
+    wired = tuple(map(chain.masks.index, chain.masks)), tuple(map(type_text, (chain.scores, *chain.masks)))
+    key = spelled, wired, chain.size, shifted
+    if key not in _KEPT:
+        if len(_KEPT) >= MOST_KEPT:
+            del _KEPT[next(iter(_KEPT))]
+        _KEPT[key] = _kept_of(chain, bound, shifted)
+    return _KEPT[key]
+
+
+_KEPT: dict[Hashable, Array | Refusal] = {}
+"""What masks keep, by their spelling and what their constants hold; the oldest goes first."""
+MOST_KEPT = 8
+"""More than the masks of one model as a rule; each takes as much memory as its scores have elements."""
+
+
+def _kept_of(chain: Chain, bound: Bound, shifted: bool) -> Array | Refusal:
+    """Which scores are kept, computed."""
     results = _offsets(chain, bound)
     if results is None:
         return Refusal("the mask cannot be evaluated")
@@ -359,8 +387,8 @@ def window_of(chain: Chain | Refusal, op: Operation) -> int | Refusal:
         return against
     keep = parts.keep.any(tuple(range(parts.keep.ndim - 2)))
     queries, keys = keep.shape
-    rows, columns = np.nonzero(keep)
-    return int((rows - columns).max()) + max(keys - queries, 0) + 1
+    oldest = keep.argmax(1)  # each row keeps something
+    return int((np.arange(queries) - oldest).max()) + max(keys - queries, 0) + 1
 
 
 def against_causal(keep: Array) -> Refusal | None:
@@ -369,6 +397,13 @@ def against_causal(keep: Array) -> Refusal | None:
     Args:
         keep: which scores are kept, by queries and keys (the last two axes; the last query is at the last key).
     """
+    return _against_causal(keep.shape, np.packbits(keep).tobytes())
+
+
+@lru_cache(maxsize=16)
+def _against_causal(shape: tuple[int, ...], bits: bytes) -> Refusal | None:
+    """The same, for masks by their content: layers have equal ones."""
+    keep = np.unpackbits(np.frombuffer(bits, np.uint8), count=math.prod(shape)).reshape(shape).astype(bool)
     queries, keys = keep.shape[-2:]
     ahead = np.triu(np.ones((queries, keys), bool), max(keys - queries, 0) + 1)
     if (keep & ahead).any():

@@ -201,11 +201,18 @@ class Plan:
             return kept
         if name == "weight" and getattr(self.arithmetic, "reads_stored", False):
             return stored
+        if name == "weight" and step.op.op_type == "linear" and self._widens_in_parts:
+            return stored
         wide = stored.float()
         if self.runs > 1 and self.ready_bytes <= self.room:
             self.kept[var] = wide
             dtypes.forget(var.val)
         return wide
+
+    @property
+    def _widens_in_parts(self) -> bool:
+        """Is the weight of a linear widened as it is multiplied, where it would not be kept anyway?"""
+        return self.arithmetic in ("fp32", "fp16") and self.ready_bytes > self.room
 
     def run(self, env: Env, listener: Listener | None) -> None:
         """Evaluate the steps; `env` holds the values and loses those that are no longer needed."""

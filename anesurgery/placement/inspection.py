@@ -45,6 +45,8 @@ class Estimate:
 
     def times(self, count: int) -> Estimate:
         """The time of so many runs."""
+        if count == 1:
+            return self
         ane, cpu, gpu = (None if value is None else value * count for value in (self.ane, self.cpu, self.gpu))
         return Estimate(ane, cpu, gpu, self.off, tuple((a * count, c * count) for a, c in self.or_else))
 

@@ -39,6 +39,7 @@ from anesurgery.placement.timing import time_of_shaped
 from anesurgery.placement.verdicts import Judged, choose, longest_chain
 from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import shape_in_words
+from anesurgery.semantics.unedited import unedited
 
 NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
@@ -116,6 +117,7 @@ def _named(loaded: Loaded) -> tuple[str, str]:
     return label, "MODEL" if loaded.source is None or label == THIS else label
 
 
+@unedited()
 def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:

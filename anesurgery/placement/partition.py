@@ -41,10 +41,12 @@ def shortest(steps: Sequence[Costs]) -> list[int]:
         return []
     units = range(len(steps[0]))
     costs, came = [_enter(u) + steps[0][u] for u in units], list[list[int]]()
+    moves = [[_move(old, new) for old in units] for new in units]
     for step in steps[1:]:
-        origin = [min(units, key=lambda old, new=u: costs[old] + _move(old, new)) for u in units]  # type: ignore[misc]
-        costs = [costs[o] + _move(o, u) + step[u] for u, o in zip(units, origin, strict=True)]
-        came.append(origin)
+        ways = [[cost + move for cost, move in zip(costs, row, strict=True)] for row in moves]
+        least = list(map(min, ways))
+        came.append([way.index(one) for way, one in zip(ways, least, strict=True)])
+        costs = [one + work for one, work in zip(least, step, strict=True)]
     path = [min(units, key=lambda u: costs[u] + _end(u))]
     for origin in reversed(came):
         path.append(origin[path[-1]])

@@ -15,6 +15,7 @@ from typing import Any
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
 from anesurgery.placement.product_names import PRODUCTS, chip_of
+from anesurgery.semantics.unedited import kept
 
 GIB = 1 << 30
 """Bytes."""
@@ -241,10 +242,16 @@ class Target:
         Raises:
             KeyError: nothing is known of it on any of them.
         """
-        limits = [(v, n) for n in self.chips if (v := getattr(CHIPS[n], limit)) is not None]
-        if not limits:
-            raise KeyError(limit)
-        return min(limits, key=lambda pair: pair[0])
+        return _least(self.chips, limit)
+
+
+@kept
+def _least(chips: tuple[str, ...], limit: str) -> tuple[int, str]:
+    """The same, asked once for each limit: rules ask it of every op."""
+    limits = [(v, n) for n in chips if (v := getattr(CHIPS[n], limit)) is not None]
+    if not limits:
+        raise KeyError(limit)
+    return min(limits, key=lambda pair: pair[0])
 
 
 def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:

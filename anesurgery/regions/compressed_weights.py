@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 from anesurgery.regions.weight_edits import Edit
+from anesurgery.semantics.of_arrays import found_of
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""
@@ -110,12 +112,27 @@ def edit_weight(mb: Maker, weight: Var, edit: Edit, name: str) -> Var:
     """
     key = ("edited", weight, edit.key)
     if not is_compressed(weight):
-        return mb.shared(key, lambda: edit.apply(np.asarray(weight.val)), name)
+        return mb.shared(key, lambda: _applied(edit, np.asarray(weight.val)), name)
     try:
         new_weight: Var = mb.shared_value(key, [weight], lambda maker: build(maker, edited(weight, edit), name))
     except Refused as reason:
         new_weight = mb.stored_like(weight, lambda: edit.apply(decoded(weight)), key, name, edit, str(reason))
     return new_weight
+
+
+def _applied(edit: Edit, array: Array) -> Array:
+    """An array after an edit; a large one that a copy of the program holds already is not made again."""
+    if array.nbytes < LARGE:
+        return edit.apply(array)
+    made: Any = found_of(array).setdefault("edits", WeakValueDictionary())
+    result: Array | None = made.get(edit.key)
+    if result is None:
+        result = made[edit.key] = edit.apply(array)
+    return result
+
+
+LARGE = 1 << 20
+"""Bytes of an array from which on its edits are looked up: a choice, as small ones are soon made."""
 
 
 def build(mb: Maker, part: Part, name: str) -> Var:

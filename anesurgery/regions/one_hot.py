@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
 
 EXACT_IDS = 2048
@@ -46,8 +47,12 @@ def is_finite(table: Array) -> bool:
     word = np.dtype(f"u{table.dtype.itemsize}")
     infinity = np.array(np.inf, table.dtype).view(word)
     sign_off = word.type(np.iinfo(word).max >> 1)
-    chunks = (table[i : i + CHUNK].view(word) & sign_off for i in range(0, len(table), CHUNK))
-    return all(bool(chunk.max(initial=0) < infinity) for chunk in chunks)
+    for start in range(0, len(table), CHUNK):
+        chunk = table[start : start + CHUNK]
+        if (chunk.view(word) & sign_off).max(initial=0) >= infinity:
+            return False
+        forget(chunk)
+    return True
 
 
 def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) -> list[tuple[int, Var]]:

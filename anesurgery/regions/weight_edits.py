@@ -13,10 +13,14 @@ from itertools import pairwise
 
 import numpy as np
 
+from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array
 
 PAD = -1
 """Stands for an element of the padding."""
+
+PARTS = 16
+"""Into which a weight is cut while it is copied: a choice; of a table of embeddings, some megabytes each."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,8 +145,12 @@ class Edit:
         for at, (axis, places) in enumerate(zip(self.axes, kept, strict=True)):
             edited = _along(edited, at, axis.index[places])
         if self.pads:  # written once: a table of embeddings is the largest weight of many models
-            inner, edited = edited, np.full(self.result, fill, edited.dtype)
-            edited[np.ix_(*kept) if any(map(_scattered, kept)) else tuple(map(_run, kept))] = inner
+            inner = edited
+            edited = np.full(self.result, fill, edited.dtype) if fill else np.zeros(self.result, edited.dtype)
+            if any(map(_scattered, kept)):
+                edited[np.ix_(*kept)] = inner
+            else:
+                _copy(inner, edited[tuple(map(_run, kept))])
         return np.asarray(edited, order="C").view(array.dtype)  # numpy drops what says: less than a byte
 
     def padding(self) -> Array:
@@ -203,6 +211,13 @@ class Edit:
         for at, (few, many) in enumerate(zip(values.shape, self.result, strict=False)):
             values = np.repeat(values, many // few, axis=at) if few != many else values
         return values
+
+
+def _copy(source: Array, target: Array) -> None:
+    """Copy an array a part at a time, so that memory need not hold all of one that is mapped."""
+    for part, place in zip(np.array_split(source, PARTS), np.array_split(target, PARTS), strict=True):
+        place[...] = part
+        forget(part)
 
 
 def _scattered(places: Array) -> bool:

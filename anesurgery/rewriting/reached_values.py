@@ -57,7 +57,8 @@ def needs_of(
         The `Needs` that hold on these inputs; a `Refusal` where a value is larger, or cannot be computed; None
         where the intervals show everything.
     """
-    open_ = {v: most for v, most in limits.items() if not (lies_within(v, most) or stored_score(v) <= most)}
+    shown = {v for v, most in limits.items() if lies_within(v, most) or stored_score(v, most) <= most}
+    open_ = {v: most for v, most in limits.items() if v not in shown}
     if not open_:
         return None
     try:

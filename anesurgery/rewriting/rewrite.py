@@ -34,6 +34,7 @@ from anesurgery.mil import (
     operands,
     remove_input,
     static_shape,
+    visiting,
 )
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.dead_code import remove_dead
@@ -222,6 +223,8 @@ class _Walk:
     program: Program
     function: Function
     pattern: OpPattern
+    edited: list[Operation] = field(default_factory=list)
+    """Where something was built."""
 
     def visit(self, block: Block) -> None:
         """Visit a block's ops in order, and again what an edit may have enabled; then the nested blocks.
@@ -229,7 +232,7 @@ class _Walk:
         Raises:
             PassError: there are too many edits; or a place raised.
         """
-        with block, unedited() as forget:
+        with visiting(block, self.edited), unedited() as forget:
             ops = list(block.operations)
             queue = deque(op for op in ops if op.op_type in self.pattern.op_types)
             left = EDITS_PER_OP * len(ops) + 8
@@ -240,6 +243,7 @@ class _Walk:
                 place = _OpPlace(self.step, self.session, self.program, self.function, self.pattern, root)
                 edited = operate(place)
                 if edited or place.builder.made:
+                    self.edited.append(root)
                     forget()
                 if edited:
                     if not left:

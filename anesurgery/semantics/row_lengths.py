@@ -5,43 +5,57 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
+import torch
 
+from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import MOST, gain, of_constant
+from anesurgery.semantics.of_arrays import found_of
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
 from anesurgery.semantics.rounded_ends import norm_growth
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Of the weights of one output, the largest over all outputs."""
+    """Of the weights of one output, the largest over all outputs; read when they are asked for."""
 
-    sum: float
-    """Of magnitudes."""
-    length: float
-    """Euclidean."""
+    weight: Var
+    by_columns: bool
+    """Does a column hold the weights of one output?"""
 
+    @property
+    def sum(self) -> float:
+        """Of magnitudes."""
+        return self._largest(1)
 
-_NORMS: WeakKeyDictionary[Operation, Norms] = WeakKeyDictionary()
+    @property
+    def length(self) -> float:
+        """Euclidean."""
+        return self._largest(2)
+
+    def _largest(self, order: int) -> float:
+        found, key = found_of(constant(self.weight)), ("norm", order, self.by_columns)
+        if key not in found:
+            found[key] = self._read(order)
+        return float(found[key])
+
+    def _read(self, order: int) -> float:
+        numbers = as_tensor(constant(self.weight))
+        rows = numbers.flatten(0, -2) if self.by_columns else numbers.flatten(1)
+        wide = rows if rows.is_floating_point() else rows.float()
+        each = torch.linalg.vector_norm(wide, order, dim=0 if self.by_columns else 1, dtype=torch.float32)
+        forget(constant(self.weight))
+        return float(each.max())
 
 
 def norms(op: Operation) -> Norms | None:
     """The norms of a product's weight; None where it is compressed, too large or computed."""
     var, size = weight(op), channels(op)
-    maker = producer(var, "const")
-    if var is None or maker is None or size is None or math.prod(size) > MOST:
+    if var is None or producer(var, "const") is None or size is None or math.prod(size) > MOST:
         return None
-    if maker not in _NORMS:
-        value = np.asarray(constant(var), np.float32)
-        if op.op_type == "matmul" and not flag(op, "transpose_y"):
-            value = value.reshape(-1, value.shape[-1]).T
-        rows = value.reshape(size[0], -1)
-        length = math.sqrt(float(np.einsum("ij,ij->i", rows, rows).max()))
-        _NORMS[maker] = Norms(float(np.abs(rows).sum(1).max()), length)
-    return _NORMS[maker]
+    return Norms(var, op.op_type == "matmul" and not flag(op, "transpose_y"))
 
 
 class RootMeanSquare(NamedTuple):

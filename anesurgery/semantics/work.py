@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from anesurgery.mil import Operation, Var, is_stored, operands
 from anesurgery.semantics.byte_sizes import elements, size_of
 from anesurgery.semantics.rows import MEANINGS
+from anesurgery.semantics.unedited import kept
 
 
 @dataclass(frozen=True)
@@ -35,9 +36,12 @@ class Work:
 
     def times(self, count: int) -> Work:
         """Of so many runs of the op; its constants are there once."""
+        if count == 1:
+            return self
         return Work(self.read * count, self.constant, self.written * count, self.flop * count)
 
 
+@kept
 def runtime(op: Operation) -> list[Var]:
     """The operands that are not stored, each once."""
     return list(dict.fromkeys(v for _, v in operands(op) if not is_stored(v)))

@@ -21,6 +21,8 @@ WIDTH = 256
 
 BLOCK = 1 << 20
 """Weights that are widened at a time."""
+LANES = 64
+"""Outputs that BLAS computes alike: of a multiple, none is summed in another order than its neighbours."""
 
 
 @impl("linear")
@@ -33,10 +35,14 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     add = None if add is None else add.to(x.dtype).expand(len(weight))
     if weight.dtype == x.dtype or weight.numel() <= BLOCK:
         return F.linear(x, weight.to(x.dtype), add)
-    rows = max(1, BLOCK // weight.shape[1])
-    biases = [None] * -(-len(weight) // rows) if add is None else torch.split(add, rows)
-    parts = zip(torch.split(weight, rows), biases, strict=True)
-    return torch.cat([F.linear(x, part.to(x.dtype), bias) for part, bias in parts], -1)
+    rows, whole = max(1, BLOCK // weight.shape[1] // LANES) * LANES, len(weight)
+    parts = []
+    for start in range(0, whole, rows):
+        first = max(0, min(start, whole - rows))  # parts of one size are computed in one order
+        part = slice(first, first + rows)
+        product = F.linear(x, weight[part].to(x.dtype), None if add is None else add[part])
+        parts.append(product[..., start - first :])
+    return torch.cat(parts, -1)
 
 
 @impl("matmul")

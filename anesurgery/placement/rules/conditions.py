@@ -11,6 +11,7 @@ from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics.byte_sizes import is_tensor, kind_of, shape_of
 from anesurgery.semantics.reading import flag, ints, number, shape_in_words
+from anesurgery.semantics.unedited import kept
 from anesurgery.semantics.work import read_results, runtime
 
 Test = Callable[[Operation, Target], str]
@@ -24,6 +25,7 @@ DOUBLE = frozenset({"fp32", "fp64", "double"})
 BYTES = frozenset({"int8", "uint8"})
 
 
+@kept
 def values(op: Operation) -> list[Var]:
     """What an op reads and makes while the model runs; results that nobody reads do not count."""
     return [*runtime(op), *read_results(op)]

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.makeup import makeup
-from anesurgery.interpret.attentions import attentions
+from anesurgery.interpret.attentions import Attention, attentions
 from anesurgery.mil import Function, Operation, Program
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
+from anesurgery.semantics.unedited import kept
 
 TEXT = "text encoders"
 """The one kind of model of which there are rows that decide."""
@@ -102,10 +103,16 @@ def evidence(program: Program | Function, target: Target) -> tuple[Seen, ...] | 
     return Refusal(f"the layout was measured to help {TEXT}, and this is none")
 
 
+@kept
+def _first(function: Function) -> Attention | None:
+    """The first attention of a function."""
+    return next(attentions(function), None)
+
+
 def rows_of_tokens(op: Operation, target: Target) -> str:
     """The first attention of a text encoder, where its heads are computed together."""
     function = op.enclosing_block
-    first = next(attentions(function), None) if isinstance(function, Function) else None
+    first = _first(function) if isinstance(function, Function) else None
     apart = first is not None and first.product is not None and first.product.op_type == "einsum"
     if not isinstance(function, Function) or first is None or first.weights is not op or apart:
         return ""

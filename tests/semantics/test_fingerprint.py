@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from both_sides import side_by_side
 
-from anesurgery.checking import fingerprint as module
-from anesurgery.checking.fingerprint import fingerprint
 from anesurgery.mil import Array, Var, mb, types
+from anesurgery.semantics import fingerprint as module
+from anesurgery.semantics.fingerprint import fingerprint
 
 
 def of_added(table: Array) -> Hashable:

@@ -1,23 +1,25 @@
-"""Tell whether two edits are the same computation: same ops, same shapes, same constants, wired alike."""
+"""Tell whether two computations are the same: same ops, same shapes, same constants, wired alike."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, cast
-from weakref import WeakKeyDictionary
+from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant
+from anesurgery.mil import Array, Operation, Var, constant
+from anesurgery.semantics.of_arrays import found_of
 from anesurgery.text import type_text
 
 INLINE = 1 << 22
 """Constants of up to this many bytes are compared by content, larger ones by identity: a choice, between the
 time of reading them and of checking an edit that is like another."""
-_NUMBERS: WeakKeyDictionary[Operation, int] = WeakKeyDictionary()
+SHORT = 64
+"""Bytes of constants that are compared as they are."""
 _counted = itertools.count()
+"""Numbers for large constants, of which no two get one, not even one that lies where another lay."""
 
 
 def fingerprint(
@@ -26,7 +28,7 @@ def fingerprint(
     new: Sequence[Operation],
     weights: Mapping[Var, int] | None = None,
 ) -> Hashable:
-    """Equal for edits whose proofs are the same computation (names do not matter).
+    """Equal for edits that are the same computation (names do not matter).
 
     Args:
         replaced: pairs (old value, new value).
@@ -45,11 +47,7 @@ def fingerprint(
             return ("any", weights[var], type_text(var))
         value = constant(var)
         if value is not None:
-            array = np.asarray(value)
-            if array.nbytes > INLINE:
-                return ("constant", _number_of(cast(Operation, var.op)))
-            content = hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16)
-            return ("constant", array.dtype.str, array.shape, content.digest())
+            return ("constant", _content(np.asarray(value)))
         return (numbers.setdefault(var, len(numbers)), type_text(var))
 
     def written(op: Operation) -> Hashable:
@@ -67,8 +65,12 @@ def fingerprint(
     return (sides, tuple((known(a), known(b)) for a, b in replaced))
 
 
-def _number_of(op: Operation) -> int:
-    """The number of an op, which no other gets, not even one that lies where this one lay."""
-    if op not in _NUMBERS:
-        _NUMBERS[op] = next(_counted)
-    return _NUMBERS[op]
+def _content(array: Array) -> Hashable:
+    """What a constant holds, or which it is."""
+    if array.nbytes <= SHORT:
+        return array.dtype.str, array.shape, array.tobytes()
+    found = found_of(array)
+    if "content" not in found:
+        known = array.nbytes <= INLINE
+        found["content"] = hashlib.blake2b(array.tobytes()).digest() if known else next(_counted)
+    return array.dtype.str, array.shape, found["content"]

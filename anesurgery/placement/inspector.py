@@ -25,6 +25,7 @@ from anesurgery.placement.rules import (
     ignored_masks,
     lost_in_conversion,
     numeric,
+    recurrent_loops,
     repairs,
     sampled,
     shapes,
@@ -55,7 +56,7 @@ NO_GPU = (
 
 BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
-RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES)
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES, *recurrent_loops.RULES)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
 ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 

@@ -39,6 +39,7 @@ from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.executorch_program import is_program, unpack_part
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.interruption import allowed, held_back
+from anesurgery.files.origins import origin_of, remember
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, read_text
@@ -72,6 +73,11 @@ class Loaded:
     absent: str | None = None
     """Why the weights are not there, where NaN stands in for them: such a model is only looked at."""
 
+    def __post_init__(self) -> None:
+        """Note the description, for those who keep the program alone."""
+        if self.spec is not None:
+            remember(self.program, self.spec)
+
     @classmethod
     def of(cls, model: Loaded | Program) -> Loaded:
         """What is loaded, as it is; a program by itself with nothing beside it. Opens no file."""
@@ -90,6 +96,14 @@ class Loaded:
         """
         if self.weights is not None:
             self.weights.source.check()
+
+    @property
+    def description(self) -> Any:
+        """`ModelDescription`, also of a bare program that was read from a model; None of one that was built."""
+        if self.spec is not None:
+            return self.spec.description
+        origin = origin_of(self.program)
+        return None if origin is None else origin.description
 
     @property
     def version(self) -> int:

@@ -17,6 +17,7 @@ import numpy as np
 from anesurgery.errors import LoadError
 from anesurgery.forking import patched
 from anesurgery.mil import is_symbolic, quiet_host, retype_defaults, types
+from anesurgery.ops import CONTRACTIONS
 
 with quiet_host():
     from coremltools.converters.mil.frontend.milproto import helper
@@ -34,6 +35,11 @@ FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 LARGEST_VALUE = 1 << 30
 """Bytes of a value that is computed while a program is read, 1 GiB; a larger one stays an op, so that a small
 file cannot fill the memory."""
+
+
+MOST_PRODUCTS = 1 << 22
+"""Products of a sum of constants that are computed while a program is read, some 0.01 s: numpy takes 3 ns for
+each in fp16. A conformer projects its table of positions in every layer, and was opened in minutes."""
 
 
 class OpError(LoadError):
@@ -58,8 +64,11 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         return symbols.get_new_variadic_symbol() if variadic else dimension(spec)
 
     def values(self: Any, kinds: Any) -> Any:
-        large = self.op_type != "const" and any(map(_too_large, kinds))
-        return tuple(None for _ in kinds) if large else infer(self, kinds)
+        large = self.op_type != "const" and (any(map(_too_large, kinds)) or _too_long(self, kinds))
+        try:
+            return tuple(None for _ in kinds) if large else infer(self, kinds)
+        except TypeError:  # numpy 2 takes no `keep_dims` of its own type, which coremltools gives to reductions
+            return tuple(None for _ in kinds)
 
     with (
         patched(HostOperation, "_auto_val", values),
@@ -78,6 +87,17 @@ def _too_large(kind: Any) -> bool:
         return False
     element = np.dtype(types.nptype_from_builtin(kind.get_primitive()))
     return math.prod(int(size) for size in kind.get_shape()) * element.itemsize > LARGEST_VALUE
+
+
+def _too_long(op: Any, kinds: Any) -> bool:
+    """Would products of constants take too long? Their number is the root of all sizes of two matrices."""
+    if op.op_type not in CONTRACTIONS:
+        return False
+    read = [v.sym_type for v in op.get_flattened_inputs() if v is not None and v.val is not None and v.rank > 1]
+    sizes = [kind.get_shape() for kind in (*read, *kinds) if types.is_tensor(kind)]
+    if any(is_symbolic(size) for shape in sizes for size in shape):
+        return False
+    return math.sqrt(math.prod(int(size) for shape in sizes for size in shape)) > MOST_PRODUCTS
 
 
 def _values(fetch: FetchWeight) -> Callable[[Any, Any], Any]:

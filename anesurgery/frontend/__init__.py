@@ -25,7 +25,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.frontend import assigning, error_context, fused_scales, strided_views, written_slices
+from anesurgery.frontend import (
+    assigning,
+    complex_numbers,
+    error_context,
+    fused_scales,
+    strided_views,
+    written_slices,
+)
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
@@ -50,6 +57,7 @@ def register() -> None:
     _give_way(_TORCH_OPS_REGISTRY)
     assigning.register()
     strided_views.register()
+    complex_numbers.register()
     error_context.register()
     written_slices.register()
     fused_scales.register()

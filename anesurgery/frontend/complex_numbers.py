@@ -1,12 +1,18 @@
-"""Complex numbers as rotary positions use them: made from angles or pairs, and multiplied."""
+"""Complex numbers: made from angles, pairs or literals, and computed with by their real and imaginary parts.
+
+Covered are sums, differences, products and quotients, with numbers and buffers as well, exponentials,
+conjugates, and what only moves or sums numbers. The error of any other operation names it (`error_context`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend.arguments import Convert, inputs_of, keyword, known_value
+from anesurgery.frontend.arguments import Convert, argument, inputs_of, keyword, known_value
 from anesurgery.mil import Var, mb, types
 
 
@@ -24,33 +30,207 @@ def view_as_complex(context: Any, node: Any) -> None:
     context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
 
+Parts = tuple[Var, Var | None]
+"""The real and the imaginary part, as floats; a real number has none."""
+
+
+def is_complex(x: Any) -> bool:
+    """Is it a variable of complex numbers?"""
+    return isinstance(x, Var) and bool(types.is_complex(x.dtype))
+
+
 def _complex(x: Var) -> tuple[Var, Var]:
     return mb.complex_real(data=x), mb.complex_imag(data=x)
 
 
-def _parts(x: Var) -> tuple[Var, Var | None]:
-    """The real and the imaginary part, as floats; a real number has none."""
-    if types.is_complex(x.dtype):
+def _parts(x: Any) -> Parts:
+    if not isinstance(x, Var):
+        x = mb.const(val=np.float32(x))
+    if is_complex(x):
         return _complex(x)
     return x if types.is_float(x.dtype) else mb.cast(x=x, dtype="fp32"), None
 
 
-def multiplying(host: Convert) -> Convert:
-    """A product, of complex numbers as well."""
+def _sum(x: Parts, y: Parts) -> Parts:
+    (a, b), (c, d) = x, y
+    return mb.add(x=a, y=c), (b or d if b is None or d is None else mb.add(x=b, y=d))
 
-    def mul(context: Any, node: Any) -> None:
-        factors = inputs_of(context, node)[:2]
-        if not any(isinstance(v, Var) and types.is_complex(v.dtype) for v in factors):
-            host(context, node)
-            return
-        (a, b), (c, d) = map(_parts, sorted(factors, key=lambda v: not types.is_complex(v.dtype)))
-        real, imaginary = mb.mul(x=a, y=c), mb.mul(x=b, y=c)
-        if d is not None:
-            real = mb.sub(x=real, y=mb.mul(x=b, y=d))
-            imaginary = mb.add(x=imaginary, y=mb.mul(x=a, y=d))
-        context.add(mb.complex(real_data=real, imag_data=imaginary, name=node.name))
 
-    return mul
+def _difference(x: Parts, y: Parts) -> Parts:
+    minus = np.float32(-1)
+    return _sum(x, (mb.mul(x=y[0], y=minus), y[1] and mb.mul(x=y[1], y=minus)))
+
+
+def _product(x: Parts, y: Parts) -> Parts:
+    (a, b), (c, d) = x, y
+    real = mb.mul(x=a, y=c)
+    across = [mb.mul(x=v, y=w) for v, w in ((a, d), (b, c)) if v is not None and w is not None]
+    if b is not None and d is not None:
+        return mb.sub(x=real, y=mb.mul(x=b, y=d)), mb.add(x=across[0], y=across[1])
+    return real, across[0] if across else None
+
+
+def _quotient(x: Parts, y: Parts) -> Parts:
+    """By a complex number: that is divided by its larger part first, so that its square stays in range."""
+    c, d = y
+    if d is None:
+        return mb.real_div(x=x[0], y=c), x[1] and mb.real_div(x=x[1], y=c)
+    size = mb.maximum(x=mb.abs(x=c), y=mb.abs(x=d))
+    c, d = (mb.real_div(x=v, y=size) for v in (c, d))
+    square = mb.mul(x=mb.add(x=mb.square(x=c), y=mb.square(x=d)), y=size)
+    product = _product(x, (c, mb.mul(x=d, y=np.float32(-1))))
+    return _quotient(product, (square, None))
+
+
+ARITHMETIC: dict[str, Callable[[Parts, Parts], Parts]] = {
+    "add": _sum,
+    "sub": _difference,
+    "rsub": lambda x, y: _difference(y, x),
+    "mul": _product,
+    "div": _quotient,
+}
+
+
+def computing(kind: str) -> Callable[[Convert], Convert]:
+    """A sum, difference, product or quotient, of complex numbers as well."""
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            operands = inputs_of(context, node)[:2]
+            alpha = argument(context, node, 2, "alpha", 1) if kind in ("add", "sub", "rsub") else 1
+            if not any(map(is_complex, (*operands, alpha))):
+                host(context, node)
+                return
+            scaled = [_parts(v) for v in operands]
+            if known_value(alpha) != 1:
+                which = int(kind != "rsub")
+                scaled[which] = _product(scaled[which], _parts(alpha))
+            context.add(_joined(ARITHMETIC[kind](*scaled)), torch_name=node.name)
+
+        return convert
+
+    return wrap
+
+
+def _joined(parts: Parts) -> Var:
+    """A complex number of its parts, in the shape of both."""
+    real, imaginary = parts
+    if imaginary is None:
+        imaginary = _zeros(real)
+    if real.shape != imaginary.shape:
+        real, imaginary = mb.add(x=real, y=_zeros(imaginary)), mb.add(x=imaginary, y=_zeros(real))
+    return mb.complex(real_data=real, imag_data=imaginary)
+
+
+def _zeros(like: Var) -> Var:
+    return mb.fill(shape=mb.shape(x=like), value=0.0)
+
+
+def _exponential(a: Var, b: Var) -> Parts:
+    size = mb.exp(x=a)
+    return mb.mul(x=size, y=mb.cos(x=b)), mb.mul(x=size, y=mb.sin(x=b))
+
+
+def _conjugate(a: Var, b: Var) -> Parts:
+    return a, mb.mul(x=b, y=np.float32(-1))
+
+
+def function(of_parts: Callable[[Var, Var], Parts]) -> Callable[[Convert | None], Convert]:
+    """A function of one complex number; of a real one, that of the host, or the number itself."""
+
+    def wrap(host: Convert | None) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            x = inputs_of(context, node)[0]
+            if is_complex(x):
+                context.add(_joined(of_parts(*_complex(x))), torch_name=node.name)
+            elif host is None:
+                context.add(x, torch_name=node.name)
+            else:
+                host(context, node)
+
+        return convert
+
+    return wrap
+
+
+exponential, squared = function(_exponential), function(lambda a, b: _product((a, b), (a, b)))
+inverse = function(lambda a, b: _quotient((mb.const(val=np.float32(1)), None), (a, b)))
+conjugate = function(_conjugate)(None)
+resolved = function(lambda a, b: (a, b))(None)
+
+
+def register() -> None:
+    """Literals of complex numbers, which coremltools cannot read; doing it again changes nothing."""
+    from coremltools.converters.mil.frontend.torch import internal_graph
+
+    node, graph = internal_graph.InternalTorchIRNode, internal_graph.InternalTorchIRGraph
+    if graph.from_exir.__module__ != __name__:
+        node.from_torchscript_node = classmethod(_of_trace(node.from_torchscript_node))
+        node.from_exir_node = classmethod(_of_export(node.from_exir_node))
+        graph.from_exir = staticmethod(_with_literals(graph.from_exir))
+
+
+def _literal(kind: Any, name: str, value: complex, **more: Any) -> Any:
+    """The node of a constant; 0 axes, not a number: coremltools has the parts of arrays alone."""
+    return kind("constant", [], [name], attr={"value": np.asarray(value, np.complex64)}, **more)
+
+
+def _of_trace(host: Any) -> Any:
+    """Nodes of a trace, in which a literal is a node of its own."""
+
+    def from_torchscript_node(kind: Any, node: Any, parent: Any) -> Any:
+        value = node.output().toIValue() if node.kind() == "prim::Constant" else None
+        if not isinstance(value, complex):
+            return host(node=node, parent=parent)
+        name, where = node.output().debugName(), node.getModuleHierarchy()
+        return _literal(kind, name, value, parent=parent, model_hierarchy=where)
+
+    return from_torchscript_node
+
+
+def _of_export(host: Any) -> Any:
+    """Nodes of torch.export, in which a literal stands among the arguments: it gets a name."""
+
+    def from_exir_node(kind: Any, node: Any) -> Any:
+        if not any(isinstance(v, complex) for v in (*node.args, *node.kwargs.values())):
+            return host(node=node)
+        literals: list[Any] = []
+
+        def named(value: Any) -> Any:
+            if not isinstance(value, complex):
+                return value
+            literals.append(_literal(kind, f"{node.name}_literal_{len(literals)}", value, meta=node.meta))
+            return literals[-1].name
+
+        read = SimpleNamespace(target=node.target, name=node.name, meta=node.meta)
+        read.args, read.kwargs = tuple(map(named, node.args)), {k: named(v) for k, v in node.kwargs.items()}
+        made = host(node=read)
+        made.attr["literals"] = literals
+        return made
+
+    return from_exir_node
+
+
+def _with_literals(host: Any) -> Any:
+    """A graph of torch.export, with the nodes of literals before those that read them."""
+
+    def from_exir(*positional: Any, **named: Any) -> Any:
+        graph = host(*positional, **named)
+        graph.nodes = [each for node in graph.nodes for each in (*node.attr.get("literals", ()), node)]
+        return graph
+
+    return from_exir
+
+
+def of_real_numbers(host: Convert) -> Convert:
+    """What fills a tensor with one number, of which coremltools would drop the imaginary part."""
+
+    def convert(context: Any, node: Any) -> None:
+        if any(map(is_complex, inputs_of(context, node))):
+            raise NotImplementedError(f"{node.name}: {node.kind} with a complex number; multiply ones by it")
+        host(context, node)
+
+    return convert
 
 
 COMPLEX = (9, 10)
@@ -75,16 +255,21 @@ def keeping_complex(host: Convert) -> Convert:
 
 
 def by_parts(host: Convert) -> Convert:
-    """What only moves numbers, of complex numbers as well: of the real and of the imaginary parts."""
+    """What only moves, negates or sums numbers, of complex numbers as well: the same of both parts."""
 
     def convert(context: Any, node: Any) -> None:
-        x = inputs_of(context, node)[0]
-        if not (isinstance(x, Var) and types.is_complex(x.dtype)):
+        name, x = node.inputs[0], inputs_of(context, node)[0]
+        values = list(x) if isinstance(x, (list, tuple)) else [x]
+        if not any(map(is_complex, values)):
             host(context, node)
             return
+        pairs = [_complex(v if is_complex(v) else _joined(_parts(v))) for v in values]
         moved = []
-        for part in _complex(x):
-            context.push(([node.inputs[0]], [part]))
+        for part in map(list, zip(*pairs, strict=True)):
+            if not isinstance(name, str):  # torch.export names the values of a list, a trace the list
+                context.push((list(name), part))
+            else:
+                context.push(([name], [part if x is not values[0] else part[0]]))
             host(context, node)
             moved.append(context[node.name])
             context.pop()

@@ -9,7 +9,19 @@ import numpy as np
 
 from anesurgery.frontend import lost_parts
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
-from anesurgery.frontend.complex_numbers import by_parts, keeping_complex, multiplying, polar, view_as_complex
+from anesurgery.frontend.complex_numbers import (
+    by_parts,
+    computing,
+    conjugate,
+    exponential,
+    inverse,
+    keeping_complex,
+    of_real_numbers,
+    polar,
+    resolved,
+    squared,
+    view_as_complex,
+)
 from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed, rounding_whole_numbers
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
@@ -310,6 +322,8 @@ CONVERSIONS: dict[str, Convert] = {
     "polar": polar,
     "round.decimals": rounded,
     "view_as_complex": view_as_complex,
+    **dict.fromkeys(("_conj", "conj", "conj_physical"), conjugate),
+    **dict.fromkeys(("resolve_conj", "resolve_neg"), resolved),
     "addcmul": _with_scaled("mul"),
     "addcdiv": _with_scaled("real_div"),
     "unfold": unfold,
@@ -352,29 +366,54 @@ ALIASES = {
 }
 """Other names that torch gives to what coremltools converts -> its name there."""
 
+MOVING = (
+    *(
+        "slice",
+        "select",
+        "unsqueeze",
+        "squeeze",
+        "transpose",
+        "permute",
+        "reshape",
+        "view",
+        "flatten",
+        "expand",
+    ),
+    *("cat", "stack", "neg", "sum", "mean", "sum.dim_intlist", "mean.dim"),
+)
+"""What treats the real and the imaginary parts of complex numbers alike."""
+
+
+def _summing(kind: str, position: int) -> Callable[[Convert], Convert]:
+    return lambda host: computing(kind)(with_factor(position)(host))
+
+
 WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
-    "mul": multiplying,
+    "mul": computing("mul"),
     "masked_fill": _with_wide_masks,
     **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: lost_parts.circular(_with_crops(host))),
     "remainder": lost_parts.remainder,
     "atan2": lambda _: lost_parts.angle_of_two,
     "logcumsumexp": lambda _: lost_parts.running_log_sum,
     "zeros": _with_dtype,
-    **dict.fromkeys(("zeros_like", "ones_like", "full_like"), _like),
+    **dict.fromkeys(("zeros_like", "ones_like"), _like),
+    "full_like": lambda host: of_real_numbers(_like(host)),
+    **dict.fromkeys(("full", "new_full"), of_real_numbers),
     **dict.fromkeys(("to", "_to_copy"), keeping_complex),
     "linspace": _with_sizes,
-    **dict.fromkeys(("slice", "select", "unsqueeze", "transpose", "reshape", "view"), by_parts),
+    **dict.fromkeys(MOVING, by_parts),
+    "square": squared,
     "flip": copying,
     **dict.fromkeys(
         ("repeat_interleave", "repeat_interleave.self_tensor", "repeat_interleave.self_int"), repeating
     ),
     "gelu": lambda _: with_word("approximate", 1)(gelu),
-    "div": lambda host: with_word("rounding_mode", 2)(rounding_whole_numbers(host)),
-    "reciprocal": lambda _: reciprocal,
-    **dict.fromkeys(("add", "sub"), with_factor(1)),
-    "rsub": with_factor(0),
+    "div": lambda host: computing("div")(with_word("rounding_mode", 2)(rounding_whole_numbers(host))),
+    "reciprocal": lambda _: inverse(reciprocal),
+    **{kind: _summing(kind, 1) for kind in ("add", "sub")},
+    "rsub": _summing("rsub", 0),
     **dict.fromkeys(("var", "var.dim", "var.correction"), lambda _: variance(root=False)),
     **dict.fromkeys(("std", "std.dim", "std.correction"), lambda _: variance(root=True)),
     "rms_norm": lambda _: rms_norm,
@@ -392,6 +431,7 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **ELEMENTARY_WRAPPERS,
     **SCATTERING_WRAPPERS,
     **TRIANGULAR_WRAPPERS,
+    "exp": lambda host: exponential(ELEMENTARY_WRAPPERS["exp"](host)),
     **dict.fromkeys(SHORTENED, completed),
 }
 """Operations that coremltools converts in part -> what replaces its own converter, given that one."""

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from anesurgery.frontend.arguments import Convert
+from anesurgery.frontend.arguments import Convert, inputs_of
+from anesurgery.frontend.complex_numbers import is_complex
+
+COMPLEX = (
+    "{kind} is not converted for complex numbers: write it by their real and imaginary parts (x.real, x.imag; "
+    "torch.complex puts them together)"
+)
 
 
 def register() -> None:
@@ -20,12 +26,21 @@ def _saying_where(host: Convert) -> Convert:
         try:
             host(context, node)
         except Exception as error:
+            if not hasattr(error, "converting") and _reads_complex(context, node):
+                error = NotImplementedError(COMPLEX.format(kind=node.kind))
             if error.args and isinstance(error.args[0], str) and not hasattr(error, "converting"):
                 error.args = (f"{error.args[0]} (converting {node.kind}{_place(node)})", *error.args[1:])
             error.converting = node.kind  # type: ignore[attr-defined]
-            raise
+            raise error
 
     return convert_single_node
+
+
+def _reads_complex(context: Any, node: Any) -> bool:
+    try:
+        return any(map(is_complex, inputs_of(context, node)))
+    except Exception:  # the operands are what could not be converted
+        return False
 
 
 def _place(node: Any) -> str:

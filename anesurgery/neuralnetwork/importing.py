@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import IsPipeline, LoadError, NotExpressible
+from anesurgery.files.origins import translated
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, part_names
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host
@@ -62,7 +63,9 @@ def import_network(
         program, described, notes = _import(spec, custom, keep_names)
     except LoadError as error:
         raise type(error)(f"{what}: {error}") from error
-    return Loaded(program, described, source, None, compute_units, notes)
+    loaded = Loaded(program, described, source, None, compute_units, notes)
+    translated(program)
+    return loaded
 
 
 def _no_network(spec: Any, what: str, kind: str) -> LoadError:

@@ -109,12 +109,12 @@ def _ints(lengths: Any) -> tuple[int, ...]:
     return tuple(int(n) for n in lengths)
 
 
-def description_of(spec: Any, function: str | None) -> Any:
-    """The description of one function of a model; None without a specification."""
-    if spec is None:
+def description_of(description: Any, function: str | None) -> Any:
+    """The part of a description that is of one function; None without a description."""
+    if description is None:
         return None
-    named = {f.name: f for f in spec.description.functions}
-    return named.get(function or spec.description.defaultFunctionName) or spec.description
+    named = {f.name: f for f in description.functions}
+    return named.get(function or description.defaultFunctionName) or description
 
 
 def at(program: Program, name: str, shapes: Shapes) -> Function | None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.origins import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
@@ -25,6 +27,7 @@ from anesurgery.placement.rules import (
     ignored_masks,
     lost_in_conversion,
     numeric,
+    recurrent_loops,
     repairs,
     sampled,
     shapes,
@@ -56,8 +59,12 @@ NO_GPU = (
 
 BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
-RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES)
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES, *recurrent_loops.RULES)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
+TRANSLATED = (
+    "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
+    "layer, by rules of its own: give the path of its file to have the layers inspected"
+)
 ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 
@@ -106,9 +113,17 @@ def inspect(
     if inspection is None:
         loaded = load_graph(model)
         inspection = inspect_program(loaded, aim, inputs=inputs, function=function)
+        if (origin := origin_of(loaded.program)) is not None and origin.network:
+            inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
         each = {} if function else each_function.of_functions(loaded, aim, inspect_program)
         inspection = each_function.with_functions(inspection, each)
     return _beside(inspection, model, aim, function) if measured else inspection
+
+
+def _version(loaded: Loaded) -> int:
+    """Of the specification that a program was read from, also where it is given alone."""
+    origin = origin_of(loaded.program)
+    return loaded.version if origin is None else max(loaded.version, origin.version)
 
 
 def _named(loaded: Loaded) -> tuple[str, str]:
@@ -140,7 +155,7 @@ def inspect_program(
     columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
     rows = tuple(_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
     label, place = _named(loaded)
-    of_version = loadable.of_version(loaded.version, target)
+    of_version = loadable.of_version(_version(loaded), target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)

@@ -48,7 +48,7 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     """Judge a function as it is, or at its default shape."""
     function, rules = function_of(loaded.program, name), tuple(rules)
     judged = judge(function, target, rules)
-    shapes = flexible(function, description_of(loaded.spec, name))
+    shapes = flexible(function, description_of(loaded.description, name))
     if shapes is None:
         return Shaped(function, judged)
     fixed = _at(loaded, name, shapes.default, target, rules)

@@ -7,7 +7,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from anesurgery.mil import Operation, Var, constant, consumers, is_output, is_stored, producer, static_shape
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_output,
+    is_stored,
+    is_symbolic,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import CARRIERS
 
 
@@ -208,8 +218,8 @@ def in_words(count: float) -> str:
 
 
 def shape_in_words(shape: Any) -> str:
-    """A shape for a reader: "1x64x32x32", or "scalar"."""
-    return "x".join(str(d) for d in shape) or "scalar"
+    """A shape for a reader: "1x64x32x32", "1x?x64" with a dynamic length, or "scalar"."""
+    return "x".join("?" if is_symbolic(d) else str(d) for d in shape) or "scalar"
 
 
 def readers_after(var: Var, through: frozenset[str] = CARRIERS) -> Iterator[Operation]:

@@ -199,6 +199,50 @@ def test_a_large_value_is_not_computed_while_it_is_read(package: Path, monkeypat
     np.testing.assert_array_equal(ane.run(saved, {"x": np.ones(1, np.float32)})["y"], np.full(100, 3))
 
 
+def test_a_reduction_of_constants_is_read(package: Path) -> None:
+    """coremltools gives numpy 2 a `keep_dims` that it refuses; the wrong version takes it for damage."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
+    def made(x: Var) -> Var:
+        table = np.arange(6, dtype=np.float32).reshape(2, 3)
+        return mb.mul(x=x, y=mb.reduce_sum(x=table, axes=[1], keep_dims=True, name="sum"), name="y")
+
+    saved = save(load(made), package.with_name("sums.mlpackage"))
+    (y,) = ane.run(saved, {"x": np.ones((2, 3), np.float32)}).values()
+    np.testing.assert_array_equal(y, [[3] * 3, [12] * 3])
+
+
+@pytest.mark.parametrize("most", [transcription.MOST_PRODUCTS, 1 << 30])
+def test_large_products_of_constants_are_not_computed_while_they_are_read(
+    package: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """As a conformer projects its table of positions in each layer; the wrong version computes them."""
+    rng = np.random.default_rng(0)
+    table, weight, few = (
+        rng.standard_normal(n).astype(np.float16) for n in ((1, 200, 160), (160, 160), (2, 4))
+    )
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 200, 160), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def made(x: Var) -> Var:
+        projected = mb.linear(x=table, weight=weight, name="projected")
+        one = mb.reduce_sum(x=mb.matmul(x=few, y=few, transpose_y=True, name="small"))
+        turned = mb.matmul(x=table, y=weight, name="turned")
+        return mb.mul(x=mb.add(x=mb.add(x=x, y=projected), y=turned), y=one, name="y")
+
+    saved = save(load(made), package.with_name("table.mlpackage"))
+    monkeypatch.setattr(transcription, "MOST_PRODUCTS", most)
+    values = {op.name: op.outputs[0].val for op in walk_ops(load(saved).program)}
+    skipped = most < 1 << 30
+    assert [values[n] is None for n in ("projected", "turned", "small")] == [skipped, skipped, False]
+    x = rng.standard_normal((1, 200, 160)).astype(np.float16)
+    product = table.astype(np.float64) @ weight.astype(np.float64)
+    turned = table.astype(np.float64) @ weight.astype(np.float64).T
+    wanted = (x + product + turned) * float((few.astype(np.float64) @ few.T.astype(np.float64)).sum())
+    np.testing.assert_allclose(
+        ane.run(saved, {"x": x})["y"], wanted, rtol=1e-3, atol=1e-2 * np.abs(wanted).max()
+    )
+
+
 @pytest.mark.parametrize("name", ["a/b", "../a", "x" * 300, "a\nb", "\0", "ü"])
 def test_any_name_of_an_input_has_a_file_of_its_own(tmp_path: Path, name: str) -> None:
     place = arrays.beside(tmp_path / "model.mlpackage", name)

@@ -66,7 +66,58 @@ broadcast: Any = torch.broadcast_tensors
 GRID = (torch.tensor([[0], [-1]]), torch.tensor([1, 3]))
 ONE = torch.tensor([1])
 DOUBLE = torch.tensor([1 + 2j, 3, 4, 5j], dtype=torch.complex128)
+PAIRS = torch.tensor([[1 - 1j], [0.25 + 3j]])
+
+
+def pairs(x: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_complex(x.reshape(2, 2, 2))
+
+
+COMPLEX: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "literal": lambda x: x * (1 + 2j),
+    "literal_of_integers": lambda x: x.int() * (1 + 2j),
+    "literal_first": lambda x: 1j * pairs(x),
+    "literal_in_place": lambda x: pairs(x.clone()).mul_(1j),
+    "literal_added": lambda x: pairs(x) + (1 - 2j),
+    "literal_added_to_reals": lambda x: x + 2j,
+    "literal_less": lambda x: (1 - 2j) - pairs(x),
+    "literal_less_reals": lambda x: (1 - 2j) - x,
+    "literal_taken_away": lambda x: x - (1 - 2j),
+    "literal_below": lambda x: pairs(x) / (1 - 2j),
+    "literal_below_reals": lambda x: x / (3 + 1e-3j),
+    "literal_above": lambda x: (1 - 2j) / pairs(x),
+    "literal_above_reals": lambda x: 2j / x,
+    "whole_numbers": lambda x: 3 - (pairs(x) * 2 + 1) / 4,
+    "quotient": lambda x: pairs(x) / pairs(x.flip(1)),
+    "quotient_of_large_ones": lambda x: pairs(x) / pairs(x.flip(1) * 1000) * 1000,
+    "buffer": lambda x: pairs(x) * PAIRS + PAIRS,
+    "buffer_of_reals": lambda x: PAIRS - x,
+    "buffer_below": lambda x: x / PAIRS,
+    "factor": lambda x: torch.add(pairs(x), PAIRS, alpha=2),
+    "complex_factor": lambda x: torch.sub(pairs(x), PAIRS, alpha=2j),
+    "negative": lambda x: -pairs(x) * 1j,
+    "conjugate": lambda x: (pairs(x) * 1j).conj() * pairs(x),
+    "square": lambda x: pairs(x).square(),
+    "exponential": lambda x: torch.exp(x / 9 * (-1 + 2j)),
+    "sum": lambda x: (x * 1j).sum(1),
+    "mean": lambda x: (pairs(x) * 1j).mean(-1),
+    "joined": lambda x: torch.cat([x * 1j, x], -1),
+    "stacked": lambda x: torch.stack([pairs(x) * 1j, pairs(x)], -1).permute(2, 0, 1),
+    "spectrum": lambda x: torch.fft.rfft(x) * (0.5 + 0.5j),
+}
+"""What is made of complex numbers: its parts and its magnitude are compared."""
+
+
+def parts(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def all_parts(x: torch.Tensor) -> torch.Tensor:
+        z = function(x)
+        return torch.stack([z.real, z.imag, z.abs()])
+
+    return all_parts
+
+
 CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    **{f"complex_{name}": parts(function) for name, function in COMPLEX.items()},
     "multiply": lambda x: torch.multiply(x, 2.5),
     "subtract": lambda x: torch.subtract(x, x.flip(0)),
     "divide": lambda x: torch.divide(x, 4.0),
@@ -293,6 +344,12 @@ assert once == known
     ("function", "said"),
     [
         (lambda x: torch.diff(x, n=2), "diff of order n=2; only n=1 is covered"),
+        (
+            lambda x: (pairs(x) ** 3).real,
+            "pow is not converted for complex numbers: write it by their real and",
+        ),
+        (lambda x: (torch.full((2, 4), 2j) * x).imag, "full is not converted for complex numbers"),
+        (lambda x: torch.full_like(x * 1j, 1j).imag, "full_like is not converted for complex numbers"),
         (lambda x: (x.int() | 1).float(), "__or__ of integers; only booleans are covered"),
         (lambda x: ((x > 0) ^ 2).float(), "__xor__ of integers; only booleans are covered"),
         (

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from anesurgery.errors import Refusal
 from anesurgery.placement.standing import Standing
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import Target, spans
 from anesurgery.rewriting.edit_plan import Plan, Planned, figures
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, repairs_of
@@ -319,8 +319,7 @@ class _Composed:
         gain, idle = self.gain(), list[tuple[str, Refusal]]()
         if not gain:
             gain = self.nothing()
-            told = self.end is not start or start.held.was_layers
-            idle = [(self.wish.name, Refusal(gain))] if told else []
+            idle = [(self.wish.name, Refusal(gain))] if start.held.was_layers else []
             self.end, self.near = start, (self.near[0], self.near[0])
         wrong = [one.headline for one in self.repairs if self.stays(one.steps)]
         wrong.append(self.outputs.wrong(self.near[1]))
@@ -349,7 +348,7 @@ class _Composed:
         return (
             f"the neural network stays as it is: {worse}"
             if worse
-            else (f"nothing to gain on {' or '.join(aim.words for aim in aims)}")
+            else f"nothing to gain on {aims[0].words if self.choice.timed else _chips(aims)}"
         )
 
     def gain(self) -> str:
@@ -372,9 +371,10 @@ class _Composed:
             return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""
         if self.choice.timed or not said:
             return "".join(said.values())
-        first, others = next(iter(said)), [aim.label for aim in self.aims() if aim not in said]
-        rest = f"; nothing to gain on {', '.join(others)}" if others else ""
-        return f"gains on {', '.join(aim.label for aim in said)} ({first.label}: {said[first]}){rest}"
+        gains, others = ([aim for aim in self.aims() if (aim in said) == gains] for gains in (True, False))
+        first = next((aim for aim in gains if said[aim].endswith("ms")), gains[0])
+        rest = f"; nothing to gain on {_chips(others)}" if others else ""
+        return f"gains on {_chips(gains)} ({first.chips[0]}: {said[first]}){rest}"
 
     def worth_on(self, aim: Target) -> str:
         """What the whole gains on a target, in words; "" for nothing."""
@@ -424,3 +424,8 @@ class _Composed:
         if self.choice.timed and start.standing is not None and end is not start:
             yield from end.stands.paid(start.stands)
         yield from (str(one) for one in self.repairs if not one.steps or self.stays(one.steps))
+
+
+def _chips(aims: Sequence[Target]) -> str:
+    """The chips of the generations of some targets, in words."""
+    return spans(family for aim in aims for family in aim.families)

@@ -14,6 +14,7 @@ from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
+from anesurgery.semantics.reading import in_words
 from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
@@ -23,11 +24,30 @@ def headline(surgery: Surgery) -> str:
     if (now := _stands(surgery)) is not None and now.refused:
         return f"{now.refused}; {_done(surgery)}"
     if not surgery.changes:
-        return "; ".join(filter(None, [_done(surgery), _as_it_is(surgery), surgery.wrong]))
+        said = [_done(surgery), _for_nothing(surgery), _as_it_is(surgery), surgery.wrong]
+        return "; ".join(filter(None, said))
     speed = "" if surgery.time is None else surgery.time.verdict
+    speed = speed or (surgery.plan.gain if surgery.target is None and "gains on" in surgery.plan.gain else "")
     said = [", ".join(filter(None, [_shares(surgery), speed])), _exactness(surgery)]
-    said += [FROM_LAYERS] * _was_network(surgery) + [surgery.wrong]
+    said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
+
+
+def _for_nothing(surgery: Surgery) -> str:
+    """That a recipe would gain nothing."""
+    return surgery.plan.gain if surgery.plan.gain.startswith("nothing to gain") else ""
+
+
+LARGER = 1.01
+"""Times the weights from which on a model counts as larger."""
+
+
+def _larger(surgery: Surgery) -> str:
+    """That the weights grow, in words; "" where they do not."""
+    before, after = surgery.stands
+    if before is None or after is None or after.weights <= before.weights * LARGER:
+        return ""
+    return f"weights {in_words(before.weights)} -> {in_words(after.weights)}"
 
 
 FROM_LAYERS = "the neural network became an ML Program"

@@ -261,11 +261,6 @@ class Standing:
         """Both times in words, "expected time 2 ms -> 1.9 ms"; the relative cost where none is known."""
         return self.expected.words(before.expected, verb)
 
-    def times(self, before: Standing) -> str:
-        """The same, where a sentence says already that it is about time."""
-        words = self.takes(before)
-        return words.removeprefix("expected time ") if words.startswith("expected") else f"by {words}"
-
     def loss(self, before: Standing) -> str:
         """What is worse than before, in words; "" for nothing that counts."""
         if barred := self.barred_by(before):

@@ -212,7 +212,7 @@ def worth(before: Standing, after: Standing) -> str:
     if before.refused and not after.refused:
         return f"it loads, where {before.refused}"
     if after.over(before).best <= GAIN and after.unknown <= before.unknown:
-        return f"expected time {after.times(before)}"
+        return after.takes(before)
     if after.switches < before.switches:
         return f"switches between units {before.switches} -> {after.switches}"
     if after.weights < GAIN * before.weights:

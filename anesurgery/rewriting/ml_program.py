@@ -163,7 +163,7 @@ class MLProgram(Subject):
         upgraded, stood = Standing.of_upgraded(self.loaded, target), Standing.of_layers(layers)
         less = upgraded.can_run_less(stood) or upgraded.shown_less(stood)
         if not less and upgraded.expected.times(stood.expected) is not None and upgraded.slower(stood):
-            less = f"the expected time would rise {upgraded.times(stood)}"
+            less = f"the {upgraded.takes(stood, ' would rise')}"
         return less and (
             f"{less} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"

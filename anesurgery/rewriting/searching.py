@@ -263,7 +263,7 @@ def _for_nothing(old: Trial, new: Trial, steps: Sequence[Pass]) -> str:
     may run there.
     """
     before, after = old.stands, new.stands
-    clear, times = after.over(before).best <= CLEARLY, f"the time {after.times(before)} is no clear gain"
+    clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
     if len(new.changing) > len(old.changing) and not clear:
         return f"the results would change, and {times}"
     # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.

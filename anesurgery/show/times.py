@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anesurgery.display import short_name
+from anesurgery.placement.durations import rounded
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, plain
@@ -92,8 +93,8 @@ def cells(shares: list[Share], width: int) -> list[tuple[str, int]]:
 
 
 def in_words(ms: float) -> str:
-    """A duration that a person reads: "12.3 ms", "45 µs"."""
-    return f"{ms:.3g} ms" if ms >= 0.1 else f"{1000 * ms:.3g} µs"
+    """A duration, in the unit of the whole: "12.3 ms", "0.045 ms"."""
+    return f"{rounded(ms, 3)} ms"
 
 
 def time_bar(inspection: Inspection, width: int = BAR) -> Text:

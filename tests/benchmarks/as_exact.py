@@ -96,7 +96,7 @@ def costs_of(surgery: ane.Surgery) -> str:
     start, end = surgery.stands
     if start is None or end is None:
         return "cost not estimated"
-    costs = f"{end.times(start)}, ops {start.ops} -> {end.ops}, weights {start.weights} -> {end.weights} B"
+    costs = f"{end.takes(start)}, ops {start.ops} -> {end.ops}, weights {start.weights} -> {end.weights} B"
     if not (loss := end.loss(start)):
         return costs
     said = any(words in note for note in surgery.notes for words in SAYING)

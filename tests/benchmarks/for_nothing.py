@@ -32,7 +32,7 @@ from residency import Model
 
 import anesurgery as ane
 from anesurgery import frontend, registry
-from anesurgery.errors import InterpretError, SurgeryError, SurgeryWarning
+from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.examples.example_models import EXAMPLES
 from anesurgery.files.package import save
 from anesurgery.loading import load
@@ -171,8 +171,10 @@ def measure(name: str, path: Path, target: str, recipe: str) -> Run:
     try:
         before = inspected(path, target)
         surgery = ane.apply(path, recipe, target=target, prove=None, quiet=True)
-    except (SurgeryError, InterpretError) as error:
+    except SurgeryError as error:
         return Run(name, target, recipe, failure=str(error).splitlines()[0])
+    except Exception as error:  # a defect, which the list shows
+        return Run(name, target, recipe, failure=f"DEFECT: {type(error).__name__} {error}")
     passes = tuple(dict.fromkeys(one.pass_name for one in surgery.changes))
     ratio = next(iter(RATIO.findall(" ".join(str(surgery).split()))), "")
     if not passes:

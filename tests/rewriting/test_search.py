@@ -266,7 +266,7 @@ def test_a_result_does_not_change_for_a_gain_that_is_not_clear() -> None:
     assert not end.steps
     (_, refusal) = found.rejected["cumsum_to_changed_exp"]
     assert refusal.reason.startswith(
-        "tried and not kept: the results would change, and the time 9.72 ms -> 7.11 ms"
+        "tried and not kept: the results would change, and the expected time 9.72 ms -> 7.11 ms"
     )
 
 

@@ -41,7 +41,7 @@ def test_a_terminal_shows_a_bar_with_each_source_of_cost() -> None:
     assert bar.count(times.LOOKS["products"][0]) == pytest.approx(0.6 * times.BAR, abs=3)
     assert bar.count(times.LOOKS["dispatch"][0]) == 1
     assert "products 6 ms (60.0%)" in said
-    assert "dispatch 50 µs (0.5%)" in said
+    assert "dispatch 0.05 ms (0.5%)" in said
 
 
 def test_the_dearest_ops_and_segments_come_first() -> None:

@@ -44,7 +44,8 @@ from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.outputs import WRONG
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
 from anesurgery.rewriting.recoding import check_choice, is_lossy, recoding_notes
-from anesurgery.rewriting.session import Report, Session, refusal_lines
+from anesurgery.rewriting.refusals import refusal_lines
+from anesurgery.rewriting.session import Report, Session
 from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "gate", "quiet", "seed")

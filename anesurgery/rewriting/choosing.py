@@ -208,7 +208,6 @@ GAIN = 0.98
 
 def worth(before: Standing, after: Standing) -> str:
     """What a plan as a whole gains on a target, in words; "" for nothing that counts."""
-    timed = after.expected.times(before.expected) is not None
     if before.refused and not after.refused:
         return f"it loads, where {before.refused}"
     if after.over(before).best <= GAIN and after.unknown <= before.unknown:
@@ -217,7 +216,7 @@ def worth(before: Standing, after: Standing) -> str:
         return f"switches between units {before.switches} -> {after.switches}"
     if after.weights < GAIN * before.weights:
         return after.smaller(before) or f"weights {before.weights} -> {after.weights} bytes"
-    return after.gain(before) if not timed and after.frees(before) else ""
+    return after.gain(before) if not before.estimate and after.frees(before) else ""  # layers have no cost
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from anesurgery.files.writing import check_place
 from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.rewriting.recoding import KEEP, Recoded
-from anesurgery.rewriting.refusals import refusal_lines as refusal_lines
 
 INTERFACE = "the interface changes; compare whole models"
 """Why there is no site proof of an edit that a pass declares."""

@@ -88,8 +88,8 @@ class Trial:
 
     @cached_property
     def advised(self) -> Standing:
-        """The standing with every finding counted."""
-        return Standing.of(self.inspections)
+        """The standing with every finding counted; of layers the rules say all at once."""
+        return Standing.of(self.inspections) if self.model is not None else self.stands
 
     @property
     def findings(self) -> list[Finding]:

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.edit_plan import Plan
-from anesurgery.rewriting.session import refusal_lines
+from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.show.console import plain, shows
 
 

@@ -427,4 +427,4 @@ class _Composed:
 
 def _chips(aims: Sequence[Target]) -> str:
     """The chips of the generations of some targets, in words."""
-    return spans(family for aim in aims for family in aim.families)
+    return spans([family for aim in aims for family in aim.families])

@@ -32,11 +32,14 @@ BUILD = ROOT / "build" / "demo"
 LENGTH = 64
 STEPS = 700
 """Training is counted in steps, so that a busy machine writes the same text as an idle one."""
-TARGET = "M4/macOS 27"
+TARGET = "iPhone 13/iOS 17"
+VOCABULARY = 50257
+"""Of GPT-2: more than an engine before the A17 takes in one axis."""
 NEXT = """
-  .venv/bin/anesurgery inspect {folder}/gpt2.mlpackage
+  .venv/bin/anesurgery inspect {folder}/gpt2.mlpackage --target "{target}"
+  .venv/bin/anesurgery plan {folder}/gpt2.mlpackage gpt2_ane --target "{target}"
   .venv/bin/anesurgery explain causal_mask_tensor
-  .venv/bin/anesurgery apply {folder}/gpt2.mlpackage gpt2_ane --out build/mine.mlpackage --prove both"""
+  .venv/bin/anesurgery apply {folder}/gpt2.mlpackage auto --target "{target}" --out build/mine.mlpackage"""
 PROMPT = "Redistributions of source code must retain the above copyright notice, this list of "
 
 
@@ -113,6 +116,18 @@ def trained(text: Text, seed: int = 0) -> GPT2LMHeadModel:
     return model.eval()
 
 
+def widened(small: GPT2LMHeadModel) -> GPT2LMHeadModel:
+    """The same model with the vocabulary of GPT-2: each word without a letter says what the unknown one says."""
+    config = GPT2Config(**{**small.config.to_dict(), "vocab_size": VOCABULARY})
+    model = GPT2LMHeadModel(config)
+    weights = small.state_dict()
+    table = weights["transformer.wte.weight"]
+    more = table[:1].expand(VOCABULARY - len(table), -1)
+    weights["transformer.wte.weight"] = weights["lm_head.weight"] = torch.cat([table, more])
+    model.load_state_dict(weights)
+    return model.eval()
+
+
 def converted(model: GPT2LMHeadModel, path: Path) -> Path:
     """The model as an .mlpackage, converted the plain way."""
     frontend.register()
@@ -153,13 +168,13 @@ def main() -> None:
     arguments = parser.parse_args()
     BUILD.mkdir(parents=True, exist_ok=True)
     text = Text()
-    before = converted(trained(text), BUILD / "gpt2.mlpackage")
-    surgery = ane.apply(before, "gpt2_ane", prove="both")
+    before = converted(widened(trained(text)), BUILD / "gpt2.mlpackage")
+    surgery = ane.apply(before, "gpt2_ane", target=TARGET, prove="both")
     surgery.save(BUILD / "gpt2_ane.mlpackage", overwrite=True)
     console = Console(width=WIDTH, record=True)
     console.print(surgeries.surgery_group(surgery))
     if arguments.svg is not None:
-        console.save_svg(str(arguments.svg), title="anesurgery apply gpt2.mlpackage gpt2_ane", clear=False)
+        console.save_svg(str(arguments.svg), title=f'anesurgery apply gpt2.mlpackage gpt2_ane --target "{TARGET}"', clear=False)
     (BUILD / "report.txt").write_text(console.export_text(), encoding="utf-8")
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):
@@ -169,7 +184,7 @@ def main() -> None:
     folder = BUILD.relative_to(ROOT)
     names = ", ".join(sorted(p.name for p in BUILD.iterdir() if p.suffix != ".pt"))
     print(f"\nwritten to {folder}: {names}")
-    print(f"to try next:{NEXT.format(folder=folder)}")
+    print(f"to try next:{NEXT.format(folder=folder, target=TARGET)}")
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ with quiet_host():
     from coremltools.converters.mil.mil.operation import Operation as HostOperation
     from coremltools.converters.mil.mil.ops.defs.iOS15 import control_flow
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+    from coremltools.converters.mil.mil.types import type_mapping
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, MIL element type, shape) -> array."""
@@ -77,8 +78,23 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         patched(InputSpec, "validate_inputs", check),
         patched(helper, "get_proto_dim", size),
         patched(control_flow, "get_existing_symbol", _names()),
+        patched(type_mapping, "get_type_info", _described(type_mapping.get_type_info)),
     ):
         yield
+
+
+def _described(describe: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Describes each type once: coremltools describes one anew at each question, of which an op has dozens."""
+    known: dict[type, Any] = {}
+
+    def described(kind: Any) -> Any:
+        if not isinstance(kind, type):
+            return describe(kind)
+        if kind not in known:
+            known[kind] = describe(kind)
+        return known[kind]
+
+    return described
 
 
 def _too_large(kind: Any) -> bool:

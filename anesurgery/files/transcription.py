@@ -1,5 +1,6 @@
 """What coremltools' reader of programs does otherwise here: weights stay in their file, errors name the op.
 
+A type is described once: coremltools describes one anew at each question, of which an op has dozens.
 It also reads back what coremltools itself writes and then refuses: epsilons of fp32 beside inputs of fp16,
 shapes of unknown rank, and lists whose elements have dimensions with a name.
 """
@@ -10,6 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -78,23 +80,9 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         patched(InputSpec, "validate_inputs", check),
         patched(helper, "get_proto_dim", size),
         patched(control_flow, "get_existing_symbol", _names()),
-        patched(type_mapping, "get_type_info", _described(type_mapping.get_type_info)),
+        patched(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
     ):
         yield
-
-
-def _described(describe: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Describes each type once: coremltools describes one anew at each question, of which an op has dozens."""
-    known: dict[type, Any] = {}
-
-    def described(kind: Any) -> Any:
-        if not isinstance(kind, type):
-            return describe(kind)
-        if kind not in known:
-            known[kind] = describe(kind)
-        return known[kind]
-
-    return described
 
 
 def _too_large(kind: Any) -> bool:

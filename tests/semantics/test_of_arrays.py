@@ -11,7 +11,7 @@ from anesurgery.semantics.of_arrays import LEAST, found_of
 
 
 def test_what_is_found_goes_with_the_array() -> None:
-    """The wrong version keeps answers by where an array lies, and gives them to the next one that lies there."""
+    """The wrong version keeps answers by where an array lies, and gives them to the next one there."""
     seen = []
     for number in range(50):
         array = np.full(LEAST, number)

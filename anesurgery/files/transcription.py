@@ -1,5 +1,6 @@
 """What coremltools' reader of programs does otherwise here: weights stay in their file, errors name the op.
 
+A type is described once: coremltools describes one anew at each question, of which an op has dozens.
 It also reads back what coremltools itself writes and then refuses: epsilons of fp32 beside inputs of fp16,
 shapes of unknown rank, and lists whose elements have dimensions with a name.
 """
@@ -10,6 +11,7 @@ import difflib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ with quiet_host():
     from coremltools.converters.mil.mil.operation import Operation as HostOperation
     from coremltools.converters.mil.mil.ops.defs.iOS15 import control_flow
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
+    from coremltools.converters.mil.mil.types import type_mapping
 
 FetchWeight = Callable[[int, Any, tuple[int, ...]], Any]
 """(offset, MIL element type, shape) -> array."""
@@ -77,6 +80,7 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
         patched(InputSpec, "validate_inputs", check),
         patched(helper, "get_proto_dim", size),
         patched(control_flow, "get_existing_symbol", _names()),
+        patched(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
     ):
         yield
 

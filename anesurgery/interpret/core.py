@@ -36,6 +36,7 @@ from anesurgery.mil import (
     is_symbolic,
     operands,
 )
+from anesurgery.ops import MOVING
 from anesurgery.text import to_text
 
 Env = dict[Var, Any]
@@ -80,6 +81,8 @@ class Plan:
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
         self.steps: list[Step] = []
+        self.made = set[Var]()
+        """What is rounded when it is made: it is not rounded again where it is only moved."""
         self.blocks: dict[Block, Plan] = {}
         ops = list(ops)
         self.mixed: bool = outside.mixed if outside else dtypes.is_mixed(ops)
@@ -134,7 +137,12 @@ class Plan:
         meaning = None if op.blocks else TABLE[op.op_type]
         fixed, reads, stored = self._inputs(op, moves=meaning is not None and meaning.moves)
         arithmetic = dtypes.computes_in(op, self.arithmetic, self.mixed)
-        outs = [(v, dtypes.run_dtype(v, arithmetic), dtypes.rounding(v, arithmetic)) for v in op.outputs]
+        rounded = self.arithmetic == "fp16" and op.op_type in MOVING and op.inputs.get("x") in self.made
+        outs = [
+            (v, dtypes.run_dtype(v, arithmetic), None if rounded else dtypes.rounding(v, arithmetic))
+            for v in op.outputs
+        ]
+        self.made |= set(op.outputs)
         function = meaning and dtypes.meaning(op, meaning, arithmetic)
         return Step(op, function, fixed, reads, stored, outs, dead)
 
@@ -254,9 +262,10 @@ class Plan:
         if step.stored and (self.runs == 1 or self.ready_bytes > self.room):  # else kept from the second run on
             for name in step.stored:
                 dtypes.forget(step.op.inputs[name].val)
+        given = None if step.function is None else arguments.values()
         for (var, dtype, rounding), value in zip(step.outs, results, strict=True):
             ready = rounding is None and getattr(value, "dtype", None) is dtype
-            env[var] = value if ready else dtypes.finish(value, dtype, rounding)
+            env[var] = value if ready else dtypes.finish(value, dtype, rounding, given)
         if listener is not None:
             listener.after(step.op, [env[var] for var, _, _ in step.outs])
         for var in step.dead:

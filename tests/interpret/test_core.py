@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from anesurgery.errors import InterpretError, UnknownName
-from anesurgery.interpret import TABLE, Executable, Listener, run
+from anesurgery.interpret import TABLE, Evaluator, Executable, Listener, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types
@@ -297,3 +297,19 @@ def test_a_real_network_agrees_with_its_original(corpus: Path) -> None:
     for value in reference:
         best = min(np.abs(value - other).max() for other in found[value.shape])
         assert best <= 1e-4 * np.abs(value).max()
+
+
+def test_a_large_result_is_rounded_without_touching_what_was_given() -> None:
+    """The wrong version rounds in the memory of an input that is only seen in another shape."""
+
+    @mb.program(input_specs=[mb.TensorSpec((512, 512), dtype=types.fp16)], opset_version=ct.target.iOS16)
+    def program(x: Var) -> Any:
+        return mb.reshape(x=x, shape=[1, 512, 512], name="seen"), mb.mul(x=x, y=np.float16(3), name="made")
+
+    function = program.functions["main"]
+    ops = [op for op in function.operations if op.op_type != "const"]
+    given = torch.full((512, 512), 1 + 2.0**-20)
+    seen, made = Evaluator(ops, function.outputs, "fp16")({function.inputs["x"]: given})
+    assert bool((given == 1 + 2.0**-20).all())
+    assert bool((seen == 1).all())
+    assert bool((made == 3).all())

@@ -47,6 +47,16 @@ def product(program: Program) -> Operation:
 
 
 @pytest.mark.parametrize("weight", [SPREAD, ALIKE], ids=["spread", "alike"])
+def test_a_rough_bound_is_above_the_exact_one(weight: Array) -> None:
+    """The wrong version takes the longest of the parts for their sum; of rows that are alike both are equal."""
+    value = product(scores(weight)).x
+    exact, rough = (head_length(value, -1, roughly=roughly) for roughly in (False, True))
+    assert exact * (1 - 1e-6) <= rough
+    assert rough <= exact * 1.01 or weight is SPREAD
+    assert rough < 3 * exact
+
+
+@pytest.mark.parametrize("weight", [SPREAD, ALIKE], ids=["spread", "alike"])
 def test_no_row_of_a_head_is_longer(weight: Array) -> None:
     """Of rows that are alike the bound is reached; the wrong version takes the length of one row for all."""
     x = np.tile(weight[0], (1, TOKENS, 1)).astype(HALF)

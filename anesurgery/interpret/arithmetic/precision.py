@@ -38,6 +38,9 @@ Rounding = Callable[[torch.Tensor], torch.Tensor]
 CACHED = 1 << 16
 """Constants of up to this many elements are kept widened; larger ones are widened while an op needs them."""
 
+PLAIN = (torch.Tensor, bool, int, float, str, type(None))
+"""What ops compute with, but for states and lists."""
+
 KEPT = 1 << 30
 """Bytes up to which the larger constants of a program are kept as its ops compute with them, from its second
 run on; the pages of the weight file are given back."""
@@ -148,15 +151,39 @@ def undressed(function: Callable[..., Any]) -> tuple[Callable[..., Any], bool]:
     return (function, False) if inner is None else (inner, True)
 
 
-def finish(value: Any, dtype: torch.dtype | None, rounding: Rounding | None) -> Any:
-    """A result in the dtype in which it runs on."""
+def finish(
+    value: Any, dtype: torch.dtype | None, rounding: Rounding | None, arguments: Iterable[Any] | None = None
+) -> Any:
+    """A result in the dtype in which it runs on.
+
+    Args:
+        value: the result.
+        dtype: in which it runs on.
+        rounding: how it is rounded.
+        arguments: what it was computed of, where a large result may be rounded in its own memory.
+    """
     if dtype is None or not isinstance(value, torch.Tensor):
         return value
+    if rounding is torch.Tensor.half and arguments is not None and _is_large_and_own(value, arguments):
+        return value.copy_(value.half())
     if rounding is not None and value.dtype != torch.float16:
         value = rounding(value)
     if dtype == torch.int32 and value.is_floating_point():
         return to_int32(value)
     return value if value.dtype == dtype else value.to(dtype)
+
+
+def _is_large_and_own(value: torch.Tensor, arguments: Iterable[Any]) -> bool:
+    """Is it a float32 result that takes long to move, and none of the arguments seen in another way?"""
+    if value.dtype != torch.float32 or value.numel() <= CACHED or not value.is_contiguous():
+        return False
+    each = [
+        x for argument in arguments for x in (argument if isinstance(argument, tuple | list) else (argument,))
+    ]
+    if not all(isinstance(x, PLAIN) for x in each):  # a state holds values of its own
+        return False
+    held = {x.untyped_storage().data_ptr() for x in each if isinstance(x, torch.Tensor)}
+    return value.untyped_storage().data_ptr() not in held
 
 
 def widen(value: Any) -> Any:

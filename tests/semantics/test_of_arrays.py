@@ -1,0 +1,28 @@
+"""What is found of an array is there as long as the array, and for no other."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+
+from anesurgery.semantics.of_arrays import LEAST, found_of
+
+
+def test_what_is_found_goes_with_the_array() -> None:
+    """The wrong version keeps answers by where an array lies, and gives them to the next one there."""
+    seen = []
+    for number in range(50):
+        array = np.full(LEAST, number)
+        assert found_of(array).setdefault("first", number) == number == found_of(array)["first"]
+        seen.append(id(array))
+        del array
+        gc.collect()
+    assert len(set(seen)) < 50  # the memory is used again
+
+
+@pytest.mark.parametrize("small", [np.zeros(LEAST - 1), np.float16(1), "word", None])
+def test_of_a_small_array_nothing_is_kept(small: object) -> None:
+    found_of(small)["first"] = 1
+    assert found_of(small) == {}

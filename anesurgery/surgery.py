@@ -110,6 +110,7 @@ class Surgery(Report):
         """The changed model as a coremltools MLModel, in a temporary package where its format asks for one."""
         return self.subject.mlmodel()
 
+    @exclusive
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model atomically, and the artifacts beside it.
 

@@ -117,7 +117,7 @@ def trained(text: Text, seed: int = 0) -> GPT2LMHeadModel:
 
 
 def widened(small: GPT2LMHeadModel) -> GPT2LMHeadModel:
-    """The same model with the vocabulary of GPT-2: each word without a letter says what the unknown one says."""
+    """The same model with GPT-2's vocabulary: words without a letter say what the unknown one says."""
     config = GPT2Config(**{**small.config.to_dict(), "vocab_size": VOCABULARY})
     model = GPT2LMHeadModel(config)
     weights = small.state_dict()
@@ -174,7 +174,11 @@ def main() -> None:
     console = Console(width=WIDTH, record=True)
     console.print(surgeries.surgery_group(surgery))
     if arguments.svg is not None:
-        console.save_svg(str(arguments.svg), title=f'anesurgery apply gpt2.mlpackage gpt2_ane --target "{TARGET}"', clear=False)
+        console.save_svg(
+            str(arguments.svg),
+            title=f'anesurgery apply gpt2.mlpackage gpt2_ane --target "{TARGET}"',
+            clear=False,
+        )
     (BUILD / "report.txt").write_text(console.export_text(), encoding="utf-8")
     (BUILD / "report.json").write_text(json.dumps(surgery.to_json(), indent=2), encoding="utf-8")
     for name, model in (("before", before), ("after", BUILD / "gpt2_ane.mlpackage")):

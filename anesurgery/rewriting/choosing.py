@@ -10,8 +10,9 @@ by name. Last, the whole has to gain something; else nothing is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from anesurgery.errors import Refusal
 from anesurgery.placement.standing import Standing
@@ -329,7 +330,7 @@ class _Composed:
             left_out=(*idle, *self.left_out()),
             notes=tuple(self.notes()),
             warnings=tuple(self.choice.warnings) if self.end is not start else (),
-            gain=gain,
+            judged=gain,
             wrong="; ".join(filter(None, wrong)),
             outputs=self.near,
             figures=figures(start.standing, self.end.standing) if session.target else {},
@@ -350,12 +351,12 @@ class _Composed:
             else f"nothing to gain on {aims[0].words if self.choice.timed else _chips(aims)}"
         )
 
-    def gain(self) -> str:
+    def gain(self) -> str | Callable[[], str]:
         """What the whole gains, or why it is done though nobody knows, in words; "" for nothing."""
         start, end = self.choice.start, self.end
         if end is start and not self.costly:
             return ""
-        if all(end.held.worse_than_layers(aim) for aim in self.aims()):
+        if start.held.was_layers and all(end.held.worse_than_layers(aim) for aim in self.aims()):
             return ""
         named = [step for step in end.steps if step.name in self.choice.wanted or step.essential]
         if named or self.costly:
@@ -364,26 +365,16 @@ class _Composed:
             return "nothing is known of how it stands"
         if any(self.choice.measured(step, start) for step in end.steps):
             return "a gain was measured"
-        said = {aim: words for aim in self.aims() if (words := self.worth_on(aim))}
-        if not said and any(finding.kind == "numeric" for finding in start.findings):
+        if self.choice.timed and not start.held.was_layers:
+            gain = worth(start.stands, end.stands)
+        else:
+            gain = next(filter(None, (worth_on(aim, start.held, end.held) for aim in self.aims())), "")
+        if not gain and any(finding.kind == "numeric" for finding in start.findings):
             now, was = self.outputs.undefined(end), self.outputs.undefined(start)
             return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""
-        if self.choice.timed or not said:
-            return "".join(said.values())
-        gains, others = ([aim for aim in self.aims() if (aim in said) == gains] for gains in (True, False))
-        first = next((aim for aim in gains if said[aim].endswith("ms")), gains[0])
-        rest = f"; nothing to gain on {_chips(others)}" if others else ""
-        return f"gains on {_chips(gains)} ({first.chips[0]}: {said[first]}){rest}"
-
-    def worth_on(self, aim: Target) -> str:
-        """What the whole gains on a target, in words; "" for nothing."""
-        start, end = self.choice.start, self.end
-        if end.held.worse_than_layers(aim):
-            return ""
-        own = aim is start.target
-        before = start.stands if own and not start.held.was_layers else start.held.as_given(aim)
-        after = end.stands if own else end.held.standing(aim)
-        return worth(before, after) if before is not None and after is not None else ""
+        if self.choice.timed or not gain:
+            return gain
+        return partial(_on_chips, self.aims(), start.held.clone(), end.held.clone())  # as they are now
 
     def stays(self, steps: Sequence[Pass]) -> bool:
         """Are all of these in the plan?"""
@@ -423,6 +414,23 @@ class _Composed:
         if self.choice.timed and start.standing is not None and end is not start:
             yield from end.stands.paid(start.stands)
         yield from (str(one) for one in self.repairs if not one.steps or self.stays(one.steps))
+
+
+def worth_on(aim: Target, before: Subject, after: Subject) -> str:
+    """What a model gains on a target over the file as given, in words; "" for nothing."""
+    if after.worse_than_layers(aim):
+        return ""
+    stood, stands = before.as_given(aim), after.standing(aim)
+    return worth(stood, stands) if stood is not None and stands is not None else ""
+
+
+def _on_chips(aims: Sequence[Target], before: Subject, after: Subject) -> str:
+    """On which chips a model gains something, and how much on one of them, in a sentence."""
+    said = {aim: worth_on(aim, before, after) for aim in aims}
+    gains, others = ([aim for aim in aims if bool(said[aim]) == gains] for gains in (True, False))
+    first = next((aim for aim in gains if said[aim].endswith("ms")), gains[0])
+    rest = f"; nothing to gain on {_chips(others)}" if others else ""
+    return f"gains on {_chips(gains)} ({first.chips[0]}: {said[first]}){rest}"
 
 
 def _chips(aims: Sequence[Target]) -> str:

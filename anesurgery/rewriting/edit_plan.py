@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,14 +50,19 @@ class Plan(Drawn):
     """What was gained by which steps, what grows, and what the search leaves open."""
     warnings: tuple[str, ...] = ()
     """What is lost by steps that were asked for."""
-    gain: str = ""
-    """What the whole gains, in words; "" where it was not judged."""
+    judged: str | Callable[[], str] = field(default="", repr=False, compare=False)
+    """What the whole gains, in words, or what tells it when somebody asks; "" where it was not judged."""
     wrong: str = ""
     """What the first line of a report says of wrong numbers: how wrong outputs are, or what is repaired."""
     outputs: tuple[Mapping[str, float] | None, Mapping[str, float] | None] = (None, None)
     """dB by arithmetic before and after, of what the model means on the inputs at hand; None where not run."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The expected time and the shares before and after, as plain data."""
+
+    @cached_property
+    def gain(self) -> str:
+        """What the whole gains, in words, and on which chips; "" where it was not judged."""
+        return self.judged if isinstance(self.judged, str) else self.judged()
 
     @property
     def passes(self) -> tuple[Pass, ...]:
@@ -93,11 +99,11 @@ class Plan(Drawn):
             for s in data["steps"]
         ]
         left = [(row["pass"], Refusal(row["reason"], _place(row["at"]))) for row in data["left_out"]]
-        plain = {name: data[name] for name in ("recipe", "target", "gain", "wrong", "figures")}
+        plain = {name: data[name] for name in ("recipe", "target", "wrong", "figures")}
         before, after = data["outputs"]
         notes, warnings = tuple(data["notes"]), tuple(data["warnings"])
         parts: dict[str, Any] = {"steps": tuple(steps), "left_out": tuple(left), "outputs": (before, after)}
-        return cls(**plain, **parts, notes=notes, warnings=warnings)
+        return cls(**plain, **parts, judged=data["gain"], notes=notes, warnings=warnings)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:

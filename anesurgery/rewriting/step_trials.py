@@ -35,6 +35,8 @@ class Trial:
     """Without the last step."""
     stood: Standing | None = None
     """As it is known already."""
+    spare: Subject | None = None
+    """A copy of the model that no step has changed."""
 
     @property
     def way(self) -> list[Trial]:
@@ -153,7 +155,10 @@ class Trials:
             return Idle(tuple(own.refusals), error)
         if own.changes:
             return Trial(model, old.target, (*old.steps, step), own, old)
-        old.model = model
+        if old.model is None:
+            old.model = model
+        else:
+            old.spare = model
         return Idle(tuple(own.refusals))
 
     def _model(self, trial: Trial) -> Subject:
@@ -164,7 +169,8 @@ class Trials:
             run_on(trial.steps[-1], model, self.session.again(prove_sites=False))
             return model
         if trial.before is None or trial.model.shares_weights:
-            return trial.model.clone()
+            spare, trial.spare = trial.spare, None
+            return trial.model.clone() if spare is None else spare
         trial.stood, _ = trial.standing, trial.size  # told before the model goes
         model, trial.model = trial.model, None
         return model

@@ -180,7 +180,7 @@ def test_a_few_configurations(name: str) -> None:
 def test_lookups_of_words_and_casts_of_inputs_alone_stay_off(name: str, lookups: int) -> None:
     row = FEW[name]
     program = load(program_of(row, row.module(), "FLOAT16")).program
-    surgery = ane.apply(program, list(find_recipe(row.recipe).steps), prove=None, quiet=True)
+    surgery = ane.apply(program, list(find_recipe(str(row.recipe)).steps), prove=None, quiet=True)
     _, (inspection,) = stand(surgery.program, Target.parse("M4/macOS 15"))
     illegal = sorted(op.op_type for op in inspection.ops if op.legal is False)
     read = sum(op.op_type == "cast" for op in inspection.ops if op.legal is False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -99,6 +100,11 @@ class Surgery(Report):
         """The estimated times before and after, and the band of their ratio; None where a side has none."""
         before, after = self.times
         return None if before is None or after is None else change(before, after)
+
+    @property
+    def summary(self) -> str:
+        """What was done, and what it gains, in one sentence."""
+        return str(self.to_json()["summary"])
 
     @property
     def details(self) -> str:
@@ -601,7 +607,7 @@ class Recipe:
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
 
     def __call__(self, model: Any, **options: Any) -> Any:
-        """Apply the recipe: path or MLModel in, MLModel out.
+        """Apply the recipe: path or MLModel in, MLModel out. What was gained, and where, is said on stderr.
 
         Args:
             model: path of a package, MLModel, or MIL program.
@@ -611,7 +617,10 @@ class Recipe:
             SurgeryError: nothing applied at all, or a promise was not kept.
         """
         ours, theirs = split_options(options)
-        return apply(model, self.with_options(**theirs), **ours).model
+        surgery = apply(model, self.with_options(**theirs), **ours)
+        if not ours.get("quiet"):
+            print(f"{self.name}: {surgery.summary}", file=sys.stderr)
+        return surgery.model
 
     def pipeline(self, base: Any = None, *, target: str | None = None, **options: Any) -> Any:
         """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`; no gate.

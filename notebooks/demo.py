@@ -30,7 +30,7 @@ from anesurgery.show.console import WIDTH, PlainConsole
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "demo"
 LENGTH = 64
-STEPS = 700
+STEPS = 400
 """Training is counted in steps, so that a busy machine writes the same text as an idle one."""
 TARGET = "iPhone 13/iOS 17"
 VOCABULARY = 50257
@@ -87,7 +87,7 @@ def trained(text: Text, seed: int = 0) -> GPT2LMHeadModel:
     config = GPT2Config(
         n_layer=3,
         n_head=4,
-        n_embd=128,
+        n_embd=256,
         n_positions=LENGTH,
         vocab_size=text.size,
         bos_token_id=0,
@@ -97,7 +97,7 @@ def trained(text: Text, seed: int = 0) -> GPT2LMHeadModel:
         attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(config)
-    cache = BUILD / f"weights-{text.size}-{STEPS}{f'-{seed}' if seed else ''}.pt"
+    cache = BUILD / f"weights-{text.size}-{config.n_embd}-{STEPS}{f'-{seed}' if seed else ''}.pt"
     if cache.exists():
         model.load_state_dict(torch.load(cache, weights_only=True))
         return model.eval()

@@ -18,7 +18,7 @@ from anesurgery.placement.durations import Change, change
 from anesurgery.placement.standing import Standing
 from anesurgery.rewriting.passes import Pass
 
-FORMAT = "anesurgery.plan/1"
+FORMAT = "anesurgery.steps/1"
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def test_a_plan_goes_to_json_and_back_and_does_the_same() -> None:
     assert [str(s) for s in first.steps] == [str(s) for s in direct.steps]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"format": "anesurgery.plan/0"}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"format": "anesurgery.steps/0"}'])
 def test_what_is_no_plan_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "plan.json").write_text(text)
     with pytest.raises(LoadError, match="plan"):

@@ -52,6 +52,8 @@ class Choice:
     warnings: list[str] = field(default_factory=list)
     idle: list[tuple[str, Refusal]] = field(default_factory=list)
     """What steps say that changed nothing."""
+    needed: dict[Pass, str] = field(default_factory=dict)
+    """What would be lost without a step that gains nothing by itself."""
     whole: Trial = field(init=False)
     """All steps that edit the model."""
     strict: bool = False
@@ -164,7 +166,11 @@ class Choice:
             if better := other.stands.gain(end.stands) or other.stands.smaller(end.stands):
                 self.losses[step.name] = f"the steps after it do as well without it ({better})"
                 end = other
-            elif not (end.stands.gain(other.stands) or end.advised.tidier(other.advised)):
+            elif better := end.stands.gain(other.stands):
+                self.needed[step] = better
+            elif end.advised.tidier(other.advised):
+                self.needed[step] = f"findings {other.advised.findings} -> {end.advised.findings}"
+            else:
                 self.losses[step.name] = "it gains nothing on this target"
                 end = other
         return end
@@ -388,7 +394,7 @@ class _Composed:
             assert old is not None
             why = kept.get(step) or self.choice.wanted.get(step.name, "")
             if not why and self.choice.timed and trial.standing is not None:
-                why = trial.stands.gain(old.stands)
+                why = trial.stands.gain(old.stands) or self.choice.needed.get(step, "")
             yield Planned(step, why or f"a step of {self.wish.name}", step in kept or step in self.repairing)
         yield from (Planned(step, f"a step of {self.wish.name}") for step in self.costly)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich import box
 from rich.console import Group
 from rich.table import Table
@@ -30,4 +32,14 @@ def plan_group(plan: Plan) -> Group:
     noted = [plain(f"note: {words}", style="cyan") for words in (*plan.notes, *plan.warnings)]
     left = [plain(f"left out: {line}", style="dim") for line in refusal_lines(plan.left_out)]
     first = plain(plan_headline(plan), style="bold")
-    return Group(first, *([table] if plan.steps else []), *noted, *left)
+    return Group(first, *([table] if plan.steps else []), *map(plain, _time(plan)), *noted, *left)
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    """The expected time before and after with its band, and the verdict."""
+    if plan.steps and (time := plan.figures.get("time")):
+        each = [f"{one['ms']:.3g} ms ({one['low']:.3g} to {one['high']:.3g})" for one in map(time.get, ENDS)]
+        yield f"time {' -> '.join(each)}, {time['verdict']}"
+
+
+ENDS = ("before", "after")

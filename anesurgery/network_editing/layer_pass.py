@@ -238,8 +238,10 @@ class _LayerPlace(Place):
         """A refusal at the layer."""
         return Refusal(reason, self.site.node)
 
-    def built(self) -> Built:
+    def built(self) -> Built | Refusal:
         """The old and new value of each output that was known, and the ops that came.
+
+        A refusal where an input is not known, as behind a custom layer.
 
         Raises:
             PassError: they cannot be built, or have another shape.
@@ -253,6 +255,8 @@ class _LayerPlace(Place):
             with quiet_host():
                 ops, results = blobs.add([node.message for node in site.new])
         except LoadError as error:
+            if read := [n for node in site.new for n in node.message.input if n in blobs.missing]:
+                return self.refusal(f"{read[0]!r}, which it reads, is not known: {blobs.missing[read[0]]}")
             raise self.error(f"the new layers do not fit: {error}") from error
         new = results | {n: blobs.ctx.env[name] for n, name in site.renamed.items()}
         if lost := [n for n in site.outputs if n not in new and site.network.is_read(n)]:

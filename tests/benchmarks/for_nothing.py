@@ -44,7 +44,7 @@ from anesurgery.show.summary import gone_and_new, sections
 from anesurgery.surgery import Surgery, find_recipe
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15")
-FOLDER = Path("build/gains")
+FOLDER = Path("build/gains").resolve()
 EXAMPLE = "example "
 """Before the names of examples."""
 LITTLE = 0.02

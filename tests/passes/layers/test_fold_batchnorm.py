@@ -180,3 +180,17 @@ def test_real_networks(corpus: Path, name: str, number: int, left: int) -> None:
     assert (len(found.changes), found.after.get("batchnorm", 0)) == (number, left)
     assert sum(found.before.values()) - sum(found.after.values()) == number
     assert all(change.proof is not None for change in found.changes)
+
+
+def test_behind_a_custom_layer_sums_of_what_nobody_knows_stay() -> None:
+    """The wrong version ends in an error about a blob that nothing makes."""
+    kind, own = convolved(4, 4, 1, 1)
+    layers = [
+        make_layer("custom", ["x"], ["c"], className="Own"),
+        make_layer("add", ["c", "x"], ["s"]),
+        make_layer(kind, ["s"], ["a"], **own),
+        make_layer("batchnorm", ["a"], ["y"], **statistics()),
+    ]
+    done = ane.apply(make_network({"x": (1, 4, 5, 6)}, layers, ["y"]), STEP, quiet=True)
+    assert not done.changes
+    assert any("is not known" in refusal.reason for _, refusal in done.refusals)

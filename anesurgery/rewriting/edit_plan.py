@@ -91,10 +91,10 @@ class Plan(Drawn):
             ops: number of ops by type in the model.
             target: chip and OS.
         """
-        made_for = self.target or "no target"
-        if dict(self.ops) == dict(ops) and Target.parse(self.target) == Target.parse(target):
+        same = not self.ops or dict(self.ops) == dict(ops)  # one that was written by hand has none
+        if same and Target.parse(self.target) == Target.parse(target):
             return self
-        other = f"for {made_for}" if dict(self.ops) == dict(ops) else "for another model"
+        other = f"for {self.target or 'no target'}" if same else "for another model"
         words = f"the plan was made {other}: its steps are run, and what it says of gains does not hold here"
         return Plan(self.recipe, target, self.steps, warnings=(words,), ops=ops)
 

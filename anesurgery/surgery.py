@@ -34,6 +34,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import (
     check_assumed,
     check_grades,
+    check_inputs,
     check_interface,
     check_requirement,
     prove_model,
@@ -42,11 +43,12 @@ from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.outputs import WRONG
+from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
 from anesurgery.rewriting.recoding import check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session
+from anesurgery.rewriting.step_trials import Trial
 from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "gate", "quiet", "seed")
@@ -233,7 +235,7 @@ def apply(
     check_requirement(require, prove)
     options = {"target": target, "member": member, "assume": assume, "inputs": inputs, "gate": gate}
     job = _Job.of(model, passes, prove=prove, compressed=compressed, seed=seed, quiet=quiet, **options)
-    chosen = job.chosen()
+    chosen = job.chosen(rescue=True)
     surgery, session = job.edited(chosen)
     return job.check(surgery, session, require)
 
@@ -301,30 +303,56 @@ class _Job:
         """Read the model; raise the error of the first option that does not fit."""
         if prove not in PROOFS:
             raise SurgeryError(f"prove={prove!r}; it may be {', '.join(map(repr, PROOFS))}")
-        Target.parse(target)
+        if math.isnan(gate):
+            raise SurgeryError("gate=nan; give a PSNR in dB")
         check_choice(compressed)
+        made = passes if isinstance(passes, Plan) else None
+        target = made.target if made is not None and target is None else target
+        Target.parse(target)
         started = time.perf_counter()
         recipe, wish = _wished(passes, target)
         given = read_subject(model, subject_of(wish.steps)).only(member)
         check_assumed(assume or {}, given.chosen)
         session = Session(target=target, prove_sites=prove in ("sites", "both"), seed=seed, assume=assume or {})
         session.inputs, session.named = _listed(inputs), _named(passes)
+        check_inputs(session.inputs, given)
         session.images, session.wired, session.compressed = given.interface.images, given.wired, compressed
         session.timings["load"] = time.perf_counter() - started
-        made = passes if isinstance(passes, Plan) else None
         return cls(model, given, wish, recipe, session, prove, gate, quiet, made)
 
-    def chosen(self) -> Chosen:
-        """The plan: of a recipe what is chosen, of passes by name these."""
+    @cached_property
+    def counted(self) -> dict[str, int]:
+        """Number of ops by type, or of layers where the file holds a neural network."""
+        return NeuralNetwork.read(self.model).op_counts if self.given.was_layers else self.given.op_counts
+
+    def chosen(self, *, rescue: bool = False) -> Chosen:
+        """The plan for the model; see `_chosen`."""
+        found = self._chosen(rescue)
+        return replace(found, plan=replace(found.plan, ops=self.counted))
+
+    def _chosen(self, rescue: bool) -> Chosen:
+        """The plan: of a recipe what is chosen, of passes by name these.
+
+        Args:
+            rescue: where a step fails, the steps as they are, whose error then holds the edits before it.
+
+        Raises:
+            SurgeryError: a step of the recipe fails, or it is strict and not for the model.
+        """
+        if self.plan is not None:
+            return Chosen(self.plan.held_for(self.counted, self.session.target))
         if self.recipe is None:
-            return as_asked(self.wish, self.session.target) if self.plan is None else Chosen(self.plan)
+            return as_asked(self.wish, self.session.target)
         misfits = [r for graph in self.given.chosen if (r := self.recipe.applies_to(graph)) is not None]
         if misfits and self.recipe.strict:
             raise Unsuited(f"{self.recipe.name} is not for this model: {misfits[0]}")
         try:
             wish = self.wish.without_repairs() if misfits else self.wish
             chosen = choose(self.given, wish, self.session, self.gate)
-        except SurgeryError:  # the edits before it are those of the steps as they are
+        except SurgeryError:
+            if not rescue:
+                raise
+            # the edits before it are those of the steps as they are
             return as_asked(self.wish, self.session.target)
         if misfits and not chosen.plan.steps:
             reasons = refusal_lines(chosen.plan.left_out)
@@ -382,9 +410,9 @@ class _Job:
 
     def _surgery(self, chosen: Chosen, edited: Subject, session: Session) -> Surgery:
         """What was done, with what the caller should know of it."""
-        plan, target = chosen.plan, Target.parse(self.session.target)
-        given = edited if self.recipe is not None and self.given.was_layers and not session.changes else None
-        if given is not None:  # nothing was gained by making a program of it
+        plan, target = self._measured(chosen, edited, session), Target.parse(self.session.target)
+        idle = (self.recipe is not None or self.plan is not None) and not session.changes
+        if idle and self.given.was_layers:  # nothing was gained by making a program of it
             edited = self.given = NeuralNetwork.read(self.model)
         before, after = self._stands(chosen, edited, session, target)
         for words in (*session.alarms, *plan.warnings):
@@ -417,6 +445,22 @@ class _Job:
             stands=(before, after),
         )
 
+    def _measured(self, chosen: Chosen, edited: Subject, session: Session) -> Plan:
+        """The plan with how near outputs are on the inputs given, where no trial led to this model.
+
+        Of passes by name, which may calibrate with many inputs, on the first of them.
+        """
+        plan, samples = chosen.plan, session.samples
+        if chosen.end is not None or not samples:
+            return plan
+        own = self.session.again()
+        own.inputs = samples[:1] if self.recipe is None and self.plan is None else samples
+        start = Trial(self.given, Target.parse(own.target), (), own)
+        end = Trial(edited, start.target, plan.passes, session, start) if session.changes else start
+        outputs = Outputs.of(start, own, self.gate, seeds=1, most_flop=FLOP)
+        near = (outputs.near(start), outputs.near(end))
+        return replace(plan, outputs=near, wrong=outputs.wrong(near[1]))
+
     def _says(self, name: str, refusal: Refusal) -> bool:
         """Does a report have a refusal? Recipes that run a pass for safety alone say nothing of idle ones."""
         return self.recipe is None or not refusal.idle or name in self.wish.asked
@@ -427,14 +471,16 @@ class _Job:
         """How the model stood and stands on the target; None where nobody asked, or one call became several."""
         if self.session.target is None or call_of(session.contract) is not None:
             return None, None
-        tried = chosen.start is not None and not self.given.was_layers
+        tried = chosen.start is not None and chosen.start.model is self.given and not self.given.was_layers
         before = chosen.start.standing if tried and chosen.start else self.given.as_given(target)
         if edited is self.given or before is None:
             return before, before
         after = edited.standing(target) if chosen.end is None else chosen.end.standing
-        if self.recipe is None and after is not None and session.changes and (loss := after.loss(before)):
+        named = self.recipe is None and (self.plan is None or not chosen.plan.judged)
+        if named and after is not None and session.changes and (loss := after.loss(before)):
             names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))
-            session.alarm(f"{names}: asked for, and done although {loss}")
+            why = "asked for" if self.plan is None else "in the plan"
+            session.alarm(f"{names}: {why}, and done although {loss}")
         return before, after
 
     def check(self, surgery: Surgery, session: Session, require: str | None) -> Surgery:
@@ -462,13 +508,15 @@ class _Job:
 
 
 def _listed(inputs: Any) -> Any:
-    """Several samples as a list; what else is given as it is.
+    """Several samples as a list, and one that is no dictionary too, which `check_inputs` refuses.
 
     Raises:
         SurgeryError: there is none among them.
     """
-    if isinstance(inputs, Mapping) or not isinstance(inputs, Iterable):
+    if inputs is None or isinstance(inputs, Mapping):
         return inputs
+    if isinstance(inputs, str) or not isinstance(inputs, Iterable):
+        return [inputs]
     samples = list(inputs)
     if not samples:
         raise SurgeryError("inputs has no sample; give a dictionary of arrays by input name, or a list of such")

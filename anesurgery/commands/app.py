@@ -21,6 +21,7 @@ from anesurgery.commands.options import (
     BAD_INPUT,
     DEFECT,
     Function,
+    Gate,
     Inputs,
     Json,
     Member,
@@ -35,7 +36,7 @@ from anesurgery.commands.options import (
     one_place,
     show,
 )
-from anesurgery.commands.planning import Gate, chosen_steps, is_plan, read_plan, value_range
+from anesurgery.commands.planning import chosen_steps, is_plan, read_plan, value_range
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 from anesurgery.errors import ProofError, SurgeryError, UnknownName

@@ -1,7 +1,8 @@
 """The command `inspect`: where each op of a model runs, why, and which pass repairs it.
 
 Exit codes: 0 the report was made; with --status the status of the model instead: 0 every op prefers the ANE, 1
-some do, 2 none does. Bad usage or bad input is 64, with a line on stderr that begins with "anesurgery:".
+some do, 2 none does; with --fix 1 where outputs on --inputs are below --gate in the end. Bad usage or bad input
+is 64, with a line on stderr that begins with "anesurgery:".
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import typer
 from anesurgery.commands.options import (
     Aim,
     Function,
+    Gate,
     Jobs,
     Json,
     Model,
@@ -78,6 +80,7 @@ def inspect(
     fix: Fix = None,
     why: Op = None,
     rates: Rates = None,
+    gate: Gate = 40.0,
     overwrite: Overwrite = False,
     jobs: Jobs = 1,
     scheduler: Scheduler = None,
@@ -108,8 +111,10 @@ def inspect(
     with waiting("inspecting", quiet):
         first = look(model)
         second = look(after) if after is not None else None
+    wrong = ""
     if fix is not None:
-        _repair(model, fix, target, compute_units, inputs, overwrite=overwrite, quiet=quiet or as_json)
+        aimed: dict[str, Any] = {"target": target, "inputs": inputs, "gate": gate}
+        wrong = _repair(model, fix, compute_units, aimed, overwrite=overwrite, quiet=quiet or as_json)
         with waiting("inspecting the repaired model", quiet):
             second = look(fix)
     if html is not None:
@@ -119,9 +124,11 @@ def inspect(
     elif status:
         _print_status(first, as_json, quiet)
     else:
-        _print_report(first, second, as_json, quiet)
+        _print_report(first, second, wrong, as_json=as_json, quiet=quiet)
     if status:
         raise typer.Exit(first.status)
+    if wrong:
+        raise typer.Exit(1)
 
 
 def _inspect_folder(
@@ -176,26 +183,21 @@ def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: b
 
 
 def _repair(
-    model: str,
-    package: Path,
-    target: str | None,
-    units: str | None,
-    inputs: list[Path] | None,
-    *,
-    overwrite: bool,
-    quiet: bool,
-) -> None:
+    model: str, package: Path, units: str | None, how: dict[str, Any], *, overwrite: bool, quiet: bool
+) -> str:
+    """Write the repaired model; say how wrong its outputs are, "" where they reach the gate."""
     from anesurgery.files import arrays
     from anesurgery.placement.models import of_layers
     from anesurgery.surgery import apply, find_recipe
 
     auto = find_recipe("auto").with_options(compute_units=units)
     chosen = find_recipe("neuralnetwork_ane") if of_layers(model) else auto
-    surgery = apply(model, chosen, target=target, inputs=arrays.read_all(inputs), quiet=quiet)
+    surgery = apply(model, chosen, **{**how, "inputs": arrays.read_all(how["inputs"])}, quiet=quiet)
     with waiting("saving", quiet):
         surgery.save(package, overwrite=overwrite)
     for change in () if quiet else surgery.contract:
         print(printable(f"interface: {change.words}"), file=sys.stderr)
+    return surgery.wrong if surgery.below(how["gate"]) else ""
 
 
 def _write_page(path: Path, first: Any, second: Any) -> None:
@@ -239,11 +241,16 @@ def _print_status(inspection: Any, as_json: bool, quiet: bool) -> None:
     show(line, f"{inspection.status}: {words} ({counts}; {inspection.target})", as_json, quiet)
 
 
-def _print_report(first: Any, second: Any, as_json: bool, quiet: bool) -> None:
+def _print_report(first: Any, second: Any, wrong: str, *, as_json: bool, quiet: bool) -> None:
+    from rich.console import Group
+
     from anesurgery.show import terminal
+    from anesurgery.show.console import plain as said
 
     if second is None:
         show(first.to_json(), terminal.inspection_group(first), as_json, quiet)
         return
     plain = {"before": first.to_json(), "after": second.to_json()}
-    show(plain, terminal.difference_group(first, second), as_json, quiet)
+    plain |= {"wrong": wrong} if wrong else {}
+    first_line = [said(wrong, style="bold")] if wrong else []
+    show(plain, Group(*first_line, terminal.difference_group(first, second)), as_json, quiet)

@@ -48,6 +48,7 @@ Inputs = Annotated[
     list[Path] | None,
     typer.Option(help="An .npz file of arrays by input name, or a folder of such; repeat for more."),
 ]
+Gate = Annotated[float, typer.Option(help="PSNR in dB that outputs on --inputs must reach in the end.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
 Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
 Member = Annotated[

@@ -11,6 +11,7 @@ import typer
 
 from anesurgery import registry
 from anesurgery.commands.options import (
+    Gate,
     Inputs,
     Json,
     Member,
@@ -23,8 +24,6 @@ from anesurgery.commands.options import (
 )
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError, UnknownName
-
-Gate = Annotated[float, typer.Option(help="PSNR in dB that outputs on --inputs must reach in the end.")]
 
 
 def plan(

@@ -36,6 +36,7 @@ from anesurgery.placement.epsilon_watch import EpsilonWatch, without_small
 from anesurgery.placement.findings_in_words import reported, unseen
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
+from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
 from anesurgery.placement.over_steps import StepErrors, step_errors
 from anesurgery.placement.target import Target
@@ -190,6 +191,7 @@ def certify(
     if search and not worst.misses:
         worst = walk.worst_of(search, np.random.default_rng(seed))
     inspection = inspect_program(loaded, Target.parse(target), function=function)
+    as_given = inspect_other(model, Target.parse(target), inspect_program) or inspection
     walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
     rows, outputs = walked.rows, walked.outputs
     choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
@@ -209,7 +211,7 @@ def certify(
         worst.values,
         choices,
         over,
-        (*filter(None, [inspection.refused]), *reported(found)),
+        (*filter(None, [as_given.refused]), *reported(found)),
     )
 
 

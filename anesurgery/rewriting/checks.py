@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import REQUIRED
@@ -68,6 +69,21 @@ def check_assumed(assume: Mapping[str, tuple[int, int]], graphs: Sequence[Graph]
             raise UnknownName("input", name, inputs)
         if low > high:
             raise SurgeryError(f"assume: the range of {name} ends at {high}, before it begins at {low}")
+
+
+def check_inputs(inputs: Any, given: Subject) -> None:
+    """Refuse inputs that a model does not take: a recipe would judge by none in their place.
+
+    Args:
+        inputs: arrays by input name, a list of such, or None.
+        given: the model.
+
+    Raises:
+        InterpretError: they are no dictionary of arrays, one is missing, or has another shape.
+        UnknownName: no such input.
+    """
+    for values in [inputs] if isinstance(inputs, Mapping) else inputs or ():
+        given.check_inputs(values)
 
 
 def prove_model(

@@ -221,8 +221,8 @@ def worth(before: Standing, after: Standing) -> str:
         return after.takes(before)
     if after.switches < before.switches:
         return f"switches between units {before.switches} -> {after.switches}"
-    if after.weights < GAIN * before.weights:
-        return after.smaller(before) or f"weights {before.weights} -> {after.weights} bytes"
+    if after.weights < GAIN * before.weights and after.unknown <= before.unknown:
+        return after.smaller(before)
     return after.gain(before) if not before.estimate and after.frees(before) else ""  # layers have no cost
 
 

@@ -13,9 +13,11 @@ from typing import Any
 
 from anesurgery import registry
 from anesurgery.display import Drawn, drawn, draws, written
+from anesurgery.doors import check_fields
 from anesurgery.errors import LoadError, Refusal
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.standing import Standing
+from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 
 FORMAT = "anesurgery.steps/1"
@@ -58,6 +60,8 @@ class Plan(Drawn):
     """dB by arithmetic before and after, of what the model means on the inputs at hand; None where not run."""
     figures: Mapping[str, Any] = field(default_factory=dict)
     """The expected time and the shares before and after, as plain data."""
+    ops: Mapping[str, int] = field(default_factory=dict)
+    """Number of ops (or layers) by type in the model that it was made for."""
 
     @cached_property
     def gain(self) -> str:
@@ -80,6 +84,20 @@ class Plan(Drawn):
         left = (step.name, Refusal(f"tried, and it failed: {why}"))
         return replace(self, steps=steps, left_out=(*self.left_out, left))
 
+    def held_for(self, ops: Mapping[str, int], target: str | None) -> Plan:
+        """The plan as it holds for a model and a target; for others than its own the steps alone are left.
+
+        Args:
+            ops: number of ops by type in the model.
+            target: chip and OS.
+        """
+        same = not self.ops or dict(self.ops) == dict(ops)  # one that was written by hand has none
+        if same and Target.parse(self.target) == Target.parse(target):
+            return self
+        other = f"for {self.target or 'no target'}" if same else "for another model"
+        words = f"the plan was made {other}: its steps are run, and what it says of gains does not hold here"
+        return Plan(self.recipe, target, self.steps, warnings=(words,), ops=ops)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data, of which `from_json` makes the plan again."""
         return drawn(self, "json")
@@ -94,13 +112,24 @@ class Plan(Drawn):
         """
         if not isinstance(data, Mapping) or data.get("format") != FORMAT:
             raise LoadError(f'no plan: "format" is not "{FORMAT}"; `anesurgery plan --json` writes one')
+        try:
+            made = cls._of_json(data)
+            check_fields(made)
+        except KeyError as error:
+            raise LoadError(f"no plan: {error} is missing") from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise LoadError(f"no plan: a part of it is of another kind ({error})") from error
+        return made
+
+    @classmethod
+    def _of_json(cls, data: Mapping[str, Any]) -> Plan:
         steps = [
             Planned(registry.make_pass(s["name"], **_options(s)), s["why"], s["searched"])
             for s in data["steps"]
         ]
         left = [(row["pass"], Refusal(row["reason"], _place(row["at"]))) for row in data["left_out"]]
-        plain = {name: data[name] for name in ("recipe", "target", "wrong", "figures")}
-        before, after = data["outputs"]
+        plain = {name: data[name] for name in ("recipe", "target", "wrong", "figures", "ops")}
+        before, after = map(_decibels, data["outputs"])
         notes, warnings = tuple(data["notes"]), tuple(data["warnings"])
         parts: dict[str, Any] = {"steps": tuple(steps), "left_out": tuple(left), "outputs": (before, after)}
         return cls(**plain, **parts, judged=data["gain"], notes=notes, warnings=warnings)
@@ -115,16 +144,25 @@ class Plan(Drawn):
         place = Path(path).expanduser()
         try:
             return cls.from_json(json.loads(place.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise LoadError(f"{place} cannot be read as a plan: {error}") from error
 
     def __repr__(self) -> str:
         return str(self)
 
 
+def _decibels(near: Mapping[str, Any] | None) -> dict[str, float] | None:
+    """DB by arithmetic; JSON holds what is infinite as a string."""
+    return None if near is None else {name: float(value) for name, value in near.items()}
+
+
 def _options(step: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a step; lists are tuples again."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in step["options"].items()}
+    return {name: _tuples(value) for name, value in step["options"].items()}
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _place(name: str) -> Any:
@@ -161,6 +199,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "wrong": plan.wrong,
         "outputs": list(plan.outputs),
         "figures": dict(plan.figures),
+        "ops": dict(plan.ops),
         "notes": list(plan.notes),
         "warnings": list(plan.warnings),
     }

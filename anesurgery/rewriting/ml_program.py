@@ -14,8 +14,9 @@ from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import warn_of_names
 from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.sequence import ModelSequence, members, read_pipeline
+from anesurgery.interpret.predictor import bound
 from anesurgery.loading import clone, interface, load
-from anesurgery.mil import Array, Operation, Program, ct, dtype_name, walk_ops
+from anesurgery.mil import Array, Operation, Program, ct, dtype_name, types, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.durations import Time, total_of
 from anesurgery.placement.inspection import Inspection
@@ -116,6 +117,14 @@ class MLProgram(Subject):
     def op_counts(self) -> dict[str, int]:
         """Number of ops by type in all programs, constants left out."""
         return counted(op.op_type for graph in self.graphs for op in _counting(graph))
+
+    def check_inputs(self, values: Any) -> None:
+        """Of one function, by what the description of the model allows; a state may be among them."""
+        super().check_inputs(values)
+        if len(self.parts) == 1 and not self.wired and len(self.program.functions) == 1:
+            (function,) = self.program.functions.values()
+            states = {name for name, var in function.inputs.items() if types.is_state(var.sym_type)}
+            bound(self.loaded, {name: value for name, value in values.items() if name not in states})
 
     @property
     def was_layers(self) -> bool:  # type: ignore[override]

@@ -169,7 +169,13 @@ def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outpu
 def _nearer(before: Near, after: Near, gate: float) -> bool:
     """Are outputs clearly nearer in an arithmetic in which they were wrong, finite, and nowhere further off?"""
     gains = [old < after[name] >= old + HALVES for name, old in before.items() if old < gate]
-    return any(gains) and min(after.values()) > -float("inf") and not less_exact(before, after)
+    return any(gains) and min(after.values()) > -float("inf") and not _loss(before, after, gate)
+
+
+def _loss(before: Near, after: Near, gate: float) -> str:
+    """How outputs are less exact, in words; "" too where wrong ones become right, and all are right then."""
+    mended = any(old < gate <= after[name] for name, old in before.items()) and min(after.values()) >= RIGHT
+    return "" if mended else less_exact(before, after)
 
 
 def _led(start: Trial, steps: Sequence[Pass], trials: Trials) -> Trial:
@@ -240,7 +246,7 @@ def _step(left: Exact, step: Pass, trials: Trials, outputs: Outputs) -> str:
     if not isinstance(new, Trial):
         return ""
     was, now = outputs.near(left.end), outputs.near(new)
-    loss = "" if was is None or now is None else less_exact(was, now)
+    loss = "" if was is None or now is None else _loss(was, now, outputs.gate)
     if not loss:
         left.end = new
     return loss

@@ -18,6 +18,7 @@ from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.errors import Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
 from anesurgery.files.interface_change import InterfaceChange, call_of
+from anesurgery.interpret.features import check_names
 from anesurgery.mil import Array, Program
 from anesurgery.placement.durations import Time
 from anesurgery.placement.inspection import Inspection
@@ -163,6 +164,16 @@ class Subject(ABC):
 
     shares_weights: ClassVar[bool] = True
     """Does a copy share the weights, so that it costs next to nothing?"""
+
+    def check_inputs(self, values: Any) -> None:
+        """Refuse inputs that it does not take, as far as its format tells.
+
+        Raises:
+            InterpretError: they are no dictionary, or have another shape.
+            UnknownName: no such input.
+        """
+        check_names(values if isinstance(values, Mapping) else (), values)
+
     was_layers: bool = False
     """Was it made of the layers of a neural network?"""
 

@@ -22,7 +22,7 @@ from anesurgery.surgery import Surgery
 def headline(surgery: Surgery) -> str:
     """The sentence: ``ANE: 33 % -> 97 % of flop on M1/macOS 14, about 6.3 times as fast (2 to 71); ...``."""
     if (now := _stands(surgery)) is not None and now.refused:
-        return f"{now.refused}; {_done(surgery)}"
+        return "; ".join(filter(None, [now.refused, _done(surgery), surgery.wrong]))
     if not surgery.changes:
         said = [_done(surgery), _for_nothing(surgery), _as_it_is(surgery), surgery.wrong]
         return "; ".join(filter(None, said))

@@ -15,7 +15,7 @@ from anesurgery.commands import app as cli
 from anesurgery.commands.options import BAD_INPUT
 from anesurgery.files.package import save
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import Inspection, OpRow, Segment, Target
 
 Call = Callable[..., tuple[int, str, str]]
@@ -212,6 +212,23 @@ def test_fix_applies_the_recipe_and_shows_both(
     assert [Path(c[0]).name for c in seen] == ["model.mlpackage", "all.mlpackage"]
     assert json.loads(shown)["after"]["status"] == 0
     assert load(out).program.functions["main"].outputs[0].name == "y"
+
+
+@pytest.mark.parametrize(("size", "status"), [(300.0, 1), (0.25, 0)])
+def test_fix_ends_with_1_where_outputs_stay_wrong(call: Call, tmp_path: Path, size: float, status: int) -> None:
+    """The wrong version: 0, and no word of it."""
+
+    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
+    def program(x: Var) -> Var:
+        return mb.mul(x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y")
+
+    package = save(load(program), tmp_path / "m.mlpackage")
+    np.savez(tmp_path / "in.npz", x=np.full((2, 8), size, np.float16))
+    given = ("--inputs", tmp_path / "in.npz", "--target", "M1/macOS 14")
+    code, shown, _ = call(package, "--fix", tmp_path / "fixed.mlpackage", *given)
+    assert code == status
+    assert shown.startswith("outputs are wrong still") == bool(status)
+    assert (tmp_path / "fixed.mlpackage").exists()
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
+from tests.support.one_layer import network
 
 HALF = np.float16
 
@@ -250,3 +251,10 @@ def test_a_target_that_cannot_load_the_model_is_noted() -> None:
 
     assert any("cannot load it" in note for note in ane.certify(program, target="M1/macOS 13").notes)
     assert not ane.certify(program, target="M1/macOS 15").notes
+
+
+def test_a_neural_network_is_loaded_as_it_is(tmp_path: Path) -> None:
+    """The wrong version: what the program needs that is made of it here."""
+    spec = network(lambda b: b.add_activation("r", "RELU", "x", "y"), np.zeros((1, 8, 8, 8)))
+    (path := tmp_path / "m.mlmodel").write_bytes(spec.SerializeToString())
+    assert not ane.certify(path, target="A15/iOS 16").notes

@@ -80,7 +80,7 @@ RECIPE = Recipe("two_steps", (TanhToSinh(), CumsumToExp()))
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 64, 4), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    @mb.program(input_specs=[mb.TensorSpec((32, 512, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
     def made(x: Var) -> Var:
         return mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 from copy import copy
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -68,7 +69,7 @@ class _Copy:
 
     def op(self, old: Any, block: Block) -> Operation:
         """The copy of an op, in the copy of its block."""
-        new = self.ops[old] = copy(old)
+        new = self.ops[old] = _like(old)
         new.enclosing_block, new.scopes = block, copy(old.scopes)
         new._input_vars = {name: self.operand(value) for name, value in old._input_vars.items()}
         vars(new).update(new._input_vars)
@@ -88,14 +89,15 @@ class _Copy:
 
     def var(self, old: Var) -> Var:
         """The copy of a value, which is wired when all ops are there."""
-        if old not in self.vars:
-            new = self.vars[old] = copy(old)
+        new = self.vars.get(old)
+        if new is None:
+            new = self.vars[old] = _like(old)
             held: Any = getattr(old, "_sym_val", None)
-            if isinstance(getattr(held, "val", None), np.ndarray) and held.val.size <= LARGEST_RANK:
-                own = copy(held)  # coremltools writes into the ends of slices when it infers shapes
+            if held is not None and isinstance(held.val, np.ndarray) and held.val.size <= LARGEST_RANK:
+                own = _like(held)  # coremltools writes into the ends of slices when it infers shapes
                 own.val = held.val.copy()
                 setattr(new, "_sym_val", own)  # noqa: B010
-        return self.vars[old]
+        return new
 
     def wire(self, old: Any, new: Any) -> None:
         """Let the copy of a value know its op and its readers."""
@@ -107,4 +109,21 @@ class _Copy:
 
 def _known(copies: dict[Any, Any], olds: Iterable[Any]) -> list[Any]:
     """The copies of those that belong to the function."""
-    return [copies[old] for old in olds if old in copies]
+    return [copies[old] for old in olds if old in copies] if olds else []
+
+
+def _like(old: Any) -> Any:
+    """A copy of an op, a value or a number; `copy` itself asks each time how that is done."""
+    kind = type(old)
+    new = kind.__new__(kind)
+    for name in _slots(kind):
+        setattr(new, name, getattr(old, name))
+    if hasattr(old, "__dict__"):
+        vars(new).update(vars(old))
+    return new
+
+
+@lru_cache(512)
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names of what objects of a class hold outside of their dictionary."""
+    return tuple(name for base in kind.__mro__ for name in vars(base).get("__slots__", ()))

@@ -15,6 +15,7 @@ import numpy as np
 
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
+from anesurgery.semantics.of_arrays import FINITE, found_of
 
 EXACT_IDS = 2048
 """fp16 holds every integer up to here."""
@@ -43,7 +44,15 @@ def one_hot_width(rows: int) -> int:
 
 
 def is_finite(table: Array) -> bool:
-    """Is every element finite? Looks at the exponents, chunk by chunk: a mapped table stays mapped."""
+    """Is every element finite?"""
+    found = found_of(table)
+    if FINITE not in found:
+        found[FINITE] = _has_finite_exponents(table)
+    return bool(found[FINITE])
+
+
+def _has_finite_exponents(table: Array) -> bool:
+    """Look at the exponents, chunk by chunk: a mapped table stays mapped."""
     word = np.dtype(f"u{table.dtype.itemsize}")
     infinity = np.array(np.inf, table.dtype).view(word)
     sign_off = word.type(np.iinfo(word).max >> 1)

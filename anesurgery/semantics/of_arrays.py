@@ -9,6 +9,8 @@ import numpy as np
 
 from anesurgery.mil import Array
 
+FINITE = "finite"
+"""The key of whether all elements are."""
 LEAST = 64
 """Elements of an array of which something is kept: into smaller ones coremltools writes."""
 _FOUND: dict[int, tuple[weakref.ref[Array], dict[Any, Any]]] = {}

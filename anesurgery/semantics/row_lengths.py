@@ -12,7 +12,7 @@ import torch
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
 from anesurgery.semantics.constant_ends import MOST, gain, of_constant
-from anesurgery.semantics.of_arrays import found_of
+from anesurgery.semantics.of_arrays import FINITE, found_of
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
 from anesurgery.semantics.rounded_ends import norm_growth
 
@@ -39,6 +39,8 @@ class Norms:
         found, key = found_of(constant(self.weight)), ("norm", order, self.by_columns)
         if key not in found:
             found[key] = self._read(order)
+            if math.isfinite(found[key]):
+                found[FINITE] = True  # else no length was
         return float(found[key])
 
     def _read(self, order: int) -> float:

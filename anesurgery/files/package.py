@@ -22,7 +22,6 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.absence import missing
-from anesurgery.files.absent_weights import not_fetched, unknown
 from anesurgery.files.archive import is_archive, unpack
 from anesurgery.files.compiled import (
     NETWORK,
@@ -42,7 +41,7 @@ from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, read_text
-from anesurgery.files.weights import WeightFile, WeightWriter
+from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, unknown
 from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
 from anesurgery.forking import ForkLock
 from anesurgery.mil import Array, Program, ct, quiet_host, types

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anesurgery.errors import LoadError
-from anesurgery.files import handles
+from anesurgery.files import scratch
 from anesurgery.files import scratch as scratches
 from anesurgery.files.interruption import allowed, held_back
 from anesurgery.files.locks import locked
@@ -103,7 +103,7 @@ def recover(parent: Path) -> None:
     What only looks like one of them is left as it is, and a warning names it.
     """
     try:
-        handle = os.open(parent, handles.FOLDER)
+        handle = os.open(parent, scratch.FOLDER)
     except OSError:
         return  # not ours to list
     try:
@@ -113,7 +113,7 @@ def recover(parent: Path) -> None:
     except OSError:
         return
     finally:
-        handles.close(handle)
+        scratch.close(handle)
 
 
 def _recover(parent: Path, handle: int, name: str) -> None:
@@ -191,7 +191,7 @@ def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None
 
 def _replace(fresh: Path, target: Path, scratch: Scratch) -> None:
     """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
-    with locked(handles.open_folder(target.parent), scratch.folder):
+    with locked(scratch.open_folder(target.parent), scratch.folder):
         scratches.note_moved(scratch)
         target.rename(scratch.place / OLD / target.name)
         fresh.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
@@ -205,7 +205,7 @@ def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
     """
     if _rename(fresh, target, exchange=False):
         return
-    with locked(handles.open_folder(target.parent), scratch.folder):
+    with locked(scratch.open_folder(target.parent), scratch.folder):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         fresh.rename(target)

@@ -9,7 +9,6 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
-from anesurgery.files.chain import Chain, is_chain, is_chunked, read_chain
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -24,7 +23,7 @@ from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
 from anesurgery.files.mil_program import program_text
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
-from anesurgery.files.sequence import ModelSequence
+from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Block, Operation, Program, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network

@@ -82,7 +82,7 @@ def elsewhere(held: Callable[[], contextlib.AbstractContextManager[object]]) -> 
 @contextlib.contextmanager
 def _building() -> Iterator[None]:
     """In the middle of a program that is read: blocks are open, the host is patched and silent."""
-    from anesurgery.files.transcription import reading
+    from anesurgery.files.protobuf import reading
 
     with HOST, mil.quiet_host(), reading(lambda *given: np.zeros(1)), program().functions["main"]:
         yield

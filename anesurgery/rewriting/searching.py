@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding

@@ -10,7 +10,7 @@ import pytest
 
 from anesurgery.errors import PassError
 from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade

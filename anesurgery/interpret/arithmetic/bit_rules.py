@@ -13,7 +13,7 @@ import torch
 from anesurgery.interpret.arithmetic import field, float_names
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.lattice import Lattice
-from anesurgery.interpret.arithmetic.narrowing import narrows
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.interpret.arithmetic.field import Image, add, divide
-from anesurgery.interpret.arithmetic.narrowing import narrows
 from anesurgery.interpret.arithmetic.polynomials import Algebraic
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.mil import Operation, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, PADDING, names

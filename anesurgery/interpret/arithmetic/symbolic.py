@@ -17,7 +17,7 @@ import torch
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.cutting import BLOCK, cut_of
 from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
-from anesurgery.interpret.arithmetic.narrowing import narrows
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.ops.indexing import undefined
 from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints

@@ -19,7 +19,7 @@ from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
 from anesurgery.files.set_aside import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
-from anesurgery.interpret import fusion, inputs, state
+from anesurgery.interpret import attentions, inputs, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control
@@ -185,7 +185,7 @@ class Plan:
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
         """The steps of a run that nobody listens to."""
         steps = {step.op: step for step in self.steps}
-        for attention in fusion.find(ops, keep):
+        for attention in attentions.find(ops, keep):
             fixed, reads, last = dict(attention.options), list[tuple[str, Any]](), attention.ops[-1]
             others = (s for s in self.steps[: ops.index(last)] if s.op not in attention.ops)
             if {v for s in others for v in s.dead} & {v for _, v in attention.reads}:
@@ -197,7 +197,7 @@ class Plan:
                     reads.append((name, var))
             dead = [v for op in attention.ops for v in steps[op].dead]
             outs = steps[last].outs
-            steps[last] = Step(last, fusion.attend, fixed, reads, [], outs, dead)
+            steps[last] = Step(last, attentions.attend, fixed, reads, [], outs, dead)
             for op in attention.ops[:-1]:
                 del steps[op]
         return [_placed(_unbiased(step)) for step in steps.values()]

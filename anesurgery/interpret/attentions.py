@@ -1,4 +1,4 @@
-"""Recognise attention in a program: a softmax over products of two dynamic values, or the fused op.
+"""Recognise attention in a program, and compute it at once: a softmax over two products, or the fused op.
 
 The one recogniser: the interpreter computes at once what it finds; recipes and inspections ask what is there.
 It stands in this room, the lowest of those that need it.

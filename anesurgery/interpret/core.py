@@ -1,4 +1,4 @@
-"""Run a program: plan once which function computes each op, then evaluate the ops in order.
+"""Run a program: plan once which function computes each op and where, then evaluate the ops in order.
 
 A value is freed after its last use. Constants are views of the stored weights.
 """

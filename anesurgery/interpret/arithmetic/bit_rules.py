@@ -1,4 +1,4 @@
-"""How the arithmetic of bits computes elementwise ops, products and reductions."""
+"""How the arithmetic of bits names floats, and computes elementwise ops, products and reductions."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ class Bitwise(Symbolic):
     def _rows_in(self, flat: torch.Tensor) -> Image:
         """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
         terms = flat.shape[1]
-        sums = sums(flat, self.places(terms)) if flat.numel() > HALVES else None
-        return self._rows_of(self.image(flat)) if sums is None else sums
+        found = sums(flat, self.places(terms)) if flat.numel() > HALVES else None
+        return self._rows_of(self.image(flat)) if found is None else found
 
     def _rows_of(self, flat: Image) -> Image:
         return self.factors(flat, [1]).map(lambda v: v.reshape(-1))

@@ -1,4 +1,4 @@
-"""How the arithmetic of a prime field computes elementwise ops."""
+"""The arithmetic of a prime field: its polynomials, and how it computes elementwise ops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which arithmetic the interpreter computes in: the one place that decides about dtypes.
+"""Which arithmetic the interpreter computes in: the one place that decides about dtypes, and what a cast loses.
 
 Floats are torch float32 while a program runs, fp64 in `double` only. "fp32" reads fp16 exactly and never
 rounds to fp16 (the reference); "fp16" rounds the result of each op to the dtype that the program says, sums

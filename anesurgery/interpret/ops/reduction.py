@@ -1,4 +1,4 @@
-"""Ops that reduce axes to one number each, and the softmax and running sum beside them."""
+"""Ops that reduce axes to one number each, the softmax and running sum beside them, and normalizations."""
 
 from __future__ import annotations
 

@@ -12,12 +12,11 @@ import torch
 
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
-from anesurgery.interpret.arithmetic.lattice import Lattice
+from anesurgery.interpret.arithmetic.lattice import Lattice, WholeExtremes
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
-from anesurgery.interpret.arithmetic.whole_extremes import WholeExtremes
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
 from anesurgery.mil import Array, Operation, dtype_name, np_dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.unvarying_ops import fixed_ops
 from anesurgery.mil import Block, Function, Operation, Var, is_output, is_weight
-from anesurgery.placement import cost, partition
+from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.rules.slow import FIXED
@@ -18,7 +19,54 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics.unedited import unedited
 from anesurgery.semantics.work import Work, runtime, work_of
 
-UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
+LAUNCH = SWITCH = OUTPUT = 125.0
+"""Microseconds: a segment on the ANE, a change of the unit, the last op off the CPU."""
+
+CPU, ANE, GPU = range(3)
+Costs = Sequence[float]
+"""Of one op on each unit, in microseconds; infinite where it cannot run."""
+
+
+def _enter(unit: int) -> float:
+    return LAUNCH if unit == ANE else 0.0
+
+
+def _move(old: int, new: int) -> float:
+    return 0.0 if old == new else SWITCH + _enter(new)
+
+
+def _end(unit: int) -> float:
+    return 0.0 if unit == CPU else OUTPUT
+
+
+def shortest(steps: Sequence[Costs]) -> list[int]:
+    """The unit of each op; of equal paths, one that is longer on the unit that comes first."""
+    if not steps:
+        return []
+    units = range(len(steps[0]))
+    costs, came = [_enter(u) + steps[0][u] for u in units], list[list[int]]()
+    moves = [[_move(old, new) for old in units] for new in units]
+    for step in steps[1:]:
+        ways = [[cost + move for cost, move in zip(costs, row, strict=True)] for row in moves]
+        least = list(map(min, ways))
+        came.append([way.index(one) for way, one in zip(ways, least, strict=True)])
+        costs = [one + work for one, work in zip(least, step, strict=True)]
+    path = [min(units, key=lambda u: costs[u] + _end(u))]
+    for origin in reversed(came):
+        path.append(origin[path[-1]])
+    return path[::-1]
+
+
+def total(steps: Sequence[Costs], path: Sequence[int]) -> float:
+    """The cost of a path in microseconds."""
+    if not steps:
+        return 0.0
+    work = sum(step[unit] for step, unit in zip(steps, path, strict=True))
+    moves = sum(_move(a, b) for a, b in itertools.pairwise(path))
+    return _enter(path[0]) + work + moves + _end(path[-1])
+
+
+UNITS = {CPU: "cpu", ANE: "ane", GPU: "gpu"}
 
 
 @dataclass
@@ -167,13 +215,13 @@ def choose(
 ) -> tuple[list[str | None], float]:
     """The unit that each op prefers, None where it is not known; and what the likeliest path costs."""
     ways = views(target, doubts)
-    paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in ways]
+    paths = [shortest([_costs(j, target, view) for j in judged]) for view in ways]
     units = [
         UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
         for j, *path in zip(judged, *paths, strict=True)
     ]
     plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
-    return units, partition.total(plain, partition.shortest(plain))
+    return units, total(plain, shortest(plain))
 
 
 def _is_known(judged: Judged) -> bool:

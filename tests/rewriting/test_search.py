@@ -15,9 +15,9 @@ from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.expected import Expected
-from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting import searching
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.ml_program import MLProgram

@@ -57,8 +57,8 @@ from anesurgery.facts import whole_numbers as whole_numbers
 from anesurgery.facts import wide_values as wide_values
 from anesurgery.facts import window_pads as window_pads
 from anesurgery.files.copying import copied as copied
-from anesurgery.files.interface_change import InterfaceChange as InterfaceChange
-from anesurgery.files.interface_change import Values as Values
+from anesurgery.files.interface import InterfaceChange as InterfaceChange
+from anesurgery.files.interface import Values as Values
 from anesurgery.interpret import attentions as attentions
 from anesurgery.interpret.ops import constexpr as constexpr
 from anesurgery.mil import HOST as HOST

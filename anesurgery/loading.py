@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, UnknownName
-from anesurgery.files.chain import Chain, is_chain, is_chunked, read_chain
 from anesurgery.files.compiled import (
     PROGRAM_TEXT,
     WEIGHTS,
@@ -17,20 +18,49 @@ from anesurgery.files.compiled import (
     is_compiled,
     is_network,
     is_text,
+    operations,
     read_compiled,
+    values_of,
 )
 from anesurgery.files.copying import copied
 from anesurgery.files.description import saved
 from anesurgery.files.interface import Interface, signatures
-from anesurgery.files.mil_program import program_text
+from anesurgery.files.mil_writer import VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
-from anesurgery.files.sequence import ModelSequence
+from anesurgery.files.protobuf import to_proto
+from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
 from anesurgery.files.source import SourceFile
-from anesurgery.mil import Block, Operation, Program, ct, exclusive
+from anesurgery.mil import Block, Operation, Program, Var, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork, runnable
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.text import to_text as short_text
+
+
+def program_text(loaded: Loaded, version: str = VERSION) -> str:
+    """The MIL text of a model (no trailing newline).
+
+    A weight that stands unchanged in the model's weight file is written as its place there, every other
+    constant in full.
+
+    Args:
+        loaded: the model.
+        version: of the text, see `write_mil`.
+    """
+    weights = loaded.weights
+
+    def place(var: Var) -> int | None:
+        blob = None if weights is None else weights.holds(np.asarray(var.val))
+        return None if blob is None else blob.place
+
+    source = None if loaded.spec is None else loaded.spec.mlProgram
+    spec = to_proto(loaded.program, loaded.version, place, source)
+    if weights is not None:
+        for op in operations(spec):
+            for value in values_of(op):
+                if value.WhichOneof("value") == "blobFileValue":
+                    value.blobFileValue.fileName = f"@model_path/weights/{weights.path.name}"
+    return write_mil(spec, version)
 
 
 @door()

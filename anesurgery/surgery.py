@@ -23,7 +23,7 @@ from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, Unsuited, warn
 from anesurgery.files import progress
-from anesurgery.files.interface_change import call_of
+from anesurgery.files.interface import call_of
 from anesurgery.files.writing import check_place
 from anesurgery.mil import Program, exclusive
 from anesurgery.network_editing.neural_network import NeuralNetwork

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.files.interface_change import adapt_inputs, adapt_outputs, call_of
+from anesurgery.files.interface import adapt_inputs, adapt_outputs, call_of
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, any_symbolic, np_dtype, static_shape, types
 from anesurgery.network_editing.layer_text import network_text

@@ -21,7 +21,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery import forking, mil
-from anesurgery.files import interruption, package
+from anesurgery.files import package, writing
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.forking import ForkLock, patched
 from anesurgery.loading import load
@@ -82,7 +82,7 @@ def elsewhere(held: Callable[[], contextlib.AbstractContextManager[object]]) -> 
 @contextlib.contextmanager
 def _building() -> Iterator[None]:
     """In the middle of a program that is read: blocks are open, the host is patched and silent."""
-    from anesurgery.files.transcription import reading
+    from anesurgery.files.protobuf import reading
 
     with HOST, mil.quiet_host(), reading(lambda *given: np.zeros(1)), program().functions["main"]:
         yield
@@ -216,7 +216,7 @@ def test_a_child_of_a_thread_beside_a_save_can_be_ended() -> None:
 
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        with interruption.held_back():
+        with writing.held_back():
             thread = threading.Thread(target=lambda: codes.append(forked(ended)))
             thread.start()
             thread.join()

@@ -220,7 +220,7 @@ UNREAD = {
         rewriting.ml_program.MLProgram.read rewriting.subject.Subject.read shipping.building._read_stage
     """,
     "what kind of model it is, before anything reads it": """
-        files.chain.is_chunked placement.models._Programs.__init__ placement.models._label
+        files.sequence.is_chunked placement.models._Programs.__init__ placement.models._label
         placement.models.inspect_other placement.models.kind_of placement.models.of_layers
         placement.models.spec_of
     """,

@@ -17,7 +17,7 @@ import pytest
 import anesurgery as ane
 from anesurgery import files, loading, registry
 from anesurgery.errors import InterfaceError, PassError, ProofError, Refusal, SurgeryError, UnknownName
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.loading import interface, load
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.network_editing.layer_pass import LayerPass

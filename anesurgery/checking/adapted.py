@@ -13,7 +13,7 @@ import torch
 
 from anesurgery.checking.matching import Move, still
 from anesurgery.checking.value_numbering import Value
-from anesurgery.files.interface_change import InterfaceChange, adapt_outputs
+from anesurgery.files.interface import InterfaceChange, adapt_outputs
 from anesurgery.mil import Array
 
 

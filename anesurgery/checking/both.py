@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from anesurgery.facts.ops_between import slice_back
-from anesurgery.interpret.arithmetic.narrowing import narrows
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.mil import Operation, Var, is_compressed, np_dtype, producer, reads
 from anesurgery.ops import CARRIERS, MOVING
 

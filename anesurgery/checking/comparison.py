@@ -19,7 +19,7 @@ from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
 from anesurgery.facts.logits import logits_of
-from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
+from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.features import allows, bind, default_shapes, images

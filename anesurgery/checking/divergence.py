@@ -11,7 +11,7 @@ from typing import Any
 from anesurgery.checking.metrics import compare_arrays
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
+from anesurgery.files.interface import InterfaceChange, adapt_inputs
 from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.features import images
 from anesurgery.interpret.sampling import sample_inputs

@@ -20,7 +20,7 @@ from anesurgery.checking.large_squares import MOST_NUMBERS, stored
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import InterpretError
 from anesurgery.facts.loop_rounds import times_run
-from anesurgery.files.interface_change import InterfaceChange, adapt_inputs, adapt_outputs, call_of
+from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.arithmetic.neural_engine import chip_of

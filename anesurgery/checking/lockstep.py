@@ -18,7 +18,7 @@ from anesurgery.checking.grades import Grade
 from anesurgery.checking.matching import Match, Move, match, still
 from anesurgery.checking.model_proofs import ModelProof, Seam
 from anesurgery.checking.value_numbering import LARGEST_VALUE, Side, Table, Value
-from anesurgery.files.interface_change import InterfaceChange, adapt_inputs
+from anesurgery.files.interface import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, LEAST

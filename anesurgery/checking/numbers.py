@@ -19,7 +19,7 @@ from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
-from anesurgery.interpret.arithmetic.narrowing import narrows
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING, names
 from anesurgery.semantics.byte_sizes import is_tensor

@@ -22,7 +22,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.shards import Shard, share
 from anesurgery.files.sharing import workers
 from anesurgery.interpret import Listener, Predictor
-from anesurgery.interpret.arithmetic.saturation import CEILING, SUMS, bound
+from anesurgery.interpret.arithmetic.neural_engine import CEILING, SUMS, bound
 from anesurgery.interpret.features import as_array
 from anesurgery.mil import Operation, Var, np_dtype, producer
 from anesurgery.semantics.constant_ends import LARGEST

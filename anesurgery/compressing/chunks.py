@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import SurgeryError
-from anesurgery.files.chain import Chain, check_folder, is_chunked
-from anesurgery.files.sequence import is_network
+from anesurgery.files.sequence import Chain, check_folder, is_chunked, is_network
 from anesurgery.files.writing import check_target
 from anesurgery.loading import load_chain
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence

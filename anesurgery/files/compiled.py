@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.absent_weights import not_fetched
 from anesurgery.files.compiled_interface import Described, describe_compiled, read_container
 from anesurgery.files.mil_text import read_mil
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, read_text, system_failed
+from anesurgery.files.weights import not_fetched
 from anesurgery.mil import ct
 
 PROGRAM_TEXT = "model.mil"

@@ -22,8 +22,6 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files import protobuf
 from anesurgery.files.absence import missing
-from anesurgery.files.absent_weights import not_fetched, unknown
-from anesurgery.files.archive import is_archive, unpack
 from anesurgery.files.compiled import (
     NETWORK,
     PROGRAM_TEXT,
@@ -37,13 +35,19 @@ from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
 from anesurgery.files.description import check_features, describe, new_spec, origin_of, remember
 from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.executorch_program import is_program, unpack_part
-from anesurgery.files.interface_change import warn_of_names
-from anesurgery.files.interruption import allowed, held_back
+from anesurgery.files.interface import warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
-from anesurgery.files.source import SourceFile, read_text
-from anesurgery.files.weights import WeightFile, WeightWriter
-from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
+from anesurgery.files.source import SourceFile, is_archive, read_text, unpack
+from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, unknown
+from anesurgery.files.writing import (
+    allowed,
+    check_target,
+    held_back,
+    scratch_folder,
+    temporary_files,
+    write_atomically,
+)
 from anesurgery.forking import ForkLock
 from anesurgery.mil import Array, Program, ct, quiet_host, types
 

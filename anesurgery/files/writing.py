@@ -1,30 +1,198 @@
-"""Put a file or folder in its place atomically, and only where it may go.
+"""Put a file or folder in its place atomically, and only where it may go; Ctrl-C waits meanwhile.
 
 It is made in a scratch folder beside its place and moved in one step: after a failure, a kill or a crash the
 old one is there, or the new one. A scratch folder is locked while its maker lives; the next save into the same
 place removes those of dead makers, and brings back what they had moved aside. What is not certainly one of ours
 (`scratch.py` says how that is told) is left as it is, and a warning names it.
+
+Python raises KeyboardInterrupt between any two instructions, also within the code that cleans up; SIGTERM ends
+the process without any. Inside `held_back` both wait, but in parts marked `allowed`, where they raise at once.
+What waited is raised again at the end, by the signal itself, so that the process ends as it would have.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
+import signal
 import stat
 import sys
 import tempfile
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files import handles
+from anesurgery.files import scratch
 from anesurgery.files import scratch as scratches
-from anesurgery.files.interruption import allowed, held_back
-from anesurgery.files.locks import locked
 from anesurgery.files.scratch import NEW, OLD, SCRATCH, Foreign, Scratch
+
+PATIENCE = 30.0
+"""Seconds until a lock is given up; a save holds it for two renames."""
+PAUSE = 0.02
+"""Seconds between two tries. A choice: nobody notices it, and it costs no time of the processor."""
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
+"""What a file system says that has none."""
+TABLE = Path("/proc/locks")
+
+
+@contextmanager
+def locked(handle: int, folder: Path) -> Iterator[None]:
+    """Be the only saver at work in a folder, where its file system has locks.
+
+    Args:
+        handle: of the folder, opened for this alone.
+        folder: what errors call it.
+
+    Raises:
+        LoadError: somebody else holds it, and does not let go.
+        OSError: the system fails.
+    """
+    try:
+        with allowed():
+            _wait(handle, folder)
+        yield
+    finally:
+        with suppress(OSError):
+            os.close(handle)  # which lets go
+
+
+def _wait(handle: int, folder: Path) -> None:
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise LoadError(_held(handle, folder)) from None
+            time.sleep(PAUSE)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return
+        else:
+            return
+
+
+def _held(handle: int, folder: Path) -> str:
+    names = holders(handle)
+    who = " and ".join(names) if names else "another process (`lsof` on the folder may tell which)"
+    return f"the folder {folder} is locked by {who}; end it or wait for it, or save into another folder"
+
+
+def holders(handle: int) -> list[str]:
+    """The processes that have a lock on a file, in words; empty where the system does not tell."""
+    state = os.fstat(handle)
+    place = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
+    try:
+        rows = [line.split() for line in TABLE.read_text().splitlines()]
+    except OSError:
+        return []
+    pids = [row[4] for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == place]
+    return [f"process {pid}{_command(pid)}" for pid in dict.fromkeys(pids) if int(pid) > 0]
+
+
+def _command(pid: str) -> str:
+    try:
+        return f" ({Path('/proc', pid, 'comm').read_text().strip()})"
+    except OSError:
+        return ""
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class _Ended(BaseException):
+    """The process is to end by a signal; it unwinds so far that what was begun is cleaned up."""
+
+
+class _Waiting:
+    """Signals that were held back by one thread."""
+
+    def __init__(self) -> None:
+        self.open = False
+        self.thread = threading.get_ident()
+        self.caught: list[int] = []
+        self.before: dict[int, Any] = {}
+
+    def begin(self) -> None:
+        """Take the signals, but for those that are ignored or not Python's to handle."""
+        for number in SIGNALS:
+            handler = signal.getsignal(number)
+            if handler is not None and handler != signal.SIG_IGN:
+                self.before[number] = handler
+                signal.signal(number, self.arrived)
+
+    def arrived(self, number: int, frame: Any) -> None:
+        """A signal is here: remember it, or let it have its way."""
+        handler: Callable[[int, Any], object] | Any = self.before[number]
+        if self.open and callable(handler):
+            handler(number, frame)
+            return
+        self.caught.append(number)
+        if self.open:
+            raise _Ended
+
+    def give_back(self) -> None:
+        """Handle signals as before."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+
+_WAITING: list[_Waiting] = []
+"""Those at work, the innermost last; of the main thread, the only one that handles signals."""
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait until the body is done; other threads than the main one are never asked."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    waiting = _Waiting()
+    _WAITING.append(waiting)
+    try:
+        waiting.begin()
+        yield
+    finally:
+        _WAITING.remove(waiting)
+        waiting.give_back()
+        for number in dict.fromkeys(waiting.caught):
+            signal.raise_signal(number)
+
+
+@contextmanager
+def allowed() -> Iterator[None]:
+    """Let them come at once in the body, as where something long is written."""
+    waiting = _WAITING[-1] if _WAITING else None
+    if waiting is None or waiting.thread != threading.get_ident():
+        yield
+        return
+    try:
+        waiting.open = True
+        caught, waiting.caught = waiting.caught, []
+        for number in caught:
+            waiting.arrived(number, None)
+        yield
+    finally:
+        waiting.open = False
+
+
+def _forked() -> None:
+    """In a new process: what another thread held back is nobody's there."""
+    for waiting in reversed([w for w in _WAITING if w.thread != threading.get_ident()]):
+        _WAITING.remove(waiting)
+        waiting.give_back()
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 RENAMES = {"linux": ("renameat2", -100, 2, 1), "darwin": ("renameatx_np", -2, 2, 4)}
 """System -> function that renames with flags, its number for the current folder, its flag to exchange two
@@ -103,7 +271,7 @@ def recover(parent: Path) -> None:
     What only looks like one of them is left as it is, and a warning names it.
     """
     try:
-        handle = os.open(parent, handles.FOLDER)
+        handle = os.open(parent, scratch.FOLDER)
     except OSError:
         return  # not ours to list
     try:
@@ -113,7 +281,7 @@ def recover(parent: Path) -> None:
     except OSError:
         return
     finally:
-        handles.close(handle)
+        scratch.close(handle)
 
 
 def _recover(parent: Path, handle: int, name: str) -> None:
@@ -191,7 +359,7 @@ def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None
 
 def _replace(fresh: Path, target: Path, scratch: Scratch) -> None:
     """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
-    with locked(handles.open_folder(target.parent), scratch.folder):
+    with locked(scratch.open_folder(target.parent), scratch.folder):
         scratches.note_moved(scratch)
         target.rename(scratch.place / OLD / target.name)
         fresh.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
@@ -205,7 +373,7 @@ def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
     """
     if _rename(fresh, target, exchange=False):
         return
-    with locked(handles.open_folder(target.parent), scratch.folder):
+    with locked(scratch.open_folder(target.parent), scratch.folder):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         fresh.rename(target)

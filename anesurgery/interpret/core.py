@@ -1,4 +1,4 @@
-"""Run a program: plan once which function computes each op, then evaluate the ops in order.
+"""Run a program: plan once which function computes each op and where, then evaluate the ops in order.
 
 A value is freed after its last use. Constants are views of the stored weights.
 """
@@ -6,6 +6,7 @@ A value is freed after its last use. Constants are views of the stored weights.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
@@ -18,12 +19,13 @@ from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
 from anesurgery.files.set_aside import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
-from anesurgery.interpret import devices, fusion, inputs, state
+from anesurgery.interpret import attentions, inputs, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control
 from anesurgery.interpret.ops.tensor import sliced_at
 from anesurgery.interpret.quick_steps import Quick, quick
+from anesurgery.interpret.state import Box
 from anesurgery.interpret.table import TABLE, Unsupported
 from anesurgery.mil import (
     Array,
@@ -38,6 +40,40 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import MOVING
 from anesurgery.text import to_text
+
+CPU = "cpu"
+
+
+def check(device: str) -> str:
+    """The device, if torch has it.
+
+    Raises:
+        InterpretError: it does not.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        said = str(error).splitlines()[0]
+        raise InterpretError(
+            f"device={device!r} cannot be used ({said}); leave it out for the processor"
+        ) from error
+    return device
+
+
+def move(value: Any, device: str) -> Any:
+    """A tensor, or the value of a state, on a device."""
+    if device == CPU:
+        return value
+    if isinstance(value, Box):
+        value.value = value.value.to(device)
+        return value
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def default(device: str) -> AbstractContextManager[Any]:
+    """While it lasts, new tensors are made on the device."""
+    return nullcontext() if device == CPU else torch.device(device)
+
 
 Env = dict[Var, Any]
 
@@ -76,7 +112,7 @@ class Plan:
         device: str = "cpu",
         room: int | None = None,
     ) -> None:
-        self.arithmetic, self.device = dtypes.check(arithmetic), devices.check(device)
+        self.arithmetic, self.device = dtypes.check(arithmetic), check(device)
         self.room = dtypes.KEPT if room is None else room
         self.constants: Env = dict(outside.constants) if outside else {}
         self.decompressed: dict[Var, Array] = dict(outside.decompressed) if outside else {}
@@ -149,7 +185,7 @@ class Plan:
     def _fuse(self, ops: list[Operation], keep: set[Var]) -> list[Step]:
         """The steps of a run that nobody listens to."""
         steps = {step.op: step for step in self.steps}
-        for attention in fusion.find(ops, keep):
+        for attention in attentions.find(ops, keep):
             fixed, reads, last = dict(attention.options), list[tuple[str, Any]](), attention.ops[-1]
             others = (s for s in self.steps[: ops.index(last)] if s.op not in attention.ops)
             if {v for s in others for v in s.dead} & {v for _, v in attention.reads}:
@@ -161,7 +197,7 @@ class Plan:
                     reads.append((name, var))
             dead = [v for op in attention.ops for v in steps[op].dead]
             outs = steps[last].outs
-            steps[last] = Step(last, fusion.attend, fixed, reads, [], outs, dead)
+            steps[last] = Step(last, attentions.attend, fixed, reads, [], outs, dead)
             for op in attention.ops[:-1]:
                 del steps[op]
         return [_placed(_unbiased(step)) for step in steps.values()]
@@ -185,7 +221,7 @@ class Plan:
         return fixed, reads, [] if moves else stored
 
     def _tensor(self, array: Any) -> torch.Tensor:
-        return devices.move(dtypes.as_tensor(array), self.device)
+        return move(dtypes.as_tensor(array), self.device)
 
     def _fixed(self, op: Operation, name: str, var: Var) -> Any:
         """A constant operand: tensors for what an op computes with, plain Python for what describes it."""
@@ -425,8 +461,8 @@ class Executable:
         """
         device = self.plan.device
         bound = self.bind(values, state, self.exact)
-        env = {var: devices.move(value, device) for var, value in bound.items()}
-        with torch.inference_mode(), devices.default(device):
+        env = {var: move(value, device) for var, value in bound.items()}
+        with torch.inference_mode(), default(device):
             self.plan.run(env, listener)
             return self.outputs(env, bound.values())
 

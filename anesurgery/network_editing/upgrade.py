@@ -15,7 +15,7 @@ from anesurgery.checking.ranges import ranges
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, warn
 from anesurgery.facts.half import KEPT
-from anesurgery.files.interface_change import warn_of_names
+from anesurgery.files.interface import warn_of_names
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
 from anesurgery.loading import clone, load
 from anesurgery.mil import Operation, ct, exclusive, walk_ops

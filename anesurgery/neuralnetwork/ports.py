@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import LoadError, NotExpressible
-from anesurgery.files.interface_change import IDENTIFIERS
+from anesurgery.files.interface import IDENTIFIERS
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Array, Function, Var, is_symbolic, mb, quiet_host, static_shape, types
 from anesurgery.neuralnetwork.context import Context

@@ -35,7 +35,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import COMPARISONS, MOVING, names
-from anesurgery.placement import partition
+from anesurgery.placement import verdicts
 from anesurgery.placement.inspection import OpRow
 
 CHOOSING = names("topk reduce_argmax reduce_argmin argsort non_maximum_suppression") | COMPARISONS
@@ -302,7 +302,7 @@ def cost_in_words(rows: Sequence[OpRow], ops: Sequence[Operation]) -> str:
             for row in rows
             if row.depth == 0 and (e := row.estimate) is not None
         ]
-        totals.append(partition.total(steps, partition.shortest(steps)))
+        totals.append(verdicts.total(steps, verdicts.shortest(steps)))
     return f"Core ML's estimate {_milliseconds(totals[0])} -> {_milliseconds(totals[1])}"
 
 

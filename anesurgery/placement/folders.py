@@ -12,7 +12,7 @@ from anesurgery.checking.ranges import Ranges, ranges
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files.chain import is_chain
+from anesurgery.files.sequence import is_chain
 from anesurgery.files.sharing import workers
 from anesurgery.files.size_index import is_sized
 from anesurgery.placement.inspection import Inspection

@@ -35,11 +35,17 @@ from anesurgery.placement.rules import (
     slow_loads,
     whole_model,
 )
-from anesurgery.placement.segments import segments_of, with_times
-from anesurgery.placement.shaped import at_each, judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import time_of_shaped
-from anesurgery.placement.verdicts import Judged, choose, longest_chain
+from anesurgery.placement.verdicts import (
+    Judged,
+    at_each,
+    choose,
+    judge_shaped,
+    longest_chain,
+    segments_of,
+    with_times,
+)
 from anesurgery.semantics.byte_sizes import shape_of
 from anesurgery.semantics.reading import shape_in_words
 from anesurgery.semantics.unedited import unedited

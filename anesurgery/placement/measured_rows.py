@@ -14,9 +14,8 @@ from anesurgery.files.package import Loaded
 from anesurgery.placement.demand import Load, load_of
 from anesurgery.placement.fitting import Row, load_from, load_to
 from anesurgery.placement.rates_from_plans import UNREADABLE, read_measurement
-from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.verdicts import choose
+from anesurgery.placement.verdicts import choose, judge_shaped
 
 UNITS = "CPU_AND_NE"
 MOSTLY = 0.9

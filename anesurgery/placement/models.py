@@ -10,9 +10,8 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files import package as program
-from anesurgery.files.chain import Chain, is_chain
 from anesurgery.files.package import PIPELINES, Loaded, part_names, read_spec
-from anesurgery.files.sequence import is_network, members
+from anesurgery.files.sequence import Chain, is_chain, is_network, members
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, ct
 from anesurgery.neuralnetwork.spec import NETWORKS, networks_of

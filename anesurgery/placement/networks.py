@@ -22,8 +22,8 @@ from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
 from anesurgery.placement.network_times import time_of_network
 from anesurgery.placement.rules.faulty_ops import of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
-from anesurgery.placement.segments import with_times
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import with_times
 from anesurgery.semantics.work import work_of
 
 CONSTANTS = {"loadConstant", "loadConstantND"}

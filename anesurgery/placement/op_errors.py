@@ -11,7 +11,7 @@ import torch
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.interpret.abreast import Shown
-from anesurgery.interpret.arithmetic.saturation import largest_of
+from anesurgery.interpret.arithmetic.neural_engine import largest_of
 from anesurgery.mil import operands
 
 BINS = 24

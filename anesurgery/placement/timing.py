@@ -23,8 +23,8 @@ from anesurgery.facts.loop_rounds import rounds
 from anesurgery.mil import Operation
 from anesurgery.placement.demand import FORMS, JOINT, PLAIN, PRODUCTS, Load, OpLoad, load_of
 from anesurgery.placement.durations import Key, Time
-from anesurgery.placement.shaped import Shaped
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.placement.verdicts import Shaped
 
 TABLE = Path(__file__).with_name("time_table.json")
 VARIABLE = "ANESURGERY_TIME_TABLE"

@@ -1,24 +1,152 @@
-"""Judge the ops of a function one by one, then choose their units together."""
+"""Judge the ops of a function, choose their units together, and cut it into segments."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.unvarying_ops import fixed_ops
-from anesurgery.mil import Block, Function, Operation, Var, is_output, is_weight
-from anesurgery.placement import cost, partition
+from anesurgery.files.package import Loaded
+from anesurgery.mil import (
+    Block,
+    Function,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    function_of,
+    is_output,
+    is_stored,
+    is_symbolic,
+    is_weight,
+    operands,
+)
+from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
-from anesurgery.placement.inspection import Estimate
+from anesurgery.placement.flexible import AtShape, Flexible, Shapes, at, description_of, flexible, in_words
+from anesurgery.placement.inspection import Estimate, Segment
+from anesurgery.placement.rules import conditions
+from anesurgery.placement.rules.legality import (
+    FORBIDDEN,
+    INDEXED,
+    LEGAL,
+    READS_BYTES,
+    SPLIT_ATTENTION,
+    WITH_STATE,
+)
 from anesurgery.placement.rules.slow import FIXED
-from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.target import Target
+from anesurgery.semantics.byte_sizes import kind_of, shape_of
 from anesurgery.semantics.unedited import unedited
 from anesurgery.semantics.work import Work, runtime, work_of
 
-UNITS = {partition.CPU: "cpu", partition.ANE: "ane", partition.GPU: "gpu"}
+
+class Legality:
+    """The rows that concern a target, by op type."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        speaking = [r for r in FORBIDDEN if r.scope.concerns(target)]
+        self._any = [r for r in speaking if not r.ops]
+        self._own: dict[str, list[Rule]] = {}
+        for rule in speaking:
+            for op_type in rule.ops:
+                self._own.setdefault(op_type, []).append(rule)
+
+    def forbids(self, rule: Rule) -> bool:
+        """Rows of the private compiler raise no more than a doubt on the chip on which Core ML was measured."""
+        return rule.legal is False and not (rule.scope.via != "Core ML" and self.target.on_measured_chip)
+
+    def _found(self, rule: Rule, op: Operation) -> str:
+        """What a row finds in an op, in words; "" where it does not speak of it."""
+        return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
+
+    def speaking(self, op: Operation) -> Iterator[Finding]:
+        """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
+        for rule in (*self._own.get(op.op_type, ()), *self._any):
+            if value := self._found(rule, op):
+                yield rule.finding(value, op.outputs[0].name)
+
+    def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
+        """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.
+
+        None without a finding: no row knows the op, or the integers that it works on.
+        """
+        doubt: Finding | None = None
+        for rule in (*self._own.get(op.op_type, ()), *self._any):
+            value = self._found(rule, op)
+            if value and self.forbids(rule):
+                return False, rule.finding(value, op.outputs[0].name)
+            if value and doubt is None:
+                doubt = rule.finding(value, op.outputs[0].name)
+        listed = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
+        return (True if listed and doubt is None and not _untried(op) else None), doubt
+
+
+def splits_attention(op: Operation) -> bool:
+    """Is it an einsum of one head, channels before tokens?"""
+    return op.op_type == "einsum" and constant(op.equation) in SPLIT_ATTENTION
+
+
+def _untried(op: Operation) -> bool:
+    """Does it work on integers with which it was not seen?"""
+    if op.op_type not in INDEXED and conditions.typed(conditions.values(op), conditions.INDEX):
+        return True
+    return op.op_type not in READS_BYTES and bool(conditions.typed(runtime(op), conditions.BYTES))
+
+
+LAUNCH = SWITCH = OUTPUT = 125.0
+"""Microseconds: a segment on the ANE, a change of the unit, the last op off the CPU."""
+
+CPU, ANE, GPU = range(3)
+Costs = Sequence[float]
+"""Of one op on each unit, in microseconds; infinite where it cannot run."""
+
+
+def _enter(unit: int) -> float:
+    return LAUNCH if unit == ANE else 0.0
+
+
+def _move(old: int, new: int) -> float:
+    return 0.0 if old == new else SWITCH + _enter(new)
+
+
+def _end(unit: int) -> float:
+    return 0.0 if unit == CPU else OUTPUT
+
+
+def shortest(steps: Sequence[Costs]) -> list[int]:
+    """The unit of each op; of equal paths, one that is longer on the unit that comes first."""
+    if not steps:
+        return []
+    units = range(len(steps[0]))
+    costs, came = [_enter(u) + steps[0][u] for u in units], list[list[int]]()
+    moves = [[_move(old, new) for old in units] for new in units]
+    for step in steps[1:]:
+        ways = [[cost + move for cost, move in zip(costs, row, strict=True)] for row in moves]
+        least = list(map(min, ways))
+        came.append([way.index(one) for way, one in zip(ways, least, strict=True)])
+        costs = [one + work for one, work in zip(least, step, strict=True)]
+    path = [min(units, key=lambda u: costs[u] + _end(u))]
+    for origin in reversed(came):
+        path.append(origin[path[-1]])
+    return path[::-1]
+
+
+def total(steps: Sequence[Costs], path: Sequence[int]) -> float:
+    """The cost of a path in microseconds."""
+    if not steps:
+        return 0.0
+    work = sum(step[unit] for step, unit in zip(steps, path, strict=True))
+    moves = sum(_move(a, b) for a, b in itertools.pairwise(path))
+    return _enter(path[0]) + work + moves + _end(path[-1])
+
+
+UNITS = {CPU: "cpu", ANE: "ane", GPU: "gpu"}
 
 
 @dataclass
@@ -167,13 +295,13 @@ def choose(
 ) -> tuple[list[str | None], float]:
     """The unit that each op prefers, None where it is not known; and what the likeliest path costs."""
     ways = views(target, doubts)
-    paths = [partition.shortest([_costs(j, target, view) for j in judged]) for view in ways]
+    paths = [shortest([_costs(j, target, view) for j in judged]) for view in ways]
     units = [
         UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
         for j, *path in zip(judged, *paths, strict=True)
     ]
     plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
-    return units, partition.total(plain, partition.shortest(plain))
+    return units, total(plain, shortest(plain))
 
 
 def _is_known(judged: Judged) -> bool:
@@ -206,3 +334,163 @@ def _on_gpu(judged: Judged, guess: Estimate, view: View, legal: bool) -> float:
         return 0.0
     fits = view.gpu and guess.gpu is not None and not (legal and judged.op.op_type in cost.SUMS)
     return guess.gpu if fits and guess.gpu is not None else math.inf
+
+
+def segments_of(
+    judged: Sequence[Judged], units: Sequence[str | None], function: Function
+) -> tuple[tuple[Segment, ...], list[int]]:
+    """The segments in file order, and the number of that of each op."""
+    changed = [a != b for a, b in itertools.pairwise(units)]
+    numbers = list(itertools.accumulate(changed, initial=0))[: len(units)]
+    home = {v: n for j, n in zip(judged, numbers, strict=True) for v in j.op.outputs}
+    members: dict[int, list[Judged]] = {}
+    for j, n in zip(judged, numbers, strict=True):
+        members.setdefault(n, []).append(j)
+    unit = dict(zip(numbers, units, strict=True))
+    results = set(function.outputs)
+    segments = [_segment(n, ops, unit[n], home, results) for n, ops in members.items()]
+    return tuple(segments), numbers
+
+
+def with_times(
+    segments: Iterable[Segment], numbers: Sequence[int], each: Sequence[float]
+) -> tuple[Segment, ...]:
+    """The segments with the milliseconds of their ops; `numbers` says to which an op belongs."""
+    if not each:
+        return tuple(segments)
+    spent: defaultdict[int, float] = defaultdict(float)
+    for number, ms in zip(numbers, each, strict=True):
+        spent[number] += ms
+    return tuple(replace(segment, ms=spent[segment.index]) for segment in segments)
+
+
+def _segment(
+    number: int, members: Sequence[Judged], unit: str | None, home: dict[Var, int], results: set[Var]
+) -> Segment:
+    read = dict.fromkeys(v for j in members for _, v in operands(j.op) if not is_stored(v))
+    readers = {v: _readers(v, home) - {number} for j in members for v in j.op.outputs}
+    outside = [v for v, others in readers.items() if others or v in results]
+    return Segment(
+        number,
+        unit,
+        tuple(j.name for j in members),
+        {v.name: shape_of(v) for v in read if home.get(v) != number},
+        {v.name: shape_of(v) for v in outside},
+        tuple(sorted({n for v in outside for n in readers[v]})),
+    )
+
+
+def _readers(var: Var, home: dict[Var, int]) -> set[int]:
+    return {home[out] for op in var.child_ops for out in op.outputs if out in home}
+
+
+MOST = 16
+"""Enumerated shapes that are looked at; Core ML takes up to 128. A choice: each is an inspection of the whole
+model."""
+AT_DEFAULT = "shapes, estimates and units are those of the default shape, {}"
+IN_RANGE = "other shapes of a range are not known"
+SOME = "{} of {} enumerated shapes are estimated, the default first"
+NO_DEFAULT = (
+    "the default shape of {} is not known: dynamic lengths count as 1, and what reads them has no unit; a MIL "
+    "program does not tell it, so give the path of the model, or what `load` gives, as it is"
+)
+
+
+@dataclass(frozen=True)
+class Shaped:
+    """A function whose ops were judged.
+
+    Attributes:
+        function: the one that was judged, with fixed inputs where a default shape is known.
+        judged: its ops.
+        flexible: the shapes that it names; None where all are fixed.
+        notes: what the reader must know about the shape.
+    """
+
+    function: Function
+    judged: list[Judged]
+    flexible: Flexible | None = None
+    notes: tuple[str, ...] = ()
+
+
+def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterable[Rule]) -> Shaped:
+    """Judge a function as it is, or at its default shape."""
+    function, rules = function_of(loaded.program, name), tuple(rules)
+    judged = judge(function, target, rules)
+    shapes = flexible(function, description_of(loaded.description, name))
+    if shapes is None:
+        return Shaped(function, judged)
+    fixed = _at(loaded, name, shapes.default, target, rules)
+    if fixed is None and shapes.default and _all_one(function, shapes.default):
+        return Shaped(function, judged, shapes, _notes(shapes))
+    if fixed is None:
+        dynamic = [n for n, v in function.inputs.items() if any_symbolic(v.shape or ())]
+        words = ", ".join(f"%{n}" for n in dynamic)
+        return Shaped(function, list(map(_unknown, judged)), shapes, (NO_DEFAULT.format(words),))
+    both = [_both(a, b) for a, b in zip(judged, fixed.judged, strict=True)]
+    return Shaped(fixed.function, both, shapes, _notes(shapes))
+
+
+def _notes(shapes: Flexible) -> tuple[str, ...]:
+    """Says at which shape the ops are told, and what is not."""
+    rest = SOME.format(MOST, len(shapes.listed)) if len(shapes.listed) > MOST else ""
+    rest = rest if shapes.listed else IN_RANGE
+    return tuple(filter(None, (AT_DEFAULT.format(in_words(shapes.default)), rest)))
+
+
+def at_each(
+    loaded: Loaded,
+    name: str | None,
+    declared: Flexible | None,
+    target: Target,
+    rules: Iterable[Rule],
+    doubts: Sequence[Finding] = (),
+) -> tuple[AtShape, ...]:
+    """The units at each enumerated shape, `MOST` at most; doubts about the whole count at each."""
+    rules, told = tuple(rules), []
+    for shapes in [] if declared is None else declared.listed[:MOST]:
+        fixed = _at(loaded, name, shapes, target, rules)
+        units: Sequence[str | None] = [None] if fixed is None else choose(fixed.judged, target, doubts)[0]
+        told.append(AtShape(in_words(shapes), dict(Counter(unit or "unknown" for unit in units))))
+    return tuple(told)
+
+
+def _at(
+    loaded: Loaded, name: str | None, shapes: Shapes, target: Target, rules: tuple[Rule, ...]
+) -> Shaped | None:
+    """The function at one shape, op for op."""
+    if not shapes:
+        return None
+    function = function_of(loaded.program, name)
+    key = next(n for n, f in loaded.program.functions.items() if f is function)
+    fixed = at(loaded.program, key, shapes)
+    return None if fixed is None else Shaped(fixed, judge(fixed, target, rules))
+
+
+def _all_one(function: Function, shapes: Shapes) -> bool:
+    """Are the dynamic lengths 1 at a shape, which is what they count as where they stay dynamic?"""
+    pairs = [
+        (d, n)
+        for name, shape in shapes.items()
+        for d, n in zip(function.inputs[name].shape, shape, strict=True)
+    ]
+    return all(n == 1 for d, n in pairs if is_symbolic(d))
+
+
+def _both(dynamic: Judged, fixed: Judged) -> Judged:
+    """What is said at the default shape, and what is said because lengths are dynamic."""
+    verdicts = {dynamic.legal, fixed.legal}
+    legal = False if False in verdicts else None if None in verdicts else True
+    said = [f for f in fixed.findings if f.rule != FIXED.id]  # a length that was fixed is no constant
+    more: list[Finding] = [f for f in dynamic.findings if f.rule not in {g.rule for g in said}]
+    return replace(fixed, legal=legal, findings=(*said, *more))
+
+
+def _unknown(judged: Judged) -> Judged:
+    """Drops the estimate of an op that reads or makes a dynamic length."""
+    return replace(judged, estimate=None) if _is_dynamic(judged.op) else judged
+
+
+def _is_dynamic(op: Operation) -> bool:
+    values = [*op.outputs, *(v for _, v in operands(op))]
+    return any(any_symbolic(v.shape or ()) for v in values if kind_of(v).is_tensor)

@@ -14,8 +14,8 @@ from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import RULES, inspect_program
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules.legality import FORBIDDEN
-from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import judge_shaped
 
 NO, OTHER_TARGET = "no", "other chip or OS"
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from anesurgery import mil
 from anesurgery.errors import PassError, Refused, near_matches
-from anesurgery.files.interface_change import InterfaceChange, Values
+from anesurgery.files.interface import InterfaceChange, Values
 from anesurgery.mil import Array, Function, Operation, Var, is_compressed, operands
 from anesurgery.regions.compressed_weights import build
 from anesurgery.regions.reencoding import encoded, numbers_of

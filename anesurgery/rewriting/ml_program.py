@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 from anesurgery.checking.comparison import Comparison, compare_as_stored
 from anesurgery.checking.lengths import Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal
-from anesurgery.files.chain import Chain
-from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import warn_of_names
+from anesurgery.files.interface import Interface, warn_of_names
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.sequence import ModelSequence, members, read_pipeline
+from anesurgery.files.sequence import Chain, ModelSequence, members, read_pipeline
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import clone, interface, load
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, types, walk_ops

@@ -15,7 +15,7 @@ import torch
 
 from anesurgery.checking.site import lies_within
 from anesurgery.errors import Refusal, SurgeryError
-from anesurgery.files.interface_change import adapt_inputs
+from anesurgery.files.interface import adapt_inputs
 from anesurgery.interpret import Listener, run
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.mil import Function, Operation, Program, Var, types

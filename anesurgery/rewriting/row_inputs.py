@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.mil import Array, Var
 from anesurgery.rewriting.builder import Builder
 

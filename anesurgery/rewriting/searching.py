@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.expected import CLEARLY
-from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials

@@ -14,7 +14,7 @@ from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.display import Drawn, drawn
 from anesurgery.errors import Named, Refusal
 from anesurgery.files import arrays
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.writing import check_place
 from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops

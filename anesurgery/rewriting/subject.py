@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.errors import Refusal, SurgeryError, UnknownName
-from anesurgery.files.interface import Interface
-from anesurgery.files.interface_change import InterfaceChange, call_of
+from anesurgery.files.interface import Interface, InterfaceChange, call_of
 from anesurgery.interpret.features import check_names
 from anesurgery.mil import Array, Program
 from anesurgery.placement.durations import Time

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import torch
 
+from anesurgery.interpret.arithmetic.neural_engine import CEILING
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
-from anesurgery.interpret.arithmetic.saturation import CEILING
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, producer, static_shape
 from anesurgery.semantics.constant_ends import LARGEST, MOST
 from anesurgery.semantics.intervals import interval, magnitude

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anesurgery.errors import SurgeryError
-from anesurgery.files.archive import MOST
+from anesurgery.files.source import MOST
 from anesurgery.files.writing import scratch_folder
 from anesurgery.serving.limits import Limits
 from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from anesurgery.doors import short_of_memory
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files import archive
+from anesurgery.files import source
 from anesurgery.files.progress import Listener, listening
 
 REPORT, ANSWER, DOWNLOAD, PLACE = "report.html", "answer.json", "download.zip", "place.json"
@@ -158,10 +158,10 @@ def place(folder: Path, largest: int) -> Path:
             f"{len(sent)} files and folders were sent, and one is a model; zip what belongs together"
         )
     top = sent[0]
-    if archive.is_archive(top):
+    if source.is_archive(top):
         shutil.rmtree(folder / "work", ignore_errors=True)
         (folder / "work").mkdir()
-        model = archive.unpack(top, folder / "work", largest)
+        model = source.unpack(top, folder / "work", largest)
         top.unlink()
     elif top.suffix in SUFFIXES:
         model = top

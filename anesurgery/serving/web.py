@@ -22,8 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from anesurgery import registry, show
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.placement.product_names import PRODUCTS
-from anesurgery.placement.target import GROUPS, Target
+from anesurgery.placement.target import GROUPS, PRODUCTS, Target
 from anesurgery.serving.jobs import Gone, Job, Jobs, TooMuch
 from anesurgery.serving.limits import Limits
 from anesurgery.serving.task import DOWNLOAD, REPORT

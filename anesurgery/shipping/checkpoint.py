@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files.absent_weights import not_fetched
 from anesurgery.files.runner_file import hashed
+from anesurgery.files.weights import not_fetched
 from anesurgery.shipping.mapped_weights import widened
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"

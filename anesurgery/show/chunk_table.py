@@ -11,8 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 
 from anesurgery.display import draws, short_name
-from anesurgery.files.chain import Chain, Placed
-from anesurgery.files.sequence import is_network
+from anesurgery.files.sequence import Chain, Placed, is_network
 from anesurgery.mil import Program, walk_ops
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
 from anesurgery.placement.networks import CONSTANTS

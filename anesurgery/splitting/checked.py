@@ -6,9 +6,8 @@ import math
 
 from anesurgery.checking.comparison import compare
 from anesurgery.errors import SurgeryError
-from anesurgery.files.chain import Chain
 from anesurgery.files.package import Loaded
-from anesurgery.files.sequence import is_network
+from anesurgery.files.sequence import Chain, is_network
 from anesurgery.mil import function_of, walk_ops
 from anesurgery.semantics.reading import in_words
 from anesurgery.semantics.work import work_of

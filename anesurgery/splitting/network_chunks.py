@@ -15,9 +15,8 @@ from functools import cached_property
 from typing import Any
 
 from anesurgery.errors import SurgeryError
-from anesurgery.files.chain import Border, Chain
 from anesurgery.files.protobuf import proto
-from anesurgery.files.sequence import Ends
+from anesurgery.files.sequence import Border, Chain, Ends
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.neuralnetwork.ports import as_array

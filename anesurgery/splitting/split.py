@@ -10,13 +10,12 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.files.chain import Border, Chain, Placed
 from anesurgery.files.description import describe, new_spec
-from anesurgery.files.interface_change import warn_of_names
+from anesurgery.files.interface import warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
-from anesurgery.files.sequence import Ends
+from anesurgery.files.sequence import Border, Chain, Ends, Placed
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is

@@ -23,10 +23,9 @@ from latency_page import page
 from anesurgery.loading import load
 from anesurgery.placement import fitting, measured_rows
 from anesurgery.placement.demand import load_of
-from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import TABLE
-from anesurgery.placement.verdicts import choose
+from anesurgery.placement.verdicts import choose, judge_shaped
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE, SENT_IN = ROOT / "docs" / "latency.md", ROOT / "docs" / "measurements"

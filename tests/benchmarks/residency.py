@@ -42,7 +42,7 @@ from rich.table import Table
 import anesurgery as ane
 from anesurgery import registry
 from anesurgery.errors import InterpretError, IsPipeline, SurgeryError
-from anesurgery.files.interface_change import adapt_inputs, adapt_outputs
+from anesurgery.files.interface import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.interpret.sampling import sample_function, sample_inputs
 from anesurgery.loading import load

@@ -10,8 +10,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
-from anesurgery.files.absent_weights import not_fetched, unknown
 from anesurgery.files.package import save
+from anesurgery.files.weights import not_fetched, unknown
 from anesurgery.loading import load, load_graph
 from anesurgery.mil import Program, Var, ct, mb, types
 

@@ -12,8 +12,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
-from anesurgery.files.archive import unpack
 from anesurgery.files.package import save
+from anesurgery.files.source import unpack
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, mb
 

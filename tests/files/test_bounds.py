@@ -12,7 +12,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files import arrays, source, transcription
+from anesurgery.files import arrays, protobuf, source
 from anesurgery.files.package import read_spec, save
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import METADATA, SENTINEL
@@ -194,7 +194,7 @@ def test_a_large_value_is_not_computed_while_it_is_read(package: Path, monkeypat
         return next(op for op in walk_ops(load(saved).program) if op.op_type == "fill").outputs[0].val
 
     assert value() is not None
-    monkeypatch.setattr(transcription, "LARGEST_VALUE", 399)
+    monkeypatch.setattr(protobuf, "LARGEST_VALUE", 399)
     assert value() is None
     np.testing.assert_array_equal(ane.run(saved, {"x": np.ones(1, np.float32)})["y"], np.full(100, 3))
 
@@ -212,7 +212,7 @@ def test_a_reduction_of_constants_is_read(package: Path) -> None:
     np.testing.assert_array_equal(y, [[3] * 3, [12] * 3])
 
 
-@pytest.mark.parametrize("most", [transcription.MOST_PRODUCTS, 1 << 30])
+@pytest.mark.parametrize("most", [protobuf.MOST_PRODUCTS, 1 << 30])
 def test_large_products_of_constants_are_not_computed_while_they_are_read(
     package: Path, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -230,7 +230,7 @@ def test_large_products_of_constants_are_not_computed_while_they_are_read(
         return mb.mul(x=mb.add(x=mb.add(x=x, y=projected), y=turned), y=one, name="y")
 
     saved = save(load(made), package.with_name("table.mlpackage"))
-    monkeypatch.setattr(transcription, "MOST_PRODUCTS", most)
+    monkeypatch.setattr(protobuf, "MOST_PRODUCTS", most)
     values = {op.name: op.outputs[0].val for op in walk_ops(load(saved).program)}
     skipped = most < 1 << 30
     assert [values[n] is None for n in ("projected", "turned", "small")] == [skipped, skipped, False]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import LoadError
-from anesurgery.files import locks, package, writing
+from anesurgery.files import package, writing
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.files.scratch import SCRATCH
 from anesurgery.files.writing import write_atomically
@@ -79,8 +79,8 @@ def test_a_save_that_needs_the_lock_says_who_has_it(
     """Systems that cannot exchange two names need two moves, which nobody may come between."""
     (tmp_path / "x").write_text("old")
     monkeypatch.setattr(writing, "_rename", lambda made, target, *, exchange: False)
-    monkeypatch.setattr(locks, "PATIENCE", 0)
-    who = f"process {holder} " if locks.TABLE.is_file() else "another process"
+    monkeypatch.setattr(writing, "PATIENCE", 0)
+    who = f"process {holder} " if writing.TABLE.is_file() else "another process"
     place = tmp_path / ("x" if overwrite else "y")
     with pytest.raises(LoadError, match=rf"is locked by {who}.*; end it or wait for it, or save into another"):
         write_atomically(place, lambda place: place.write_text("new"), overwrite=overwrite)
@@ -89,10 +89,13 @@ def test_a_save_that_needs_the_lock_says_who_has_it(
 
 
 def test_a_system_that_does_not_tell_who(tmp_path: Path, holder: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "TABLE", tmp_path / "nothing")
-    monkeypatch.setattr(locks, "PATIENCE", 0)
+    monkeypatch.setattr(writing, "TABLE", tmp_path / "nothing")
+    monkeypatch.setattr(writing, "PATIENCE", 0)
     handle = os.open(tmp_path, os.O_RDONLY)
-    with pytest.raises(LoadError, match=r"locked by another process \(`lsof`"), locks.locked(handle, tmp_path):
+    with (
+        pytest.raises(LoadError, match=r"locked by another process \(`lsof`"),
+        writing.locked(handle, tmp_path),
+    ):
         pytest.fail("it is locked")
 
 
@@ -107,7 +110,7 @@ def test_a_lock_that_is_given_up_is_waited_for(tmp_path: Path, monkeypatch: pyte
             os.close(other)
 
     monkeypatch.setattr("time.sleep", pause)
-    with locks.locked(os.open(tmp_path, os.O_RDONLY), tmp_path):
+    with writing.locked(os.open(tmp_path, os.O_RDONLY), tmp_path):
         assert len(pauses) == 3
 
 

@@ -12,7 +12,7 @@ import torch
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.files import arrays, transcription
+from anesurgery.files import arrays, protobuf
 from anesurgery.interpret import table
 from anesurgery.mil import Program, Var, ct, mb, types
 
@@ -77,7 +77,7 @@ def test_a_large_fill_is_not_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         return mb.add(x=x, y=mb.exp(x=ones), name="y")
 
     path = ane.save(ane.load(program), tmp_path / "m.mlpackage")
-    monkeypatch.setattr(transcription, "LARGEST_VALUE", 399)
+    monkeypatch.setattr(protobuf, "LARGEST_VALUE", 399)
     monkeypatch.setattr(table, "LARGEST_RESULT", 399)
     surgery = ane.apply(path, "fold_constants", quiet=True)
     assert not surgery.changes

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret import Predictor, devices, run
+from anesurgery.interpret import Predictor, core, run
 from anesurgery.mil import Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(0)
@@ -52,8 +52,8 @@ def test_a_device_that_torch_lacks_is_refused() -> None:
 
 def test_the_processor_needs_no_moves() -> None:
     tensor = torch.ones(2)
-    assert devices.move(tensor, "cpu") is tensor
-    assert devices.move("text", "cuda") == "text"
+    assert core.move(tensor, "cpu") is tensor
+    assert core.move("text", "cuda") == "text"
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no GPU here")

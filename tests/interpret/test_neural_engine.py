@@ -12,7 +12,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic import neural_engine, properties
-from anesurgery.interpret.arithmetic import saturation as products
+from anesurgery.interpret.arithmetic import neural_engine as products
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(5)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret import Executable, fusion, quick_steps
+from anesurgery.interpret import Executable, attentions, quick_steps
 from anesurgery.interpret.core import OFTEN
 from anesurgery.interpret.table import TABLE, Meaning
 from anesurgery.mil import ct, mb, types
@@ -101,10 +101,10 @@ def test_hidden_keys_are_left_out_only_where_they_are_finite(spoilt: float) -> N
     query, key, value = (torch.randn(1, 2, n, 4, generator=draw) for n in (3, 6, 6))
     mask = torch.where(torch.arange(6) < 4, 0.0, -torch.inf).expand(3, 6)
     whole = torch.softmax(query @ key.transpose(-1, -2) + mask, -1) @ value
-    torch.testing.assert_close(fusion.attend(query, key, value, mask, turned=True), whole)
-    shorter = fusion.attend(query, key[..., :4, :], value[..., :4, :], mask[..., :4], turned=True)
-    assert torch.equal(fusion.attend(query, key, value, mask, turned=True), shorter)
+    torch.testing.assert_close(attentions.attend(query, key, value, mask, turned=True), whole)
+    shorter = attentions.attend(query, key[..., :4, :], value[..., :4, :], mask[..., :4], turned=True)
+    assert torch.equal(attentions.attend(query, key, value, mask, turned=True), shorter)
     value[0, 0, 5, 0] = spoilt  # 0 times this is NaN
-    assert fusion.attend(query, key, value, mask, turned=True)[0, 0].isnan().any()
+    assert attentions.attend(query, key, value, mask, turned=True)[0, 0].isnan().any()
     hidden = torch.full((3, 6), -torch.inf)
-    assert fusion.attend(query, key, key, hidden, turned=True).isnan().all()
+    assert attentions.attend(query, key, key, hidden, turned=True).isnan().all()

@@ -13,7 +13,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.errors import InterpretError
 from anesurgery.files.package import save
-from anesurgery.interpret import Executable, Listener, Predictor, fusion
+from anesurgery.interpret import Executable, Listener, Predictor, attentions
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb
@@ -125,7 +125,7 @@ def test_an_error_in_attention_names_its_op(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(**_: Any) -> None:
         raise ValueError("no")
 
-    monkeypatch.setattr(fusion, "attend", fails)
+    monkeypatch.setattr(attentions, "attend", fails)
     executable = Executable(attention())
     values = {n: np.ones(v.shape, np.float32) for n, v in executable.function.inputs.items()}
     with pytest.raises(InterpretError, match=r"op matmul_\d+ failed: ValueError: no"):

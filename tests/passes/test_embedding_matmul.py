@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anesurgery.errors import PassError
-from anesurgery.files.interface_change import adapt_inputs
+from anesurgery.files.interface import adapt_inputs
 from anesurgery.interpret import run
 from anesurgery.loading import clone
 from anesurgery.mil import Array, Program, constant, ct, mb, types, walk_ops

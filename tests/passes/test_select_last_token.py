@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anesurgery.errors import PassError, UnknownName
-from anesurgery.files.interface_change import adapt_outputs
+from anesurgery.files.interface import adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import clone
 from anesurgery.mil import Array, Program, ct, mb, static_shape, types, walk_ops

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from one_layer import network
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
-from tests.support.one_layer import network
 
 HALF = np.float16
 

@@ -13,7 +13,7 @@ import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Target
 from anesurgery.placement.rules.legality import FORBIDDEN, LEGAL, NEVER
-from anesurgery.placement.runs_on_engine import Legality
+from anesurgery.placement.verdicts import Legality
 
 M4, M1 = "M4/macOS 27", "M1/macOS 14"
 

@@ -11,7 +11,7 @@ from counting import assert_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anesurgery.placement.partition import ANE, CPU, GPU, LAUNCH, OUTPUT, SWITCH, shortest, total
+from anesurgery.placement.verdicts import ANE, CPU, GPU, LAUNCH, OUTPUT, SWITCH, shortest, total
 
 MICROSECONDS = st.one_of(st.floats(0, 1000), st.just(math.inf))
 OPS = st.lists(st.tuples(st.floats(0, 1000), MICROSECONDS, MICROSECONDS), min_size=1, max_size=6)

@@ -6,8 +6,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.placement.product_names import PRODUCTS, chip_of
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import PRODUCTS, Target, chip_of
 
 
 @pytest.mark.parametrize(

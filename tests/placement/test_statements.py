@@ -14,7 +14,7 @@ from statements_of_ops import OPS, SHAPES, TYPES, WINDOWS
 from statements_of_units import NUMBERS, UNITS
 
 import anesurgery as ane
-from anesurgery.placement.runs_on_engine import Legality
+from anesurgery.placement.verdicts import Legality
 
 TABLE = [*NUMBERS, *UNITS, *PLACED, *TYPES, *SHAPES, *OPS, *WINDOWS, *ATTENTION, *DYNAMIC, *SIZES, *COMPRESSED]
 

@@ -17,9 +17,9 @@ from anesurgery.placement import fitting, timing
 from anesurgery.placement.demand import INT8, JOINT, PALETTE, W8A8, Load, OpLoad, load_of, longest_chain
 from anesurgery.placement.durations import Time, change, total
 from anesurgery.placement.expected import Expected
-from anesurgery.placement.shaped import judge_shaped
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import OF_CPU, table, time_of
+from anesurgery.placement.verdicts import judge_shaped
 
 M1, M4, M5 = map(Target.parse, ("M1", "M4", "M5 Pro"))
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from one_layer import network
 
 import anesurgery as ane
 from anesurgery.display import finite
@@ -22,7 +23,6 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.surgery import Recipe
-from tests.support.one_layer import network
 
 TARGET = "M1/macOS 14"
 

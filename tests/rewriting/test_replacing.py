@@ -12,7 +12,7 @@ from small_rewrites import DoubleRelu, kinds, one_input, outputs
 
 from anesurgery.checking.grades import REASSOCIATED, Tolerance
 from anesurgery.errors import PassError, Refusal
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.mil import Array, Program, Var, mb, types, walk_ops
 from anesurgery.passes.negate_subtract import NegateSubtract
 from anesurgery.rewriting.builder import Builder

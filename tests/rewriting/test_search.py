@@ -10,14 +10,14 @@ import pytest
 
 from anesurgery.errors import PassError
 from anesurgery.files.copying import copied
-from anesurgery.files.interface_change import InterfaceChange
+from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
 from anesurgery.placement.expected import Expected
-from anesurgery.placement.runs_on_engine import Legality
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting import searching
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.ml_program import MLProgram

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.files.chain import Chain
+from anesurgery.files.sequence import Chain
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 
 RNG = np.random.default_rng(8)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.files.chain import Chain
+from anesurgery.files.sequence import Chain
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Operation, Program, Var, ct, mb, operands, types, walk_ops
 from anesurgery.splitting.cuts import Cuts

@@ -20,9 +20,9 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
-from anesurgery.files.chain import Chain
 from anesurgery.files.description import new_spec
 from anesurgery.files.package import Loaded
+from anesurgery.files.sequence import Chain
 from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.arithmetic import precision as arithmetic

@@ -8,7 +8,7 @@ function is a random one.
 from __future__ import annotations
 
 from anesurgery.interpret.arithmetic import element_rules, list_rules, recurrent_rules, sum_rules
-from anesurgery.interpret.arithmetic.polynomials import Algebraic
+from anesurgery.interpret.arithmetic.element_rules import Algebraic
 
 Algebraic.rules = element_rules.RULES | sum_rules.RULES | list_rules.RULES | recurrent_rules.RULES
 

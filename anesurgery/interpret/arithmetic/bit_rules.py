@@ -1,4 +1,4 @@
-"""How the arithmetic of bits computes elementwise ops, products and reductions."""
+"""How the arithmetic of bits names floats, and computes elementwise ops, products and reductions."""
 
 from __future__ import annotations
 
@@ -10,18 +10,73 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic import field, float_names
-from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
-from anesurgery.interpret.arithmetic.lattice import Lattice
-from anesurgery.interpret.arithmetic.narrowing import narrows
+from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.lattice import Lattice, WholeExtremes
+from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.arithmetic.products import Axes, axes_of
 from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
-from anesurgery.interpret.arithmetic.whole_extremes import WholeExtremes
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.table import Meaning, Unsupported, ints
-from anesurgery.mil import Operation, dtype_name, np_dtype
+from anesurgery.mil import Array, Operation, dtype_name, np_dtype
 from anesurgery.ops import REDUCTIONS, names
+
+HALVES = 1 << 16
+"""Numbers that fp16 has."""
+SAMPLE = 64
+"""Numbers that are looked at first: those that fp16 does not hold are told by the first few."""
+
+
+def of(array: Array) -> Image:
+    """The names of floats; many that fp16 holds are looked up."""
+    if array.size > HALVES:
+        numbers = torch.from_numpy(np.ascontiguousarray(array))
+        if (at := bits(numbers)) is not None:
+            return _halves().map(lambda v: v.index_select(0, at).reshape(numbers.shape))
+    wide = torch.from_numpy(np.array(array, np.float64))
+    turned = torch.signbit(wide)
+    image = opaque(PRIMES, key("float"), wide.abs_().view(torch.int64))
+    return field.with_sign(image, turned) if bool(turned.any()) else image
+
+
+def bits(numbers: torch.Tensor) -> torch.Tensor | None:
+    """The bits of numbers as fp16 holds them, in a row; None where it does not hold them all."""
+    some = numbers.reshape(-1)[:SAMPLE]
+    if not torch.equal(some.half().to(numbers.dtype), some):
+        return None
+    half = numbers.half()
+    if half is not numbers and not torch.equal(half.to(numbers.dtype), numbers):
+        return None
+    return half.contiguous().view(torch.int16).int().bitwise_and_(HALVES - 1).reshape(-1)
+
+
+def sums(flat: torch.Tensor, places: Image) -> Image | None:
+    """For each row the sum of the names, each times its place; None where fp16 does not hold all numbers."""
+    terms = flat.shape[1]
+    at = bits(flat) if terms <= field.LONGEST else None
+    if at is None:
+        return None
+    return Image(
+        [
+            torch.mv(names.index_select(0, at).view(-1, terms), factors.double()).long() % prime
+            for names, factors, prime in zip(_halves_in_float64(), places.lanes, PRIMES, strict=True)
+        ],
+        PRIMES,
+    )
+
+
+@functools.cache
+def _halves_in_float64() -> list[torch.Tensor]:
+    """The names as float64, in which sums of `LONGEST` products are exact."""
+    return [lane.double() for lane in _halves().lanes]
+
+
+@functools.cache
+def _halves() -> Image:
+    """The names of all numbers of fp16, by their bits."""
+    return of(np.arange(HALVES, dtype=np.uint16).view(np.float16))
+
 
 EXACT_POWERS = 14
 """Exponents of powers of two whose reciprocals every float dtype holds: 2^-14 is the least normal number of
@@ -68,7 +123,7 @@ class Bitwise(Symbolic):
             image = opaque(self.primes, key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
             self.whole.know(image, array)
         else:
-            image = float_names.of(array)
+            image = of(array)
             self.lattice.know(image, array)
         return image
 
@@ -117,8 +172,8 @@ class Bitwise(Symbolic):
     def _rows_in(self, flat: torch.Tensor) -> Image:
         """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
         terms = flat.shape[1]
-        sums = float_names.sums(flat, self.places(terms)) if flat.numel() > float_names.HALVES else None
-        return self._rows_of(self.image(flat)) if sums is None else sums
+        found = sums(flat, self.places(terms)) if flat.numel() > HALVES else None
+        return self._rows_of(self.image(flat)) if found is None else found
 
     def _rows_of(self, flat: Image) -> Image:
         return self.factors(flat, [1]).map(lambda v: v.reshape(-1))

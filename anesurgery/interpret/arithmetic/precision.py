@@ -1,4 +1,4 @@
-"""Which arithmetic the interpreter computes in: the one place that decides about dtypes.
+"""Which arithmetic the interpreter computes in: the one place that decides about dtypes, and what a cast loses.
 
 Floats are torch float32 while a program runs, fp64 in `double` only. "fp32" reads fp16 exactly and never
 rounds to fp16 (the reference); "fp16" rounds the result of each op to the dtype that the program says, sums
@@ -24,6 +24,7 @@ from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.table import Meaning, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer, quiet_host, types
+from anesurgery.ops import CARRIERS
 
 PRECISIONS = ("fp32", "fp16", "ane")
 SUMMING = frozenset(
@@ -240,3 +241,20 @@ def to_numpy(value: Any, var: Var, precision: str | Arithmetic) -> Any:
     if isinstance(precision, str) and precision != "fp32" and np_dtype(var) == np.float16:
         return array.astype(np.float16)
     return array if array.dtype.kind == "f" else array.astype(np_dtype(var))
+
+
+def narrows(op: Operation) -> bool:
+    """Does the op cast floats to a dtype that does not hold them?"""
+    if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind != "f":
+        return False
+    return not _fits(op.inputs["x"], np_dtype(op.outputs[0]).itemsize)
+
+
+def _fits(var: Var, size: int) -> bool:
+    """Does a float of some bytes hold what a value holds, since it is no wider or was widened?"""
+    if np_dtype(var).kind != "f" or np_dtype(var).itemsize <= size:
+        return np_dtype(var).kind == "f"
+    made_by = var.op
+    if made_by is None or made_by.op_type not in CARRIERS:
+        return False
+    return _fits(made_by.inputs["x"], size)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from anesurgery.interpret.arithmetic.element_rules import Algebraic
 from anesurgery.interpret.arithmetic.field import Image, add, multiply, product, together
-from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.recurrent import BACKWARD
 from anesurgery.interpret.table import Unsupported

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic import field
-from anesurgery.interpret.arithmetic.element_rules import absolute
+from anesurgery.interpret.arithmetic.element_rules import Algebraic, absolute
 from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated, product
-from anesurgery.interpret.arithmetic.polynomials import Algebraic
 from anesurgery.interpret.arithmetic.products import contraction
 from anesurgery.interpret.arithmetic.symbolic import Rule
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes

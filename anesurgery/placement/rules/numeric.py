@@ -21,7 +21,7 @@ from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, quotien
 from anesurgery.facts.spectra import spectrum
 from anesurgery.facts.sums_of_squares import read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
-from anesurgery.interpret.arithmetic.saturation import CEILING
+from anesurgery.interpret.arithmetic.neural_engine import CEILING
 from anesurgery.mil import (
     Operation,
     Var,

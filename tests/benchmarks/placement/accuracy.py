@@ -32,7 +32,7 @@ from rich.table import Table
 import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.mil import Var, ct, mb, types
-from anesurgery.placement import partition
+from anesurgery.placement import verdicts
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "placement"
 M4, M4_PRO = "M4/macOS 27", "M4 Pro/macOS 26"
@@ -211,7 +211,7 @@ def speed(count: int = 10_000) -> Table:
     whole = time.perf_counter() - started
     steps = [(r.estimate.cpu or 0.0, r.estimate.ane or 0.0) for r in found.ops if r.estimate]
     started = time.perf_counter()
-    partition.shortest(steps)
+    verdicts.shortest(steps)
     table = Table("ops", "inspect", "of it the shortest path", title="time on this machine")
     table.add_row(str(len(found.ops)), f"{whole:.2f} s", f"{time.perf_counter() - started:.3f} s")
     return table

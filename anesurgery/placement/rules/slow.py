@@ -1,4 +1,4 @@
-"""Ops that the engine can run and runs slowly: convolutions, compressed weights, views, attention, norms, heads.
+"""Ops that the engine can run and runs slowly: convolutions, compressed weights, views, attention, norms.
 
 Lengths are in elements, kernels are height x
 width. Each figure belongs to the chip and OS that it is given with.

@@ -41,7 +41,7 @@ from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
-from anesurgery.placement import conversion_losses as lost
+from anesurgery.placement.rules import lost_in_conversion as lost
 
 
 def _remainder(mb: Builder, op: an.Operation) -> Var:

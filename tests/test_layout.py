@@ -533,7 +533,7 @@ ENGINE_PARTS = {
     "position_function": {"files.copying", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},
     "scale_ranges": {"checking.comparison", "checking.ranges", "files.copying"},
     "sequence_layout": {"files.package", "placement.standing"},
-    "restore_meaning": {"placement"},
+    "restore_meaning": {"placement.rules"},
     "scale_residual": {"checking.ranges"},
     "replace_faulty_ops": {
         "interpret.arithmetic.engine_faults",

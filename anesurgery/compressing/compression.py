@@ -52,12 +52,12 @@ from anesurgery.interpret.arithmetic.precision import KEPT
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
-from anesurgery.placement.demand import rows_of
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.loadable import newest_for, of_version, refusal
 from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
+from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not

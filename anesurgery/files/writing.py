@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files import scratch
 from anesurgery.files import scratch as scratches
 from anesurgery.files.scratch import NEW, OLD, SCRATCH, Foreign, Scratch
 
@@ -271,7 +270,7 @@ def recover(parent: Path) -> None:
     What only looks like one of them is left as it is, and a warning names it.
     """
     try:
-        handle = os.open(parent, scratch.FOLDER)
+        handle = os.open(parent, scratches.FOLDER)
     except OSError:
         return  # not ours to list
     try:
@@ -281,7 +280,7 @@ def recover(parent: Path) -> None:
     except OSError:
         return
     finally:
-        scratch.close(handle)
+        scratches.close(handle)
 
 
 def _recover(parent: Path, handle: int, name: str) -> None:
@@ -359,7 +358,7 @@ def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None
 
 def _replace(fresh: Path, target: Path, scratch: Scratch) -> None:
     """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
-    with locked(scratch.open_folder(target.parent), scratch.folder):
+    with locked(scratches.open_folder(target.parent), scratch.folder):
         scratches.note_moved(scratch)
         target.rename(scratch.place / OLD / target.name)
         fresh.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
@@ -373,7 +372,7 @@ def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
     """
     if _rename(fresh, target, exchange=False):
         return
-    with locked(scratch.open_folder(target.parent), scratch.folder):
+    with locked(scratches.open_folder(target.parent), scratch.folder):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         fresh.rename(target)

@@ -7,8 +7,8 @@ from typing import Any
 
 from anesurgery.interpret.abreast import Shown
 from anesurgery.mil import Function, Var, walk_ops
-from anesurgery.placement.conversion_losses import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 
 RULE = "lost-epsilon"
 

@@ -24,10 +24,19 @@ import numpy as np
 
 from anesurgery.files import arrays
 from anesurgery.mil import Array
-from anesurgery.placement.demand import Load, OpLoad
 from anesurgery.placement.durations import change
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.timing import FEW, FORMAT, Rates, Spent, deviation, microseconds, time_of
+from anesurgery.placement.timing import (
+    FEW,
+    FORMAT,
+    Load,
+    OpLoad,
+    Rates,
+    Spent,
+    deviation,
+    microseconds,
+    time_of,
+)
 
 HERE = Path(__file__).parent
 ROWS, FEATURES, PAIRS = (HERE / f"time_{name}.json" for name in ("rows", "features", "pairs"))

@@ -11,10 +11,10 @@ from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
-from anesurgery.placement.demand import Load, load_of
 from anesurgery.placement.fitting import Row, load_from, load_to
 from anesurgery.placement.rates_from_plans import UNREADABLE, read_measurement
 from anesurgery.placement.target import CHIPS, Target
+from anesurgery.placement.timing import Load, load_of
 from anesurgery.placement.verdicts import choose, judge_shaped
 
 UNITS = "CPU_AND_NE"

@@ -8,10 +8,9 @@ from dataclasses import replace
 from anesurgery.mil import Operation, any_symbolic, is_weight
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.placement import cost
-from anesurgery.placement.demand import load_of
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import Timed, timed, why_not_of
+from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
 from anesurgery.placement.verdicts import Judged
 from anesurgery.semantics.byte_sizes import kind_of
 from anesurgery.semantics.work import Work, work_of

@@ -22,9 +22,8 @@ from latency_page import page
 
 from anesurgery.loading import load
 from anesurgery.placement import fitting, measured_rows
-from anesurgery.placement.demand import load_of
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import TABLE
+from anesurgery.placement.timing import TABLE, load_of
 from anesurgery.placement.verdicts import choose, judge_shaped
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from anesurgery.placement import fitting
-from anesurgery.placement.demand import FORMS
 from anesurgery.placement.fitting import Fitted, LeftOut, Row
+from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine
 

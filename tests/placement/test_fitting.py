@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from anesurgery.placement import fitting
-from anesurgery.placement.demand import Load, OpLoad
 from anesurgery.placement.fitting import LeftOut, Row
-from anesurgery.placement.timing import table
+from anesurgery.placement.timing import Load, OpLoad, table
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "latency.md"

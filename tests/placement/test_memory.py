@@ -19,7 +19,7 @@ from anesurgery.placement import memory
 from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.flexible import flexible
 from anesurgery.placement.inspection import Memory
-from anesurgery.placement.rules import overview, sampled, shapes
+from anesurgery.placement.rules import sampled, shapes
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.reading import in_words
 
@@ -156,7 +156,7 @@ def test_large_values() -> None:
 
 def test_every_finding_about_the_model_is_whole() -> None:
     whole = [rule for rule in vars(shapes).values() if isinstance(rule, Rule)]
-    for rule in (*memory.RULES, *whole, *overview.RULES):
+    for rule in (*memory.RULES, *whole, *shapes.OVERVIEW):
         assert rule.legal is None
         assert rule.because
         assert rule.source

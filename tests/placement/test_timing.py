@@ -14,11 +14,22 @@ import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement import fitting, timing
-from anesurgery.placement.demand import INT8, JOINT, PALETTE, W8A8, Load, OpLoad, load_of, longest_chain
 from anesurgery.placement.durations import Time, change, total
 from anesurgery.placement.expected import Expected
 from anesurgery.placement.target import Target
-from anesurgery.placement.timing import OF_CPU, table, time_of
+from anesurgery.placement.timing import (
+    INT8,
+    JOINT,
+    OF_CPU,
+    PALETTE,
+    W8A8,
+    Load,
+    OpLoad,
+    load_of,
+    longest_chain,
+    table,
+    time_of,
+)
 from anesurgery.placement.verdicts import judge_shaped
 
 M1, M4, M5 = map(Target.parse, ("M1", "M4", "M5 Pro"))

@@ -1,15 +1,235 @@
-"""Lints for conversions that are known to be wrong, on the package alone."""
+"""Conversions known to be wrong, recognised in the package alone: the forms that they leave, and lints."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from anesurgery.mil import Function, Operation
+import numpy as np
+import torch
+
+from anesurgery.checking.quotient_angles import quotient_angle
+from anesurgery.facts.window_pads import window_axes
+from anesurgery.interpret.table import TABLE
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Var,
+    constant,
+    consumers,
+    is_stored,
+    np_dtype,
+    op_inputs,
+    operands,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import names
-from anesurgery.placement import conversion_losses as lost
 from anesurgery.placement.evidence import Finding, Grade, Rule, general
 from anesurgery.placement.target import Target
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.reading import axes_of, flag, number
+
+NORMAL = 2.0**-14
+"""The smallest number of fp16 that has all its digits."""
+LARGEST_INT16 = 2**15 - 1
+SHAPED = names("shape range_1d const")
+"""Ops whose results rest on shapes and constants alone."""
+
+
+def lost_remainder(op: Operation) -> str:
+    """The difference of a value and itself: `x % 1`, of which coremltools 9 drops the floor."""
+    same = op.op_type == "sub" and op.x is op.y and not is_stored(op.x) and np_dtype(op.x).kind == "f"
+    return f"%{op.outputs[0].name} is %{op.x.name} less itself, which is 0" if same else ""
+
+
+@dataclass(frozen=True)
+class GrownEpsilon:
+    """A root mean square norm of values that were divided by the largest one before the epsilon was added."""
+
+    scale: Var
+    """The largest magnitude of each row."""
+    mean: Var
+    epsilon: Var
+    count: int
+    """How many squares the mean is of."""
+
+    @property
+    def most_change(self) -> float:
+        """By how much of itself the norm may be off: the largest square is at most all squares together."""
+        return math.sqrt(1 + (number(self.epsilon) or 0.0) * self.count) - 1
+
+    def change(self, scale: torch.Tensor, mean: torch.Tensor) -> float:
+        """By how much of itself a norm is off, for these largest magnitudes and means."""
+        epsilon, scale, mean = number(self.epsilon) or 0.0, scale.double(), mean.double()
+        ratio = (mean + epsilon) / (mean + epsilon / scale.clamp(min=2.0**-24) ** 2)
+        return float((ratio.sqrt() - 1).abs().max()) if ratio.numel() else 0.0
+
+
+LEAST_CHANGE = 1e-3
+"""Below this share of itself a norm counts as right: fp16 has 11 binary digits."""
+
+
+def grown_epsilon(op: Operation) -> GrownEpsilon | None:
+    """The addition of the epsilon of `x / max|x|`: it counts max|x|^2 times as much as in `x`."""
+    if op.op_type != "add" or not any(r.op_type in ("sqrt", "rsqrt", "pow") for r in consumers(op.outputs[0])):
+        return None
+    for mean, epsilon in ((op.x, op.y), (op.y, op.x)):
+        size, maker = number(epsilon), producer(mean, "reduce_mean")
+        square = None if maker is None else producer(maker.x, "square", "mul", "pow")
+        if maker is None or square is None or size is None or not 0 < size < 1:
+            continue
+        division = producer(square.x, "real_div")
+        if division is not None and _largest_of(division.y, division.x) and _is_undone(op, division.y):
+            sizes = [maker.x.shape[axis] for axis in axes_of(maker)]
+            return GrownEpsilon(division.y, mean, epsilon, math.prod(n for n in sizes if isinstance(n, int)))
+    return None
+
+
+def _largest_of(scale: Var, x: Var) -> bool:
+    """Is a value the largest magnitude of the rows of another?"""
+    maker = producer(scale, "reduce_max")
+    size = None if maker is None else producer(maker.x, "abs")
+    return size is not None and size.x is x
+
+
+def _is_undone(op: Operation, scale: Var) -> bool:
+    """Is the root multiplied with the scale again, so that the epsilon alone has grown?"""
+    roots = [r for r in consumers(op.outputs[0]) if r.op_type in ("sqrt", "rsqrt", "pow")]
+    readers = [r for root in roots for r in consumers(root.outputs[0])]
+    return any(r.op_type in ("mul", "real_div") and scale in (r.x, r.y) for r in readers)
+
+
+def lost_branch(op: Operation) -> Operation | None:
+    """The comparison by which an atan2 leaves out y = 0: it gives 0 there, not pi, where x is negative."""
+    angle = quotient_angle(op)
+    if angle is None or not angle.turns or _at(op, {angle.y: 0.0, angle.x: -1.0}) > 1.0:
+        return None
+    above = [one for one in angle.ops if one.op_type == "greater" and one.x is angle.y and number(one.y) == 0]
+    return next(
+        (one for one in above if any(_with_negative(r, angle.x) for r in consumers(one.outputs[0]))), None
+    )
+
+
+def _with_negative(op: Operation, x: Var) -> bool:
+    """Is it `and` with x < 0?"""
+    if op.op_type != "logical_and":
+        return False
+    others = [producer(v, "less") for v in (op.x, op.y)]
+    return any(one is not None and one.x is x and number(one.y) == 0 for one in others)
+
+
+def _at(op: Operation, values: dict[Var, float]) -> float:
+    """What an op makes of some numbers."""
+    known: dict[Var, Any] = {v: torch.tensor([n], dtype=torch.float64) for v, n in values.items()}
+
+    def of(var: Any) -> Any:
+        if not isinstance(var, Var):
+            return var
+        if var not in known:
+            if is_stored(var):
+                value = constant(var)
+                known[var] = value if isinstance(value, str) else number(var)
+            else:
+                assert var.op is not None
+                arguments = {name: of(value) for name, value in op_inputs(var.op).items()}
+                known[var] = TABLE[var.op.op_type].function(**arguments)
+        return known[var]
+
+    return float(of(op.outputs[0]))
+
+
+def narrowed_data(op: Operation) -> str:
+    """Integers that are cast to int16 before a gather, and may be larger."""
+    cast = producer(op.x, "cast") if op.op_type.startswith("gather") else None
+    if cast is None or np_dtype(op.x) != np.int16 or np_dtype(cast.x) != np.int32:
+        return ""
+    most = max(map(abs, interval(cast.x)))
+    if most <= LARGEST_INT16:
+        return ""
+    reach = "may be any int32" if most >= 2**31 - 1 else f"reaches {most:.0f}"
+    return f"%{cast.x.name} {reach}, and int16 ends at {LARGEST_INT16}"
+
+
+def rounded_away(op: Operation) -> str:
+    """A number of fp16 that the rounding has made 0, subnormal or infinite."""
+    if op.op_type not in ("mul", "real_div", "add", "sub", "pow"):
+        return ""
+    for name, var in operands(op):
+        value = constant(var) if np_dtype(var) == np.float16 and name in ("x", "y") else None
+        cast = producer(op.y if name == "x" else op.x, "cast")
+        if value is None or np.size(value) != 1 or (cast is not None and np_dtype(cast.x).kind == "b"):
+            continue
+        size = abs(float(np.asarray(value).item()))
+        if math.isinf(size) and op.op_type in ("mul", "real_div"):
+            return f"the factor %{var.name} is infinite"
+        if size == 0 and op.op_type == "mul":
+            return f"%{op.outputs[0].name} is multiplied by 0"
+        if 0 < size < NORMAL and op.op_type in ("mul", "real_div"):
+            digits = max(0, 10 + math.floor(math.log2(size)) + 14)
+            return f"the factor %{var.name} is {size:.4g}, of which fp16 holds {digits} binary digits of 11"
+    return ""
+
+
+def overhanging_mean(op: Operation) -> str:
+    """A mean of windows beyond the end, which Core ML divides by the whole kernel, and torch does not."""
+    if op.op_type != "avg_pool" or not flag(op, "ceil_mode") or flag(op, "exclude_padding_from_average"):
+        return ""
+    if static_shape(op.x) is None or static_shape(op.outputs[0]) is None:
+        return ""
+    pads = str(constant(op.inputs.get("pad_type")) or "valid")
+    beyond = [axis for axis in window_axes(op) if axis.after > (axis.before if pads == "custom" else 0)]
+    if not beyond:
+        return ""
+    missing = beyond[0].after - (beyond[0].before if pads == "custom" else 0)
+    return f"the last window of axis {beyond[0].at} reaches {missing} beyond the end"
+
+
+def short_causal_mask(op: Operation) -> str:
+    """A constant triangle over more keys than queries that is aligned at the first key."""
+    if op.op_type != "add":
+        return ""
+    for scores, mask in ((op.x, op.y), (op.y, op.x)):
+        value = constant(mask) if producer(scores, "matmul") is not None else None
+        if value is None or np.ndim(value) < 2:
+            continue
+        kept: Array = np.asarray(value) > -1e3
+        queries, keys = kept.shape[-2:]
+        aligned = np.broadcast_to(np.tril(np.ones((queries, keys), bool)), kept.shape)
+        if 1 < queries < keys and np.array_equal(kept, aligned):
+            return f"the last of {queries} queries sees {queries} of {keys} keys"
+    return ""
+
+
+def unmoved_outputs(function: Function) -> dict[str, str]:
+    """Name of an output -> why no input moves it; a state or a random op moves what it is read by."""
+    still: dict[Var, str] = {}
+    for op in function.operations:
+        if op.blocks or op.op_type.startswith(("random", "read_state", "coreml_update")):
+            continue
+        why = _still(op, still)
+        still |= dict.fromkeys(op.outputs, why) if why else {}
+    moved = set(function.inputs.values())
+    return {v.name: still[v] for v in function.outputs if v in still and v not in moved}
+
+
+def _still(op: Operation, still: dict[Var, str]) -> str:
+    """Why a value is the same for all inputs; "" where it may not be."""
+    if op.op_type == "const":
+        return "it is a constant"
+    if lost_remainder(op):
+        return f"{op.op_type} %{op.outputs[0].name} takes a value from itself"
+    if op.op_type == "mul" and any(is_stored(v) and np.all(constant(v) == 0) for v in (op.x, op.y)):
+        return f"mul %{op.outputs[0].name} multiplies by 0"
+    read = [v for _, v in operands(op)]
+    if not read or not all(v in still for v in read):
+        return ""
+    return next((still[v] for v in read if still[v] != "it is a constant"), "it is a constant")
+
 
 _lint = partial(Rule, kind="conversion", grade=Grade.REPORTED)
 RESTORE = "restore_meaning"
@@ -17,13 +237,13 @@ RESTORE = "restore_meaning"
 
 def remainder(op: Operation, target: Target) -> str:
     """A value less itself."""
-    return lost.lost_remainder(op)
+    return lost_remainder(op)
 
 
 def epsilon(op: Operation, target: Target) -> str:
     """The epsilon of a norm that counts more than it should."""
-    grown = lost.grown_epsilon(op)
-    if grown is None or grown.most_change < lost.LEAST_CHANGE:
+    grown = grown_epsilon(op)
+    if grown is None or grown.most_change < LEAST_CHANGE:
         return ""
     where = f"%{grown.epsilon.name} is added after the division by %{grown.scale.name}"
     return f"{where}, which changes a row with a spike by up to {grown.most_change:.1%}"
@@ -31,7 +251,7 @@ def epsilon(op: Operation, target: Target) -> str:
 
 def branch(op: Operation, target: Target) -> str:
     """An atan2 that is wrong on the negative half of the axis."""
-    return "" if lost.lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
+    return "" if lost_branch(op) is None else f"%{op.outputs[0].name} is 0, not pi, where y is 0 and x < 0"
 
 
 RULES = (
@@ -68,7 +288,7 @@ RULES = (
         names("gather gather_along_axis gather_nd"),
         "the converter casts the data of a gather to int16, and larger numbers wrap around",
         "apple/coremltools: issue 2222",
-        test=lambda op, target: lost.narrowed_data(op),
+        test=lambda op, target: narrowed_data(op),
         remedy=RESTORE,
         advice="gather int32",
     ),
@@ -77,7 +297,7 @@ RULES = (
         names("mul real_div add sub pow"),
         "fp16 has 11 binary digits down to 6.1e-5, fewer below, and none below 6e-8",
         "coremltools: passes/defs/quantization.py (casts constants to fp16); IEEE 754: binary16",
-        test=lambda op, target: lost.rounded_away(op),
+        test=lambda op, target: rounded_away(op),
         grade=Grade.DOCUMENTED,
         advice="convert again in fp32 and let compute_fp16 choose, or multiply by two larger factors",
     ),
@@ -86,7 +306,7 @@ RULES = (
         names("avg_pool"),
         "Core ML divides such a window by the whole kernel, and torch by what lies inside",
         "apple/coremltools: issue 2772",
-        test=lambda op, target: lost.overhanging_mean(op),
+        test=lambda op, target: overhanging_mean(op),
         remedy=RESTORE,
         advice="exclude the padding from the average, where there is no other",
     ),
@@ -95,7 +315,7 @@ RULES = (
         names("add"),
         "a triangle aligned at the first key hides the newest keys from every query, which a cache needs",
         "PyTorch: scaled_dot_product_attention (is_causal aligns at the upper left)",
-        test=lambda op, target: lost.short_causal_mask(op),
+        test=lambda op, target: short_causal_mask(op),
         grade=Grade.GUESS,
         advice="give the mask as an input, aligned at the last key",
     ),
@@ -114,5 +334,5 @@ UNMOVED = general(
 
 def of_function(function: Function) -> Iterator[Finding]:
     """The outputs that nothing moves."""
-    for name, why in lost.unmoved_outputs(function).items():
+    for name, why in unmoved_outputs(function).items():
         yield UNMOVED.finding(f"{name} is the same whatever the inputs are: {why}", name)

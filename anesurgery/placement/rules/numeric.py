@@ -38,7 +38,7 @@ from anesurgery.mil import (
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.behind_norms import far_end
-from anesurgery.placement.rules.mask_fills import (
+from anesurgery.placement.rules.conditions import (
     FILLING,
     causal_mask,
     empty_rows,

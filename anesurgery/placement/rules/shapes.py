@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from anesurgery.interpret.attentions import recognise
 from anesurgery.mil import (
     Function,
     Operation,
@@ -22,18 +23,133 @@ from anesurgery.mil import (
     is_weight,
     np_dtype,
     operands,
+    producer,
     static_shape,
     types,
     walk_ops,
 )
-from anesurgery.ops import UNARY, WEIGHTED
+from anesurgery.ops import CONTRACTIONS, PRODUCTS, UNARY, WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
-from anesurgery.placement.rules import overview
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.semantics.byte_sizes import elements, is_tensor, shape_of, size_of
 from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
 from anesurgery.semantics.work import runtime
+
+_slow = partial(general, kind="speed")
+"""A rule about time."""
+
+LONGEST = 387
+"""Ops in a chain that the compiler of M6 did not survive."""
+SMALL_MAP = 64
+"""The positions at which both forms were timed."""
+
+LAYOUT = _slow(
+    "linear-vs-conv",
+    "1x1 convolutions on (batch, channels, 1, sequence) had about 3 times the throughput of matrix products "
+    "(M4, private compiler), and Apple's port of DistilBERT went from 55 to 8.7 ms with them and split heads "
+    "(M1 Max); `linear` is legal, and through Core ML four layers of either were on the engine alike (M4)",
+    "apple/ml-ane-transformers; maderix/ANE; kasper0406/stablehlo-coreml PR 110",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on M1 Max, M4"),
+    advice="put channels first and the sequence last, and use 1x1 convolutions; measure first on newer chips",
+)
+HEADS = _slow(
+    "attn-split-heads",
+    "Apple's ports compute each head by itself: up to 10 times as fast (iPhone 13, sequence 512, batch 8), "
+    "the UNet of Stable Diffusion 1040 to 726 ms; SigLIP gained only 10 to 13 % on M4 Pro and M5 Max, and "
+    "lost on the GPU",
+    "apple/ml-ane-transformers; smpanaro/more-ane-transformers: NOTES.md; erwinzhang7/coreml-compute-placement",
+    grade=Grade.DOCUMENTED,
+    scope=Scope(os="seen on iPhone 13, M1 Max, M4 Pro, M5 Max"),
+    advice="split the heads (einsum bchq,bkhc->bkhq, softmax on axis 1); measure first on newer chips",
+)
+SPATIAL = _slow(
+    "mlp-spatial-8x8",
+    "a 1x1 convolution over 64 positions ran 50 % faster as 8x8 than as 1x64, a whole model 20 %",
+    "smpanaro/coreml-llm-cli",
+    scope=Scope(frozenset({13, 15}), "seen on M1 Max, M3"),
+    advice="reshape around the feed-forward layers only",
+)
+CHAIN = _slow(
+    "compile-chain",
+    "the compiler crashed on chains of 387 layers and more",
+    "751K/Apple-Neural-Engine-Microarchitecture-Study-M6: notes/defects.md",
+    scope=Scope(frozenset({18}), "seen on M6, macOS 27.0.1"),
+    advice="split the model",
+)
+ISLAND = _slow(
+    "perf-elementwise",
+    "elementwise ops and norms are estimated at 0.83 to 1.0 of the CPU's time, and a segment on the engine "
+    "costs 0.25 ms at least",
+    "751K: notes/coreml_dispatch.md",
+    scope=Scope(os="seen on M4, macOS 27.0.1"),
+    advice="leave it on the CPU, or make it part of the model it serves",
+)
+OVERVIEW = (LAYOUT, HEADS, SPATIAL, CHAIN, ISLAND)
+
+
+def of_function(function: Function, target: Target) -> Iterator[Finding]:
+    """The findings about a function."""
+    ops = [op for op in walk_ops(function) if not is_weight(op)]
+    looks = {LAYOUT: _layout, HEADS: _heads, SPATIAL: _spatial, CHAIN: _chain, ISLAND: _island}
+    for rule, look in looks.items():
+        if rule.scope.concerns(target) and (message := look(ops)):
+            yield rule.finding(message)
+
+
+def _layout(ops: list[Operation]) -> str:
+    products = [op for op in ops if op.op_type in PRODUCTS and channels(op) is not None]
+    flat = [op for op in products if op.op_type != "conv" and _has_rows(op.outputs[0])]
+    if len(flat) < 2 or 2 * len(flat) < len(products):
+        return ""
+    shape = shape_in_words(flat[0].outputs[0].shape)
+    return f"{len(flat)} of {len(products)} products with weights have channels last ({shape})"
+
+
+def _has_rows(var: Var) -> bool:
+    """Is a value of rank 2 or 3 and holds several positions?"""
+    return var.rank in (2, 3) and math.prod(shape_of(var)[:-1]) > 1
+
+
+def _heads(ops: list[Operation]) -> str:
+    """Attention whose heads travel together as a batch."""
+    attentions = (recognise(op) for op in ops)
+    products = [a.product for a in attentions if a is not None and a.product is not None]
+    shapes = [static_shape(p.outputs[0]) for p in products if p.op_type != "einsum"]
+    batched = [s for s in shapes if s is not None and len(s) == 4 and s[1] > 1]
+    if not batched:
+        return ""
+    return (
+        f"{len(batched)} attentions take all heads at once, the first with scores {shape_in_words(batched[0])}"
+    )
+
+
+def _spatial(ops: list[Operation]) -> str:
+    flat = [
+        op
+        for op in ops
+        if op.op_type == "conv"
+        and (static_shape(op.outputs[0]) or ())[2:] == (1, SMALL_MAP)
+        and (channels(op) or (0, 0, 0))[2] == 1
+    ]
+    return f"{len(flat)} 1x1 convolutions work on 1x{SMALL_MAP}" if len(flat) > 1 else ""
+
+
+def _chain(ops: list[Operation]) -> str:
+    depth: dict[Operation, int] = {}
+    for op in ops:
+        makers = [producer(v) for _, v in operands(op)]
+        depth[op] = 1 + max((depth.get(m, 0) for m in makers if m is not None), default=0)
+    most = max(depth.values(), default=0)
+    return f"the longest chain has {most} ops" if most >= LONGEST else ""
+
+
+def _island(ops: list[Operation]) -> str:
+    if not ops or any(op.op_type in CONTRACTIONS for op in ops):
+        return ""
+    return f"none of the {len(ops)} ops is a convolution or matrix product"
+
 
 GUARDED_FROM = 8
 """Specification version (iOS 17) from which a gather no longer counts negative indices itself."""
@@ -356,7 +472,7 @@ def of_model(function: Function, target: Target, shapes: Flexible | None = None)
     """
     messages = [*_lengths(function, shapes), *_interface(function), *_states(function, target)]
     kept = [rule.finding(message) for rule, message in messages if rule.scope.concerns(target)]
-    return (*kept, *overview.of_function(function, target))
+    return (*kept, *of_function(function, target))
 
 
 Said = Iterator[tuple[Rule, str]]

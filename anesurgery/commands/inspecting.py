@@ -125,10 +125,8 @@ def inspect(
         _print_status(first, as_json, quiet)
     else:
         _print_report(first, second, wrong, as_json=as_json, quiet=quiet)
-    if status:
-        raise typer.Exit(first.status)
-    if wrong:
-        raise typer.Exit(1)
+    if status or wrong:
+        raise typer.Exit(first.status if status else 1)
 
 
 def _inspect_folder(

@@ -114,7 +114,7 @@ def _known(copies: dict[Any, Any], olds: Iterable[Any]) -> list[Any]:
 
 def _like(old: Any) -> Any:
     """A copy of an op, a value or a number; `copy` itself asks each time how that is done."""
-    kind = type(old)
+    kind: Any = type(old)
     new = kind.__new__(kind)
     for name in _slots(kind):
         setattr(new, name, getattr(old, name))

@@ -218,12 +218,27 @@ class Yardstick:
             contract: how they changed the interface.
         """
         contract = list(contract)
-        if call_of(contract) is not None or not all(c.retypes for c in contract) or not self.is_small:
-            return None  # other results have other largest values
+        # Other results have other largest values.
+        return self.seen_as(program, contract) if all(change.retypes for change in contract) else None
+
+    def seen_as(
+        self, program: Program, contract: Iterable[InterfaceChange], later: Iterable[InterfaceChange] = ()
+    ) -> dict[str, float] | None:
+        """The same of results as they are after further changes of the interface: the last position alone.
+
+        Args:
+            program: this one, or what edits made of it.
+            contract: how they changed the interface.
+            later: what is done to its results, and to those that are meant, before they are compared.
+        """
+        contract, later = list(contract), list(later)
+        if call_of([*contract, *later]) is not None or not self.is_small:
+            return None
         try:
             return {
                 name: min(
-                    (self._near(program, arithmetic, contract, at) for at in self.samples), default=math.inf
+                    (self._near(program, arithmetic, contract, later, at) for at in self.samples),
+                    default=math.inf,
                 )
                 for name, arithmetic in (
                     ("fp16", as_half(program)),
@@ -238,6 +253,7 @@ class Yardstick:
         program: Program,
         arithmetic: str | Arithmetic,
         contract: list[InterfaceChange],
+        later: list[InterfaceChange],
         at: tuple[str, int],
     ) -> float:
         """One function on one set of inputs."""
@@ -246,4 +262,5 @@ class Yardstick:
             self.meant[at] = run(self.program, values, precision="fp32", function=function)
         changed = adapt_inputs(contract, values)
         outputs = run(program, changed, precision=arithmetic, function=function)  # type: ignore[arg-type]
-        return nearness(adapt_outputs(contract, self.meant[at], values), outputs)
+        meant = adapt_outputs([*contract, *later], self.meant[at], values)
+        return nearness(meant, adapt_outputs(later, outputs, values))

@@ -292,7 +292,7 @@ def choose(given: Subject, wish: Wish, session: Session, gate: float = WRONG) ->
             end = new if isinstance(new, Trial) else end
             choice.notes += [why] if isinstance(new, Trial) else []
             choice.wanted[step.name] = why
-    near = (outputs.near(start), outputs.near(end)) if session.samples or first else (None, None)
+    near = outputs.before_and_after(start, end) if session.samples or first else (None, None)
     return _Composed(wish, choice, repairs, losses, end, outputs, near).chosen()
 
 

@@ -56,6 +56,18 @@ class Outputs:
             self.seen[trial.steps] = {n: min(one[n] for one in told) for n in names} or None
         return self.seen[trial.steps]
 
+    def before_and_after(self, start: Trial, end: Trial) -> tuple[Near | None, Near | None]:
+        """How near outputs are at both ends of a plan, of the results that are left at the end."""
+        later = [change for change in end.contract if not change.retypes]
+        if not later:
+            return self.near(start), self.near(end)
+        each = [
+            (one.seen_as(before, (), later), one.seen_as(after, end.contract))
+            for one, before, after in zip(self.measures, start.held.chosen, end.held.chosen, strict=True)
+        ]
+        was, now = each[0] if len(each) == 1 else (None, None)  # a pipeline keeps its results
+        return was, now
+
     def undefined(self, trial: Trial) -> int:
         """On how many inputs of one number everywhere outputs in fp16 are not finite."""
         pairs = zip(self.measures, trial.held.chosen, strict=True) if self.measures else ()

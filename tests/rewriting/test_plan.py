@@ -217,3 +217,18 @@ def test_safe_numbers_takes_back_what_makes_outputs_worse() -> None:
     assert before is not None
     assert after is not None
     assert all(after[name] > was - 1 for name, was in before.items())
+
+
+def test_outputs_of_the_last_position_are_judged_too() -> None:
+    """The wrong version: where results change nothing is known, and what is wrong is not said."""
+
+    def read(size: float) -> Any:
+        x = np.full((1, 64, 64), size, np.float16)
+        return ane.plan(decoder(), "gpt2_ane", target="M1/macOS 14", inputs={"x": x})
+
+    small, large = read(0.25), read(200.0)
+    assert "select_last_token" in {one.step.name for one in small.steps}
+    assert min((small.outputs[1] or {}).values()) > 60
+    assert not small.wrong
+    assert large.outputs[1] is not None
+    assert large.wrong.startswith("outputs are wrong still"), "products of 200 overflow in fp16"

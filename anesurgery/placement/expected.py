@@ -128,6 +128,8 @@ class Expected:
         if (pair := self.times(before)) is None:
             return Ratio(cost, max(cost / CLEARLY, at_worst), cost=cost)
         times = change(*pair)
+        if not before.cost:  # layers of a network have none
+            return Ratio(times.ratio, times.high, times.high < 1 / ALIKE or times.low > ALIKE, times.ratio)
         told = times.high < 1 / ALIKE or times.low > ALIKE
         best, both = times.ratio if told else max(times.ratio, cost), max(times.ratio, cost)
         return Ratio(best, max(min(times.high, both / CLEARLY), at_worst), told, cost)

@@ -45,7 +45,7 @@ LARGER = 1.01
 def _larger(surgery: Surgery) -> str:
     """That the weights grow, in words; "" where they do not."""
     before, after = surgery.stands
-    if before is None or after is None or after.weights <= before.weights * LARGER:
+    if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
         return ""
     return f"weights {in_words(before.weights)} -> {in_words(after.weights)}"
 

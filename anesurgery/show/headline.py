@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
+from anesurgery.checking.exactness import in_decibels
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import change
 from anesurgery.placement.inspection import Inspection, between
@@ -28,7 +29,8 @@ def headline(surgery: Surgery) -> str:
         return "; ".join(filter(None, said))
     speed = "" if surgery.time is None else surgery.time.verdict
     speed = speed or (surgery.plan.gain if surgery.target is None and "gains on" in surgery.plan.gain else "")
-    said = [", ".join(filter(None, [_shares(surgery), speed])), _exactness(surgery)]
+    loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
+    said = [loads, ", ".join(filter(None, [_shares(surgery), speed])), _exactness(surgery)]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
 
@@ -136,6 +138,10 @@ def _exactness(surgery: Surgery) -> str:
     """How near the outputs are: of whole models where they were run, else by the edits."""
     if surgery.proof is not None:
         return _outputs(surgery.proof)
+    if near := surgery.plan.outputs[1]:
+        worst = min(near, key=lambda name: near[name])
+        rounded = "values are rounded now; " * _rounds(surgery)
+        return f"{rounded}outputs on the inputs {in_decibels(near[worst])} of what the model means ({worst})"
     return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 

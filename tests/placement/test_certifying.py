@@ -174,7 +174,7 @@ def wide() -> Program:
         (joined(), "iPhone 13/iOS 16", "at risk", "fault-depthwise-concat: wrong on A15", ""),
         (joined(), "M4/macOS 15", "holds", "", "fault-depthwise-concat-elsewhere: reported wrong on A15"),
         (volume(), "M2/macOS 15", "holds", "", "apply replace_faulty_ops or multiply and add"),
-        (wide(), "iPhone 15 Pro/iOS 18", "holds", "", "apply interface_fp16"),
+        (wide(), "iPhone 15 Pro/iOS 18", "at risk", "", "apply interface_fp16"),
         (wide(), "M2/macOS 15", "holds", "", ""),
     ],
 )

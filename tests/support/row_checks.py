@@ -16,7 +16,7 @@ import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
 from anesurgery import ops
-from anesurgery.checking import excerpt, planes
+from anesurgery.checking import excerpt, proofs
 from anesurgery.errors import Refusal
 from anesurgery.facts import loop_rounds, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
@@ -276,7 +276,7 @@ def mixes_planes(sample: Sample) -> str:
     """Images or channels that `planes` calls independent are not."""
     out, rng = sample.op.outputs[0], _draws(sample)
     shape = static_shape(out)
-    if shape is None or len(shape) < 3 or not planes._plane_by_plane(sample.op, {shape[:2]}):
+    if shape is None or len(shape) < 3 or not proofs._plane_by_plane(sample.op, {shape[:2]}):
         return ""
     values = plain_numbers(sample, rng)
     for axis in (0, 1):

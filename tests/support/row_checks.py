@@ -16,7 +16,7 @@ import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
 from anesurgery import ops
-from anesurgery.checking import excerpt, proofs
+from anesurgery.checking import proofs
 from anesurgery.errors import Refusal
 from anesurgery.facts import loop_rounds, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
@@ -234,7 +234,7 @@ def mixes_rows(sample: Sample) -> str:
 
 def mixes_rows_of_excerpts(sample: Sample) -> str:
     """Slices of a result that depend on others than an excerpt takes."""
-    return _mixes_by(sample, lambda op, axis: excerpt._rows(op, {op.outputs[0]: axis}))
+    return _mixes_by(sample, lambda op, axis: proofs._rows(op, {op.outputs[0]: axis}))
 
 
 def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) -> str:

@@ -113,8 +113,7 @@ def _for_any_weights(
     site: Site, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
 ) -> SiteCheck | Refusal:
     """The proof of the same edit with any weights, or why there is none."""
-    from anesurgery.checking.proofs import NoProof, prove_for_any_weights
-    from anesurgery.checking.stand_ins import AT_ONCE, MOST, StandIns
+    from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, StandIns, prove_for_any_weights
 
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
     if not 0 < stand_ins.size <= MOST or symbols_of(site.drawn):

@@ -15,7 +15,7 @@ from anesurgery import interpret as interpret
 from anesurgery import ops as ops
 from anesurgery import registry as registry
 from anesurgery.checking import adversarial as adversarial
-from anesurgery.checking import large_squares as large_squares
+from anesurgery.checking import exactness as exactness
 from anesurgery.checking import quotient_angles as quotient_angles
 from anesurgery.checking.grades import EXACT as EXACT
 from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED

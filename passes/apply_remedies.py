@@ -129,7 +129,7 @@ class ApplyRemedies(Searching):
     def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
         """Norms whose squares overflow on sampled inputs get the form that cannot."""
         for program in model.chosen:
-            squares = an.large_squares.large_squares(program, session.seed, session.samples)
+            squares = an.exactness.large_squares(program, session.seed, session.samples)
             inputs = "the inputs" if session.samples else "sampled inputs"
             why = (
                 f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "

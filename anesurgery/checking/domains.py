@@ -9,8 +9,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.addresses import ADDRESSES
-from anesurgery.checking.adversarial import Drawing, weights
-from anesurgery.checking.aiming import aimed, targets
+from anesurgery.checking.adversarial import Drawing, aimed, targets, weights
 from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
-from anesurgery.checking.aiming import crossed, edged
+from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused

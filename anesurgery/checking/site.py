@@ -319,9 +319,8 @@ def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refus
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) -> SiteCheck:
     from anesurgery.checking.counterexample import shrunk
-    from anesurgery.checking.domains import aim, combinations, compare_all, sweep
+    from anesurgery.checking.domains import InHalves, aim, combinations, compare_all, in_halves, sweep
     from anesurgery.checking.numbers import compare_numbers
-    from anesurgery.checking.overflow import InHalves, in_halves
 
     seed, promise = trial.seed, trial.promise
     drawing = _drawing(site, sample, seed, promise)

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import math
+import weakref
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
-from anesurgery.mil import Operation, Var, constant, producer, static_shape
-from anesurgery.semantics.of_arrays import found_of
+from anesurgery.mil import Array, Operation, Var, constant, producer, static_shape
+
+FINITE = "finite"
+"""The key of whether all elements are."""
+LEAST = 64
+"""Elements of an array of which something is kept: into smaller ones coremltools writes."""
+_FOUND: dict[int, tuple[weakref.ref[Array], dict[Any, Any]]] = {}
+"""By identity, of arrays that are alive."""
+
+
+def found_of(array: Any) -> dict[Any, Any]:
+    """What is kept of an array, by keys of those who ask, to be read and written; of a small one, nothing."""
+    if not isinstance(array, np.ndarray) or array.size < LEAST:
+        return {}
+    at = id(array)
+    if at not in _FOUND:
+        _FOUND[at] = weakref.ref(array, lambda _: _FOUND.pop(at, None)), {}
+    return _FOUND[at][1]
+
 
 Interval = tuple[float, float]
 

@@ -37,12 +37,11 @@ from anesurgery.regions import padding, views
 from anesurgery.regions.single_rows import rebuild
 from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS
+from anesurgery.semantics.constant_ends import LARGEST, outwards
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rounded_ends import EXACT as EXACT_ENDS
-from anesurgery.semantics.rounded_ends import outwards
 from anesurgery.semantics.rows import places_of, slices_read
 
 DRAWS = 2

@@ -220,7 +220,6 @@ from anesurgery.semantics import rows as rows
 from anesurgery.semantics import score_bounds as score_bounds
 from anesurgery.semantics import unedited as unedited
 from anesurgery.semantics import window_rows as window_rows
-from anesurgery.semantics.byte_sizes import size_of as size_of
 from anesurgery.semantics.intervals import interval as interval
 from anesurgery.semantics.intervals import magnitude as magnitude
 from anesurgery.semantics.reading import each_axis as each_axis
@@ -230,6 +229,7 @@ from anesurgery.semantics.reading import ints as ints
 from anesurgery.semantics.reading import number as number
 from anesurgery.semantics.reading import readers_after as readers_after
 from anesurgery.semantics.reading import shape_in_words as shape_in_words
+from anesurgery.semantics.reading import size_of as size_of
 from anesurgery.semantics.reading import weight as weight
 from anesurgery.semantics.work import runtime as runtime
 

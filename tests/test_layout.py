@@ -742,8 +742,7 @@ AGAIN = re.compile(
 """An accessor of values and ops."""
 ONCE = {
     "mil": 4,
-    "semantics.byte_sizes": 1,
-    "semantics.reading": 1,
+    "semantics.reading": 2,
     "semantics.fingerprint": 1,
     "checking.value_numbering": 1,
 }

@@ -21,8 +21,8 @@ from anesurgery.checking.lengths import drawn_shape
 from anesurgery.interpret.sampling import LOOKUPS
 from anesurgery.mil import Array, Operation, Var, constant, np_dtype, operands, reads, types
 from anesurgery.ops import POINTWISE, names
-from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
+from anesurgery.semantics.reading import is_tensor
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 

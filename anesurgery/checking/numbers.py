@@ -21,8 +21,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING, names
-from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
+from anesurgery.semantics.reading import is_tensor
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

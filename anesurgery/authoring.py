@@ -155,8 +155,8 @@ from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
 from anesurgery.regions import row_buffers as row_buffers
 from anesurgery.regions import single_rows as single_rows
-from anesurgery.regions import stored_views as stored_views
 from anesurgery.regions import views as views
+from anesurgery.regions import weight_edits as weight_edits
 from anesurgery.regions import whole_floats as whole_floats
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight

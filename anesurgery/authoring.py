@@ -148,7 +148,6 @@ from anesurgery.regions import kernel_folds as kernel_folds
 from anesurgery.regions import layouts as layouts
 from anesurgery.regions import list_elements as list_elements
 from anesurgery.regions import one_hot as one_hot
-from anesurgery.regions import padded_region as padded_region
 from anesurgery.regions import padding as padding
 from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding

@@ -185,11 +185,11 @@ from anesurgery.rewriting.dead_code import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.graph_edits import op_words as op_words
-from anesurgery.rewriting.option_limits import check_named as check_named
-from anesurgery.rewriting.option_limits import option as option
 from anesurgery.rewriting.passes import Pass as Pass
 from anesurgery.rewriting.passes import Pipeline as Pipeline
 from anesurgery.rewriting.passes import against_several as against_several
+from anesurgery.rewriting.passes import check_named as check_named
+from anesurgery.rewriting.passes import option as option
 from anesurgery.rewriting.passes import run_pass as run_pass
 from anesurgery.rewriting.pattern import Match as Match
 from anesurgery.rewriting.pattern import OpPattern as OpPattern

@@ -45,9 +45,8 @@ from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
 from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
-from anesurgery.rewriting.recoding import check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.refusals import refusal_lines
-from anesurgery.rewriting.session import Report, Session
+from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial
 from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 

@@ -16,8 +16,7 @@ from anesurgery.regions.compressed_weights import build
 from anesurgery.regions.reencoding import encoded, numbers_of
 from anesurgery.regions.weight_edits import Edit
 from anesurgery.rewriting.literals import typed
-from anesurgery.rewriting.recoding import DECODE, KEEP, Recoded
-from anesurgery.rewriting.session import Session
+from anesurgery.rewriting.session import DECODE, KEEP, Recoded, Session
 
 
 class Builder(mil.OpMakers):

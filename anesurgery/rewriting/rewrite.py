@@ -45,8 +45,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.reached_values import needs_of
-from anesurgery.rewriting.recoding import ROUNDED
-from anesurgery.rewriting.session import Change, Needs, Session
+from anesurgery.rewriting.session import ROUNDED, Change, Needs, Session
 from anesurgery.semantics.unedited import unedited
 from anesurgery.text import operand_text, type_text
 

@@ -181,7 +181,7 @@ from anesurgery.rewriting import stored_states as stored_states
 from anesurgery.rewriting.builder import Builder as Builder
 from anesurgery.rewriting.cache_example import cache_example as cache_example
 from anesurgery.rewriting.cache_example import cache_inputs as cache_inputs
-from anesurgery.rewriting.dead_code import remove_dead as remove_dead
+from anesurgery.rewriting.driver import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.graph_edits import op_words as op_words

@@ -37,8 +37,7 @@ from anesurgery.mil import (
     visiting,
 )
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.driver import Built, Place, alike, operate
+from anesurgery.rewriting.driver import Built, Place, alike, operate, remove_dead
 from anesurgery.rewriting.graph_edits import hand_name, op_words, substitute
 from anesurgery.rewriting.inference import infer_readers
 from anesurgery.rewriting.passes import Pass

@@ -185,6 +185,7 @@ from anesurgery.rewriting.driver import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.graph_edits import op_words as op_words
+from anesurgery.rewriting.ml_program import Graph as Graph
 from anesurgery.rewriting.passes import Pass as Pass
 from anesurgery.rewriting.passes import Pipeline as Pipeline
 from anesurgery.rewriting.passes import against_several as against_several
@@ -202,7 +203,6 @@ from anesurgery.rewriting.scaled_squares import NormForm as NormForm
 from anesurgery.rewriting.scaled_squares import ScaledSquares as ScaledSquares
 from anesurgery.rewriting.session import Change as Change
 from anesurgery.rewriting.session import Session as Session
-from anesurgery.rewriting.subject import Graph as Graph
 from anesurgery.semantics import computed as computed
 from anesurgery.semantics import constant_ends as constant_ends
 from anesurgery.semantics import elementwise_rows as elementwise_rows

@@ -64,11 +64,10 @@ from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
 from anesurgery.rewriting.choosing import Wish, choose
-from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.ml_program import MLProgram, Subject
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
-from anesurgery.rewriting.subject import Subject
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;

@@ -20,10 +20,9 @@ from anesurgery.doors import check_fields
 from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.mil import Program, exclusive, quiet_host, walk_ops
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.ml_program import Graph, MLProgram, Subject
 from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.session import Session, needs_notes
-from anesurgery.rewriting.subject import Graph, Subject
 
 T = TypeVar("T")
 

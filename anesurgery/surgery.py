@@ -43,9 +43,8 @@ from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off
-from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
-from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
+from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.refusals import refusal_lines
 from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial

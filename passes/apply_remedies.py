@@ -65,7 +65,7 @@ from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
 from anesurgery.rewriting.choosing import Wish, choose
 from anesurgery.rewriting.ml_program import MLProgram, Subject
-from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.passes import in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
 

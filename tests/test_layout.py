@@ -505,7 +505,7 @@ ENGINE_PARTS = {
         "placement.evidence",
         "rewriting.choosing",
         "rewriting.ml_program",
-        "rewriting.order",
+        "rewriting.passes",
         "rewriting.searching",
         "rewriting.step_trials",
     },

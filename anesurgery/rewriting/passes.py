@@ -1,4 +1,4 @@
-"""Passes, and pipelines of passes.
+"""Passes: limits of their options, their order, and pipelines of them.
 
 A pass edits a graph in place inside a `Session`, which collects changes, refusals and declared interface
 changes. Users call `apply`, which works on a copy of the model and returns a `Surgery`.
@@ -10,10 +10,13 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import networkx
 
 from anesurgery.checking.grades import EXACT, Promise, Tolerance
 from anesurgery.doors import check_fields
@@ -21,7 +24,6 @@ from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError, Unkn
 from anesurgery.mil import Program, exclusive, quiet_host, walk_ops
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import Graph, MLProgram, Subject
-from anesurgery.rewriting.order import in_order
 from anesurgery.rewriting.session import Session, needs_notes
 
 T = TypeVar("T")
@@ -436,3 +438,49 @@ def _names(steps: Iterable[Pass]) -> str:
     """Some steps in words."""
     names = [step.name for step in steps]
     return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])
+
+
+class Ordered(Protocol):
+    """Something with a name that declares its place among others."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def precedes(self) -> tuple[str, ...]:
+        """Names of those that must come later, or patterns of names as of files: "legacy_*"."""
+
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Names of those that must come earlier, likewise."""
+
+
+Ordered = TypeVar("Ordered", bound=Ordered)
+
+
+def in_order(steps: Sequence[Ordered]) -> list[Ordered]:
+    """The steps, moved only as far as their declarations ask; of a repeated step the first counts.
+
+    Raises:
+        PassError: the declarations contradict each other; it names the steps.
+    """
+    first = {step.name: i for i, step in reversed(list(enumerate(steps)))}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(steps)))
+    for i, step in enumerate(steps):
+        graph.add_edges_from((first[name], i) for name in _named(step.follows, step, first))
+        if first[step.name] == i:
+            later = _named(step.precedes, step, first)
+            graph.add_edges_from((i, j) for j, other in enumerate(steps) if other.name in later)
+    try:
+        return [steps[i] for i in networkx.lexicographical_topological_sort(graph)]
+    except networkx.NetworkXUnfeasible:
+        circle = [steps[a].name for a, _ in networkx.find_cycle(graph)]
+        words = ", ".join(f"{a} before {b}" for a, b in zip(circle, [*circle[1:], circle[0]], strict=True))
+        raise PassError(f"the declared order of passes contradicts itself: {words}") from None
+
+
+def _named(patterns: Sequence[str], step: Ordered, names: Iterable[str]) -> set[str]:
+    """The names, other than its own, that what a step declares is about."""
+    return {n for n in names for pattern in patterns if n != step.name and fnmatchcase(n, pattern)}

@@ -1,4 +1,8 @@
-"""An ML Program, or a pipeline of them, as passes operate on it: a package goes in and comes out."""
+"""What passes operate on: a model of one format, and the ML Program or pipeline of them that is one.
+
+`anesurgery.apply` knows the protocol `Subject` only. `MLProgram` and `NeuralNetwork` fulfil it, and each pass names
+the one that it edits.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes report, and what one application of them knows: edits, refusals, declared interface changes."""
+"""What passes report, and what one application of them knows: edits, refusals, what became of weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rewrite builds with: coremltools' builder, with a place, a record, names and scopes of its own."""
+"""What a rewrite builds with: coremltools' builder, with places, records, names, scopes and literals."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What passes operate on: a model of one format, and the ML Program or pipeline of them that is one.
 
-`anesurgery.apply` knows the protocol `Subject` only. `MLProgram` and `NeuralNetwork` fulfil it, and each pass names
-the one that it edits.
+`anesurgery.apply` knows the protocol `Subject` only. `MLProgram` and `NeuralNetwork` fulfil it, and each pass
+names the one that it edits.
 """
 
 from __future__ import annotations

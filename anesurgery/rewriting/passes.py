@@ -456,10 +456,10 @@ class Ordered(Protocol):
         """Names of those that must come earlier, likewise."""
 
 
-Ordered = TypeVar("Ordered", bound=Ordered)
+_Step = TypeVar("_Step", bound=Ordered)
 
 
-def in_order(steps: Sequence[Ordered]) -> list[Ordered]:
+def in_order(steps: Sequence[_Step]) -> list[_Step]:
     """The steps, moved only as far as their declarations ask; of a repeated step the first counts.
 
     Raises:

@@ -15,7 +15,7 @@ from anesurgery import interpret as interpret
 from anesurgery import ops as ops
 from anesurgery import registry as registry
 from anesurgery.checking import adversarial as adversarial
-from anesurgery.checking import large_squares as large_squares
+from anesurgery.checking import exactness as exactness
 from anesurgery.checking import quotient_angles as quotient_angles
 from anesurgery.checking.grades import EXACT as EXACT
 from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED
@@ -148,15 +148,14 @@ from anesurgery.regions import kernel_folds as kernel_folds
 from anesurgery.regions import layouts as layouts
 from anesurgery.regions import list_elements as list_elements
 from anesurgery.regions import one_hot as one_hot
-from anesurgery.regions import padded_region as padded_region
 from anesurgery.regions import padding as padding
 from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
 from anesurgery.regions import row_buffers as row_buffers
 from anesurgery.regions import single_rows as single_rows
-from anesurgery.regions import stored_views as stored_views
 from anesurgery.regions import views as views
+from anesurgery.regions import weight_edits as weight_edits
 from anesurgery.regions import whole_floats as whole_floats
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
@@ -182,15 +181,16 @@ from anesurgery.rewriting import stored_states as stored_states
 from anesurgery.rewriting.builder import Builder as Builder
 from anesurgery.rewriting.cache_example import cache_example as cache_example
 from anesurgery.rewriting.cache_example import cache_inputs as cache_inputs
-from anesurgery.rewriting.dead_code import remove_dead as remove_dead
+from anesurgery.rewriting.driver import remove_dead as remove_dead
 from anesurgery.rewriting.example_programs import example as example
 from anesurgery.rewriting.graph_edits import GraphEdits as GraphEdits
 from anesurgery.rewriting.graph_edits import op_words as op_words
-from anesurgery.rewriting.option_limits import check_named as check_named
-from anesurgery.rewriting.option_limits import option as option
+from anesurgery.rewriting.ml_program import Graph as Graph
 from anesurgery.rewriting.passes import Pass as Pass
 from anesurgery.rewriting.passes import Pipeline as Pipeline
 from anesurgery.rewriting.passes import against_several as against_several
+from anesurgery.rewriting.passes import check_named as check_named
+from anesurgery.rewriting.passes import option as option
 from anesurgery.rewriting.passes import run_pass as run_pass
 from anesurgery.rewriting.pattern import Match as Match
 from anesurgery.rewriting.pattern import OpPattern as OpPattern
@@ -203,7 +203,6 @@ from anesurgery.rewriting.scaled_squares import NormForm as NormForm
 from anesurgery.rewriting.scaled_squares import ScaledSquares as ScaledSquares
 from anesurgery.rewriting.session import Change as Change
 from anesurgery.rewriting.session import Session as Session
-from anesurgery.rewriting.subject import Graph as Graph
 from anesurgery.semantics import computed as computed
 from anesurgery.semantics import constant_ends as constant_ends
 from anesurgery.semantics import elementwise_rows as elementwise_rows
@@ -220,7 +219,6 @@ from anesurgery.semantics import rows as rows
 from anesurgery.semantics import score_bounds as score_bounds
 from anesurgery.semantics import unedited as unedited
 from anesurgery.semantics import window_rows as window_rows
-from anesurgery.semantics.byte_sizes import size_of as size_of
 from anesurgery.semantics.intervals import interval as interval
 from anesurgery.semantics.intervals import magnitude as magnitude
 from anesurgery.semantics.reading import each_axis as each_axis
@@ -230,6 +228,7 @@ from anesurgery.semantics.reading import ints as ints
 from anesurgery.semantics.reading import number as number
 from anesurgery.semantics.reading import readers_after as readers_after
 from anesurgery.semantics.reading import shape_in_words as shape_in_words
+from anesurgery.semantics.reading import size_of as size_of
 from anesurgery.semantics.reading import weight as weight
 from anesurgery.semantics.work import runtime as runtime
 

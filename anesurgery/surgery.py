@@ -42,14 +42,12 @@ from anesurgery.rewriting.checks import (
 from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off
 from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
-from anesurgery.rewriting.passes import PROOFS, Pass, run_on, subject_of
-from anesurgery.rewriting.recoding import check_choice, is_lossy, recoding_notes
+from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.refusals import refusal_lines
-from anesurgery.rewriting.session import Report, Session
+from anesurgery.rewriting.session import Report, Session, check_choice, is_lossy, recoding_notes
 from anesurgery.rewriting.step_trials import Trial
-from anesurgery.rewriting.subject import Comparing, Graph, Subject, kept_off
 
 OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inputs", "gate", "quiet", "seed")
 """Options of `apply`; every other option of a recipe's call goes to its steps."""

@@ -64,11 +64,10 @@ from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
 from anesurgery.placement.evidence import Finding
 from anesurgery.rewriting.choosing import Wish, choose
-from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.ml_program import MLProgram, Subject
+from anesurgery.rewriting.passes import in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
-from anesurgery.rewriting.subject import Subject
 
 FIRST = ("fold_constants", "gather_to_moves", "select_last_token", "causal_mask_tensor", "embedding_matmul")
 """Remedies that make others pay, in the order in which they are tried; all others come after them, by name;
@@ -129,7 +128,7 @@ class ApplyRemedies(Searching):
     def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
         """Norms whose squares overflow on sampled inputs get the form that cannot."""
         for program in model.chosen:
-            squares = an.large_squares.large_squares(program, session.seed, session.samples)
+            squares = an.exactness.large_squares(program, session.seed, session.samples)
             inputs = "the inputs" if session.samples else "sampled inputs"
             why = (
                 f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "

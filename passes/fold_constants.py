@@ -116,7 +116,7 @@ class _Folding:
         weight = next((v for v in an.reads(op) if an.is_compressed(v)), None)
         if weight is None or an.is_constexpr(op) or any(map(an.is_output, op.outputs)):
             return
-        edit, computing = an.stored_views.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
+        edit, computing = an.weight_edits.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
         grown = an.reencoding.stored_bytes(weight) * an.size_of(op.outputs[0]) // max(1, an.size_of(weight))
         if edit is None and not computing:
             return

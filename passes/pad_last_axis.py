@@ -78,7 +78,7 @@ class PadLastAxis(Rewrite):
         if length == 1:
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
-        region = an.padded_region.find_region(m.root, -(-length // self.multiple) * self.multiple)
+        region = an.padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
         if not region.edges and not region.taken_up:
             return an.NO_MATCH  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
@@ -89,7 +89,7 @@ class PadLastAxis(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""
-        return an.padded_region.build(mb, m.region)
+        return an.padding.build(mb, m.region)
 
 
 @an.example((1, 4))

@@ -217,7 +217,7 @@ UNREAD = {
         interpret.decoding._decoder interpret.predictor._read loading._load loading._words loading.load_as_is
         loading.load_graph loading.load_member network_editing.neural_network.NeuralNetwork._given
         network_editing.neural_network.NeuralNetwork.read network_editing.upgrade._specification
-        rewriting.ml_program.MLProgram.read rewriting.subject.Subject.read shipping.building._read_stage
+        rewriting.ml_program.MLProgram.read rewriting.ml_program.Subject.read shipping.building._read_stage
     """,
     "what kind of model it is, before anything reads it": """
         files.sequence.is_chunked placement.models._Programs.__init__ placement.models._label
@@ -505,10 +505,9 @@ ENGINE_PARTS = {
         "placement.evidence",
         "rewriting.choosing",
         "rewriting.ml_program",
-        "rewriting.order",
+        "rewriting.passes",
         "rewriting.searching",
         "rewriting.step_trials",
-        "rewriting.subject",
     },
     "cache_as_io": {"interpret.predictor"},
     "channel_scales": {"placement.memory"},
@@ -740,13 +739,7 @@ AGAIN = re.compile(
     re.MULTILINE,
 )
 """An accessor of values and ops."""
-ONCE = {
-    "mil": 4,
-    "semantics.byte_sizes": 1,
-    "semantics.reading": 1,
-    "semantics.fingerprint": 1,
-    "checking.value_numbering": 1,
-}
+ONCE = {"mil": 4, "semantics.reading": 2, "semantics.fingerprint": 1, "checking.value_numbering": 1}
 """Where they stand. What is compared as a whole has the host's own inputs too."""
 
 

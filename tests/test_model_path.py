@@ -21,7 +21,7 @@ import anesurgery as ane
 from anesurgery.files.package import Loaded
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Program, ct, mb
-from anesurgery.rewriting.subject import Subject
+from anesurgery.rewriting.ml_program import Subject
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tuple(f"{ROOT / room}/" for room in ("anesurgery", "passes", "recipes"))

@@ -19,9 +19,8 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.sampling import LOOKUPS, is_guard
 from anesurgery.mil import Operation, Var, constant, consumers, ct, is_symbolic, np_dtype, operands
 from anesurgery.ops import JOINING, MOVING, PADDING, REARRANGING, names
-from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_tensor, number
 
 Bounds = dict[Var, tuple[Any, Any]]
 """Value -> the least and the largest number of all its elements, or of each."""

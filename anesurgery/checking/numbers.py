@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import Drawing, schedule, untried, weights
-from anesurgery.checking.aiming import crossed, edged
+from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import InterpretError, Refused
@@ -22,8 +21,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.mil import Array, Operation, Var, is_constexpr, np_dtype
 from anesurgery.ops import CARRIERS, MOVING, PADDING, names
-from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.intervals import stored_interval
+from anesurgery.semantics.reading import is_tensor
 
 Numbers = dict[Var, torch.Tensor]
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
 
 from anesurgery.checking.addresses import address_bounds
-from anesurgery.checking.adversarial import weights
+from anesurgery.checking.adversarial import SMALL_CONSTANT, weights
 from anesurgery.checking.both import Site
-from anesurgery.checking.excerpt import ROWS, Axes, constants_among, row_axes
 from anesurgery.checking.grades import Grade
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.checking.planes import alike
-from anesurgery.checking.stand_ins import StandIns
 from anesurgery.checking.value_numbering import reason_of
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
@@ -31,10 +29,209 @@ from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, LEAST, Image, Zero
+from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Symbolic
-from anesurgery.mil import Operation, Var, constant, np_dtype, reads, types
-from anesurgery.ops import names
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    constant,
+    is_stored,
+    np_dtype,
+    producer,
+    reads,
+    static_shape,
+    types,
+)
+from anesurgery.ops import POINTWISE, names
 from anesurgery.semantics.intervals import stored_interval
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import places_of, slices_read
+
+ELEMENTS = ("add", "sub", "mul")
+"""Ops whose constants are weights where they are vectors; tables and masks are reordered, so that they are not
+the same list on both sides."""
+READERS: Mapping[str, tuple[str, ...]] = {
+    "linear": ("weight", "bias"),
+    "conv": ("weight", "bias"),
+    "matmul": ("x", "y"),
+    "layer_norm": ("gamma", "beta"),
+    **dict.fromkeys(ELEMENTS, ("x", "y")),
+}
+"""Op type -> the parameters that may be any numbers: the op computes with them and decides nothing by them."""
+MOST = 1 << 27
+"""Weights of one edit for which numbers are drawn: 1 GiB as the 64 bits of each that the proof computes with.
+"""
+AT_ONCE = 1 << 25
+"""Weights of one edit for which they are drawn before a second edit is seen that is like it: a choice: the
+proof of so many pays where it stands for several checks by numbers."""
+
+
+class StandIns:
+    """The weights of an edit, numbered by what they hold."""
+
+    def __init__(self, old: Sequence[Operation], new: Sequence[Operation], seed: int) -> None:
+        self._seed = seed
+        self.weights = _weights([*old, *new])
+        self.size = sum(int(np.size(constant(v))) for v in self.weights)
+
+    @cached_property
+    def numbers(self) -> dict[Var, int]:
+        """Weight -> the number of its content, which is read here first."""
+        numbers: dict[Var, int] = {}
+        seen: dict[Hashable, int] = {}
+        digests: dict[Hashable, tuple[Array, Hashable | None]] = {}
+        for var in self.weights:
+            array = np.asarray(constant(var))
+            place = array.__array_interface__["data"][0], array.dtype.str, array.shape, array.strides
+            if place not in digests:  # the array is kept with it, so that nothing else can come to lie there
+                digests[place] = array, _content(array)
+            content = digests[place][1]
+            if content is not None:
+                numbers[var] = seen.setdefault(content, len(seen))
+        return numbers
+
+    @cached_property
+    def values(self) -> dict[Var, torch.Tensor]:
+        """What stands for each weight."""
+        drawn: dict[int, torch.Tensor] = {}
+        for var, number in self.numbers.items():
+            if number not in drawn:
+                generator = torch.Generator().manual_seed(self._seed + 7919 * (number + 1))
+                size = int(np.size(constant(var)))
+                drawn[number] = torch.rand(size, dtype=torch.float64, generator=generator)
+        return {v: drawn[number].reshape(np.shape(constant(v))) for v, number in self.numbers.items()}
+
+
+def _weights(ops: Sequence[Operation]) -> list[Var]:
+    """The larger constants that are floats and are read as weights only."""
+    plain_floats: dict[Var, bool] = {}
+    for op in ops:
+        anything = {op.inputs.get(name) for name in READERS.get(op.op_type, ())}
+        if op.op_type in ELEMENTS:
+            anything = {v for v in anything if v is not None and _is_vector(v)}
+        computes = any(v.op is None or v.op.op_type != "const" for v in reads(op))
+        for var in reads(op):
+            plain_floats[var] = plain_floats.get(var, True) and computes and var in anything
+    return [v for v, plain in plain_floats.items() if plain and _is_large(v)]
+
+
+def _content(array: Array) -> Hashable | None:
+    """The numbers of an array in their order, whatever its shape; None where it holds one again and again."""
+    ordered = np.ascontiguousarray(array)
+    if _is_one_number(ordered):
+        return None
+    content = ordered.dtype.str, hashlib.blake2b(ordered.data, digest_size=16).digest()
+    forget(ordered)
+    return content
+
+
+def _is_one_number(array: Array) -> bool:
+    """Does it hold one number again and again?"""
+    flat = array.reshape(-1)
+    return bool(flat[0] == flat[-1]) and bool((flat == flat[0]).all())
+
+
+def _is_vector(var: Var) -> bool:
+    value = constant(var)
+    return value is not None and np.size(value) == max(np.shape(value), default=0)
+
+
+def _is_large(var: Var) -> bool:
+    if var.op is None or var.op.op_type != "const" or np_dtype(var).kind != "f":
+        return False
+    return int(np.size(constant(var))) > SMALL_CONSTANT
+
+
+ROWS = 2
+"""Rows of an excerpt: one would be taken for an axis that broadcasts."""
+SHAPED = names("reshape slice_by_index slice_by_size slice_update")
+"""Ops that hold the number of rows in a parameter."""
+
+Axes = dict[Var, int]
+"""Value -> the axis of its rows."""
+
+
+def row_axes(site: Site) -> Axes | None:
+    """The axis of the rows in each value that has them, for the longest axis that both sides go along."""
+    values = [v for pair in site.replaced for v in pair]
+    shapes = {static_shape(v) for v in values}
+    shape = shapes.pop() if len(shapes) == 1 else None
+    if shape is None:
+        return None
+    for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
+        axes = dict.fromkeys(values, axis)
+        if shape[axis] > ROWS and _spread([*site.old_ops, *site.new_ops], axes):
+            return axes
+    return None
+
+
+def _spread(ops: Sequence[Operation], axes: Axes) -> bool:
+    """Follow the rows from results to what they are made of; does every op treat each row by itself?"""
+    computed = [op for op in ops if op.op_type != "const"]
+    for op in reversed(computed):
+        rows = _rows(op, axes)
+        if rows is None or any(axes.setdefault(v, at) != at for v, at in rows.items()):
+            return False
+    return all(axes.get(v) == _rows(op, axes).get(v) for op in computed for v in reads(op))  # type: ignore[union-attr]
+
+
+def _rows(op: Operation, axes: Axes) -> Axes | None:
+    """What an op reads row by row, which is nothing where its result has no rows; None: it mixes them."""
+    wanted = [axes[v] for v in op.outputs if v in axes]
+    if not wanted:
+        return {}
+    places = places_of(op) if len(op.outputs) == 1 and op.op_type not in SHAPED else None
+    rows = None if places is None else slices_read(places, wanted[0])
+    whole = rows is not None and (op.op_type in POINTWISE or not any(map(is_stored, rows)))
+    return rows if whole else None
+
+
+def constants_among(axes: Axes) -> Axes:
+    """The constants that have rows."""
+    return {v: at for v, at in axes.items() if producer(v, "const") is not None}
+
+
+UNCOUNTED = POINTWISE | names("avg_pool l2_pool max_pool reduce_mean pad slice_by_index")
+"""Ops with no parameter that says how many planes there are (a slice has masks in its place)."""
+
+
+def alike(site: Site) -> bool:
+    """Does each op of both sides work on each plane of [images, channels, spatial...] by itself, and alike?
+
+    Every value has the same images and channels, and no constant differs between them.
+    """
+    values = [*site.drawn, *(v for pair in site.replaced for v in pair)]
+    planes = {shape[:2] if (shape := static_shape(v)) is not None and len(shape) > 2 else None for v in values}
+    computed = [op for op in (*site.old_ops, *site.new_ops) if op.op_type != "const"]
+    if len(planes) != 1 or None in planes or site.carried:
+        return False
+    return all(_plane_by_plane(op, planes) for op in computed)
+
+
+def _plane_by_plane(op: Operation, planes: set[tuple[int, ...] | None]) -> bool:
+    """Does the op treat each plane alike, whatever their number?"""
+    places = places_of(op) if op.op_type in UNCOUNTED and len(op.outputs) == 1 else None
+    if not places or not _are(op.outputs, planes):
+        return False
+    if op.op_type == "slice_by_index" and any(ints(op, k)[:2] != [1, 1] for k in ("begin_mask", "end_mask")):
+        return False
+    return all(
+        not {0, 1} & {*o.places} if is_stored(o.var) else o.places[:2] == (0, 1) and _are([o.var], planes)
+        for o in places
+    )
+
+
+def _are(values: Iterable[Var], planes: set[tuple[int, ...] | None]) -> bool:
+    """Do values that the model computes have these images and channels?"""
+    return all(
+        producer(v, "const") is None
+        and (shape := static_shape(v)) is not None
+        and len(shape) > 2
+        and shape[:2] in planes
+        for v in values
+    )
+
 
 WANTED = 2.0**-40
 """Bound on the probability of error up to which points are added: less than one wrong proof in 10^12."""

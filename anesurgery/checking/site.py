@@ -113,8 +113,7 @@ def _for_any_weights(
     site: Site, seed: int, promise: Promise, memo: dict[Hashable, SiteCheck | Refusal]
 ) -> SiteCheck | Refusal:
     """The proof of the same edit with any weights, or why there is none."""
-    from anesurgery.checking.proofs import NoProof, prove_for_any_weights
-    from anesurgery.checking.stand_ins import AT_ONCE, MOST, StandIns
+    from anesurgery.checking.proofs import AT_ONCE, MOST, NoProof, StandIns, prove_for_any_weights
 
     stand_ins = StandIns(site.old_ops, site.new_ops, seed)
     if not 0 < stand_ins.size <= MOST or symbols_of(site.drawn):
@@ -320,9 +319,8 @@ def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refus
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) -> SiteCheck:
     from anesurgery.checking.counterexample import shrunk
-    from anesurgery.checking.domains import aim, combinations, compare_all, sweep
+    from anesurgery.checking.domains import InHalves, aim, combinations, compare_all, in_halves, sweep
     from anesurgery.checking.numbers import compare_numbers
-    from anesurgery.checking.overflow import InHalves, in_halves
 
     seed, promise = trial.seed, trial.promise
     drawing = _drawing(site, sample, seed, promise)

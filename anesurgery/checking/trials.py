@@ -18,8 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
-from anesurgery.checking.adversarial import Drawing, constants_of, rows_apart
-from anesurgery.checking.aiming import aimed, crossed, targets
+from anesurgery.checking.adversarial import Drawing, aimed, constants_of, crossed, rows_apart, targets
 from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths

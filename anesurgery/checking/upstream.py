@@ -22,9 +22,9 @@ from anesurgery.facts.ops_between import slice_back
 from anesurgery.interpret import Evaluator
 from anesurgery.mil import Array, Operation, Var, np_dtype, reads, types
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL
-from anesurgery.semantics.byte_sizes import is_tensor
 from anesurgery.semantics.constant_ends import ANY
 from anesurgery.semantics.intervals import STEPS, stored_interval
+from anesurgery.semantics.reading import is_tensor
 
 UNFOLLOWED = CONTROL | LISTS | RANDOM | STATEFUL
 """Ops that are not run again: what they make stands for itself."""

@@ -10,8 +10,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.files.sequence import Chain, check_folder, is_chunked, is_network
 from anesurgery.files.writing import check_target
 from anesurgery.loading import load_chain
-from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence
-from anesurgery.rewriting.subject import Subject
+from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, Subject
 
 
 def read_chunks(model: Any) -> ProgramSequence:

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from anesurgery.mil import Operation, Var, is_stored, np_dtype, reads
 from anesurgery.ops import PRODUCTS, names
-from anesurgery.semantics.byte_sizes import elements
+from anesurgery.semantics.reading import elements
 
 GATES = names("sigmoid sigmoid_hard")
 NEW_VALUES = names("tanh scaled_tanh relu")

@@ -7,8 +7,7 @@ import numpy as np
 from anesurgery.facts.whole_numbers import WholeNumbers
 from anesurgery.mil import Block, Operation, Var, constant, is_constexpr, np_dtype, reads, static_shape
 from anesurgery.ops import IMPURE, names
-from anesurgery.semantics.byte_sizes import is_tensor
-from anesurgery.semantics.reading import number
+from anesurgery.semantics.reading import is_tensor, number
 
 OF_SHAPES = {"shape": "x", "fill_like": "ref_tensor"}
 """Op type -> the operand of which only the shape is read."""

@@ -38,13 +38,13 @@ from anesurgery.semantics.lost_digits import (
     MAKERS,
     RULES,
     computes_in,
+    difference_of_means,
     floats_of,
     lost_digits,
     makers_of,
     reciprocals,
     rounds,
 )
-from anesurgery.semantics.moments import difference_of_means
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import norms, squared

@@ -25,9 +25,9 @@ from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
+from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.subject import Subject
 
 Shape = tuple[int | None, ...]
 

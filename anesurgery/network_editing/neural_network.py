@@ -29,7 +29,7 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.subject import Comparing, Subject, counted
+from anesurgery.rewriting.ml_program import Comparing, Subject, counted
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -23,7 +23,7 @@ from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
 from anesurgery.neuralnetwork.sequence_length import with_sequence
-from anesurgery.rewriting.dead_code import remove_dead
+from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics.constant_ends import LARGEST

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.large_squares import repairs_of_squares
+from anesurgery.checking.exactness import repairs_of_squares
 from anesurgery.checking.metrics import OutputComparison, compare_arrays
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door

@@ -46,8 +46,7 @@ from anesurgery.placement.verdicts import (
     segments_of,
     with_times,
 )
-from anesurgery.semantics.byte_sizes import shape_of
-from anesurgery.semantics.reading import shape_in_words
+from anesurgery.semantics.reading import shape_in_words, shape_of
 from anesurgery.semantics.unedited import unedited
 
 NO_PROMISE = (

@@ -29,8 +29,7 @@ from anesurgery.mil import (
 from anesurgery.placement.evidence import Finding, Grade, Scope, general
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.semantics.byte_sizes import elements, is_tensor, size_of
-from anesurgery.semantics.reading import in_words, shape_in_words
+from anesurgery.semantics.reading import elements, in_words, is_tensor, shape_in_words, size_of
 
 FAILED_IMAGE = 3 * 5568 * 5568 * 2
 """Bytes of an fp16 image that did not compile."""

@@ -12,7 +12,7 @@ from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
 from anesurgery.placement.verdicts import Judged
-from anesurgery.semantics.byte_sizes import kind_of
+from anesurgery.semantics.reading import kind_of
 from anesurgery.semantics.work import Work, work_of
 
 FULL = "fp32"

@@ -26,7 +26,7 @@ from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.placement.verdicts import Judged, Shaped
-from anesurgery.semantics.byte_sizes import elements, kind_of, shape_of, size_of
+from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
 from anesurgery.semantics.work import runtime
 
 LONG = 1024

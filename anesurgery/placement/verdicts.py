@@ -41,7 +41,7 @@ from anesurgery.placement.rules.legality import (
 )
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
-from anesurgery.semantics.byte_sizes import kind_of, shape_of
+from anesurgery.semantics.reading import kind_of, shape_of
 from anesurgery.semantics.unedited import unedited
 from anesurgery.semantics.work import Work, runtime, work_of
 

@@ -13,8 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from anesurgery.facts.axis_slice import axis_slice
 from anesurgery.interpret.arithmetic.precision import forget
-from anesurgery.mil import Array
+from anesurgery.mil import Array, Operation, static_shape
+from anesurgery.ops import VIEWS
+from anesurgery.semantics.reading import permutation
 
 PAD = -1
 """Stands for an element of the padding."""
@@ -254,3 +257,19 @@ def _block(numbers: Array, apart: bool) -> int:
 def pieces(shape: Sequence[int], axis: int, edges: Sequence[int]) -> list[Edit]:
     """The edits that cut an axis at some places, the first and the last of which are its ends."""
     return [Edit.of(shape).taken(axis % len(shape), range(a, b)) for a, b in pairwise(edges)]
+
+
+def edit_of(op: Operation) -> Edit | None:
+    """What an op does to its operand; None where that is no edit of axes."""
+    old, new = (static_shape(v) for v in (op.inputs.get("x"), op.outputs[0]) if v is not None)
+    if old is None or new is None:
+        return None
+    if op.op_type == "transpose":
+        return Edit.of(old).transposed(permutation(op))
+    if op.op_type in VIEWS:
+        return Edit.reshaped(old, new)
+    cut = axis_slice(op) if op.op_type == "slice_by_index" else None
+    if cut is None or (cut.dropped and len(old) == 1):
+        return None
+    taken = Edit.of(old).taken(cut.axis, range(cut.begin, cut.end, cut.stride))
+    return taken.squeezed(cut.axis) if cut.dropped else taken

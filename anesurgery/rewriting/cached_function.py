@@ -27,8 +27,8 @@ from anesurgery.regions import caches, frequencies, rotary
 from anesurgery.regions.caches import Kept, Tables
 from anesurgery.rewriting import chosen_lengths
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.dead_code import remove_dead
 from anesurgery.rewriting.decoder_inputs import fixed_value
+from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.session import Session
 
 Shape = tuple[int, int, int, str, int]

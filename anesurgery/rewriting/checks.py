@@ -11,9 +11,9 @@ from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import REQUIRED
 from anesurgery.errors import InterfaceError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface
+from anesurgery.rewriting.ml_program import Comparing, Graph, Subject
 from anesurgery.rewriting.passes import run_on
 from anesurgery.rewriting.session import Change, Session
-from anesurgery.rewriting.subject import Comparing, Graph, Subject
 
 
 def check_requirement(require: str | None, prove: str | None) -> None:

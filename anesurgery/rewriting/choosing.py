@@ -18,13 +18,12 @@ from anesurgery.errors import Refusal
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target, spans
 from anesurgery.rewriting.edit_plan import Plan, Planned, figures
-from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, repairs_of
-from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.rewriting.searching import Search, Searching, measured_gain, overruled
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import Idle, Trial, Trials
-from anesurgery.rewriting.subject import Subject
 
 ASKED = "was asked for"
 """Why a step stays that the caller named, after its name."""

@@ -17,11 +17,34 @@ from anesurgery.checking.adversarial import Sampler
 from anesurgery.checking.grades import EXACT, Grade, SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
-from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, types
+from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, nested_ops, reads, types
+from anesurgery.ops import CONTROL, IMPURE
 from anesurgery.placement.rules.faulty_ops import faults_of
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Needs, Session
+
+
+def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
+    """Remove those of `ops` that nobody reads, then what only they read; the removed ops, in that order."""
+    queue, removed = list(ops), []
+    while queue:
+        op = queue.pop()
+        block = op.enclosing_block
+        if block is None or _does_more(op):
+            continue
+        if any(v.child_ops or v.consuming_blocks for v in op.outputs):
+            continue
+        sources = [v.op for v in reads(op) if v.op is not None]
+        block.remove_ops([op])
+        removed.append(op)
+        queue += sources
+    return removed
+
+
+def _does_more(op: Operation) -> bool:
+    """Does an op, or one nested in it, do more than compute its results?"""
+    return op.op_type in IMPURE - CONTROL or any(o.op_type in IMPURE - CONTROL for o in nested_ops(op))
 
 
 @dataclass(frozen=True)

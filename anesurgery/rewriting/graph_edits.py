@@ -25,11 +25,9 @@ from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Array, Function, Operation, Var, dtype_name, is_output
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.dead_code import remove_dead
-from anesurgery.rewriting.driver import Built, alike, proof_of
+from anesurgery.rewriting.driver import Built, alike, proof_of, remove_dead
 from anesurgery.rewriting.passes import Pass
-from anesurgery.rewriting.recoding import ROUNDED
-from anesurgery.rewriting.session import Change, Session
+from anesurgery.rewriting.session import ROUNDED, Change, Session
 from anesurgery.text import type_text
 
 if TYPE_CHECKING:

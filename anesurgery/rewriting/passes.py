@@ -1,4 +1,4 @@
-"""Passes, and pipelines of passes.
+"""Passes: limits of their options, their order, and pipelines of them.
 
 A pass edits a graph in place inside a `Session`, which collects changes, refusals and declared interface
 changes. Users call `apply`, which works on a copy of the model and returns a `Surgery`.
@@ -10,20 +10,117 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from fnmatch import fnmatchcase
+from numbers import Integral, Real
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import networkx
 
 from anesurgery.checking.grades import EXACT, Promise, Tolerance
 from anesurgery.doors import check_fields
-from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError
-from anesurgery.mil import exclusive, quiet_host
+from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError, UnknownName
+from anesurgery.mil import Program, exclusive, quiet_host, walk_ops
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import MLProgram
-from anesurgery.rewriting.option_limits import keep_to_limits
-from anesurgery.rewriting.order import in_order
+from anesurgery.rewriting.ml_program import Graph, MLProgram, Subject
 from anesurgery.rewriting.session import Session, needs_notes
-from anesurgery.rewriting.subject import Graph, Subject
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What an option may be, beside what it is by default."""
+
+    least: float = -math.inf
+    most: float = math.inf
+    above: float = -math.inf
+    among: tuple[Any, ...] = ()
+
+    @property
+    def whole(self) -> bool:
+        """Are its ends integers, so that it must be one too?"""
+        return any(isinstance(end, int) for end in (self.least, self.most))
+
+    def hold(self, value: Any) -> bool:
+        """Does a value keep to them?"""
+        if self.among:
+            return set(value) <= {*self.among} if isinstance(value, (tuple, list)) else value in self.among
+        if not isinstance(value, Real):
+            return False
+        if self.whole and (not isinstance(value, Integral) or isinstance(value, bool)):
+            return False
+        return self.least <= float(value) <= self.most and float(value) > self.above
+
+    def __str__(self) -> str:
+        """What a value has to be."""
+        if self.among:
+            return f"may be {' or '.join(map(repr, self.among))}"
+        if self.whole and self.most == math.inf:
+            words = "a positive integer" if self.least == 1 else f"an integer of at least {self.least}"
+            return f"must be {words}"
+        if self.whole:
+            return f"must be an integer from {self.least} to {self.most}"
+        if math.isfinite(self.least) and math.isfinite(self.most):
+            return f"must lie in [{self.least:g}, {self.most:g}]"
+        ends = {"above": self.above, "at least": self.least, "at most": self.most}
+        return "must be " + " and ".join(f"{word} {end:g}" for word, end in ends.items() if math.isfinite(end))
+
+
+def option(
+    default: T,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    among: Collection[Any] = (),
+    of_target: str = "",
+) -> T:
+    """A field of a pass that has limits; its default is always allowed.
+
+    Args:
+        default: the value where none is given.
+        least: the smallest value; an integer asks for integers.
+        most: the largest one.
+        above: what it must be larger than.
+        among: all that it may be, in place of these; all that its elements may be, if it is a tuple.
+        of_target: the limit of the target that `auto` gives it, as "axis" or "kernel_w".
+    """
+    limits = Limits(least, most, above, tuple(among))
+    return dataclasses.field(default=default, metadata={"limits": limits, "of_target": of_target})
+
+
+NAMES = ("tuple[str, ...]", "Sequence[str]")
+"""The types of options that list names, which the command line gives as one word with commas."""
+
+
+def check_named(names: Iterable[str], program: Program) -> None:
+    """See that a program has ops or values of some names.
+
+    Raises:
+        UnknownName: it has none of one of them; lists near ones.
+    """
+    known = {name for op in walk_ops(program) for name in (op.name, *(v.name for v in op.outputs))}
+    for name in names:
+        if name not in known:
+            raise UnknownName("op or value", name, known)
+
+
+def keep_to_limits(step: Any) -> None:
+    """See that the options of a pass keep to their limits; one name may stand for a list of names.
+
+    Raises:
+        PassError: one does not; says which, and what it may be.
+    """
+    for field in dataclasses.fields(step):
+        if field.type in NAMES and isinstance(one := getattr(step, field.name), str):
+            object.__setattr__(step, field.name, tuple(map(str.strip, one.split(","))))
+        limits, value = field.metadata.get("limits"), getattr(step, field.name)
+        if limits is None or value is field.default or limits.hold(value):
+            continue
+        raise PassError(f"{step.name}: {field.name}={value!r}; it {limits}")
+
 
 PROOFS = ("sites", "model", "both", None)
 """What `prove=` may be."""
@@ -341,3 +438,49 @@ def _names(steps: Iterable[Pass]) -> str:
     """Some steps in words."""
     names = [step.name for step in steps]
     return ", ".join(names if len(names) <= 3 else [names[0], f"{len(names) - 1} more"])
+
+
+class Ordered(Protocol):
+    """Something with a name that declares its place among others."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def precedes(self) -> tuple[str, ...]:
+        """Names of those that must come later, or patterns of names as of files: "legacy_*"."""
+
+    @property
+    def follows(self) -> tuple[str, ...]:
+        """Names of those that must come earlier, likewise."""
+
+
+_Step = TypeVar("_Step", bound=Ordered)
+
+
+def in_order(steps: Sequence[_Step]) -> list[_Step]:
+    """The steps, moved only as far as their declarations ask; of a repeated step the first counts.
+
+    Raises:
+        PassError: the declarations contradict each other; it names the steps.
+    """
+    first = {step.name: i for i, step in reversed(list(enumerate(steps)))}
+    graph = networkx.DiGraph()
+    graph.add_nodes_from(range(len(steps)))
+    for i, step in enumerate(steps):
+        graph.add_edges_from((first[name], i) for name in _named(step.follows, step, first))
+        if first[step.name] == i:
+            later = _named(step.precedes, step, first)
+            graph.add_edges_from((i, j) for j, other in enumerate(steps) if other.name in later)
+    try:
+        return [steps[i] for i in networkx.lexicographical_topological_sort(graph)]
+    except networkx.NetworkXUnfeasible:
+        circle = [steps[a].name for a, _ in networkx.find_cycle(graph)]
+        words = ", ".join(f"{a} before {b}" for a, b in zip(circle, [*circle[1:], circle[0]], strict=True))
+        raise PassError(f"the declared order of passes contradicts itself: {words}") from None
+
+
+def _named(patterns: Sequence[str], step: Ordered, names: Iterable[str]) -> set[str]:
+    """The names, other than its own, that what a step declares is about."""
+    return {n for n in names for pattern in patterns if n != step.name and fnmatchcase(n, pattern)}

@@ -16,7 +16,7 @@ from anesurgery.facts.sums_of_squares import LEAST, is_scaled
 from anesurgery.mil import Operation, Var, np_dtype, static_shape
 from anesurgery.regions.root_norms import RootNorm, by_largest, cannot_overflow, root_norm
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.option_limits import option
+from anesurgery.rewriting.passes import option
 from anesurgery.rewriting.pattern import Match
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.semantics.intervals import magnitude

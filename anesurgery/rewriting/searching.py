@@ -14,10 +14,10 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.expected import CLEARLY
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
+from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
-from anesurgery.rewriting.subject import Subject
 
 GATE = 60.0
 """PSNR in dB that the outputs must keep where a step rounds: what recipes promise."""

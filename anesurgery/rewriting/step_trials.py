@@ -13,9 +13,9 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.standing import Standing
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
-from anesurgery.rewriting.subject import Subject
 
 LEAST = 100
 """A smaller program counts as one of so many ops: what does not grow takes as long. Chosen, not measured."""

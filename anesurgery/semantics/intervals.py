@@ -16,10 +16,9 @@ import numpy as np
 
 from anesurgery.mil import Operation, Var, np_dtype
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
-from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
+from anesurgery.semantics.constant_ends import ANY, CORRECT, EXACT, FUNCTION, Interval, of_constant, outwards
 from anesurgery.semantics.meaning import Meaning
 from anesurgery.semantics.product_rows import reach
-from anesurgery.semantics.rounded_ends import CORRECT, EXACT, FUNCTION, outwards
 from anesurgery.semantics.rows import MEANINGS
 from anesurgery.semantics.unedited import kept
 

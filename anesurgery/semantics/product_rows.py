@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, is_stored, is_symbolic, operands
-from anesurgery.semantics.byte_sizes import elements, shape_of
 from anesurgery.semantics.constant_ends import ANY, Interval, of_constant
 from anesurgery.semantics.meaning import (
     BROADCAST,
@@ -20,7 +19,7 @@ from anesurgery.semantics.meaning import (
     Ranges,
     times,
 )
-from anesurgery.semantics.reading import channels, flag, ints
+from anesurgery.semantics.reading import channels, elements, flag, ints, shape_of
 from anesurgery.semantics.row_lengths import norms, row_length
 
 GUARD = 1024.0

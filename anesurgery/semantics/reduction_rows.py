@@ -8,7 +8,7 @@ import numpy as np
 
 from anesurgery.mil import Operation, np_dtype, producer, static_shape
 from anesurgery.ops import ALONG, REDUCTIONS, names
-from anesurgery.semantics.constant_ends import ANY, NORMAL, Interval, gain
+from anesurgery.semantics.constant_ends import ANY, CORRECT, NORMAL, Interval, gain
 from anesurgery.semantics.meaning import (
     CONTRACTED,
     MIXED,
@@ -26,7 +26,6 @@ from anesurgery.semantics.meaning import (
     unless_summed,
 )
 from anesurgery.semantics.reading import axis_of, flag, ints, number
-from anesurgery.semantics.rounded_ends import CORRECT
 from anesurgery.semantics.row_lengths import epsilon_of, longest
 
 

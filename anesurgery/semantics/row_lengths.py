@@ -11,10 +11,8 @@ import torch
 
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Operation, Var, constant, np_dtype, producer, static_shape
-from anesurgery.semantics.constant_ends import MOST, gain, of_constant
-from anesurgery.semantics.of_arrays import FINITE, found_of
+from anesurgery.semantics.constant_ends import FINITE, MOST, found_of, gain, norm_growth, of_constant
 from anesurgery.semantics.reading import channels, flag, ints, number, weight
-from anesurgery.semantics.rounded_ends import norm_growth
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ import torch
 from anesurgery.interpret.arithmetic.neural_engine import CEILING
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST, MOST
+from anesurgery.semantics.constant_ends import LARGEST, MOST, found_of
 from anesurgery.semantics.intervals import interval, magnitude
-from anesurgery.semantics.of_arrays import found_of
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
 from anesurgery.semantics.row_lengths import row_length
 

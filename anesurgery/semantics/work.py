@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, is_stored, operands
-from anesurgery.semantics.byte_sizes import elements, size_of
+from anesurgery.semantics.reading import elements, size_of
 from anesurgery.semantics.rows import MEANINGS
 from anesurgery.semantics.unedited import kept
 

@@ -9,8 +9,8 @@ import pytest
 
 from anesurgery.checking import proofs
 from anesurgery.checking.both import site_of
-from anesurgery.checking.excerpt import constants_among, row_axes
 from anesurgery.checking.grades import Grade
+from anesurgery.checking.proofs import constants_among, row_axes
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from anesurgery.checking.both import site_of
-from anesurgery.checking.planes import alike
-from anesurgery.checking.proofs import Proof, prove
+from anesurgery.checking.proofs import Proof, alike, prove
 from anesurgery.mil import Program, Var, mb
 
 Body = Callable[[Var], Var]

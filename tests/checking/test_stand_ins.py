@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from both_sides import checked
 
-from anesurgery.checking import proofs, stand_ins
+from anesurgery.checking import proofs
 from anesurgery.checking.grades import Grade, SiteCheck
-from anesurgery.checking.stand_ins import StandIns
+from anesurgery.checking.proofs import StandIns
 from anesurgery.errors import ProofError
 from anesurgery.mil import Array, Program, Var, mb, types
 from anesurgery.rewriting.builder import Builder
@@ -85,7 +85,7 @@ def test_layers_that_are_alike_are_proved_once(proved: list[Any]) -> None:
 def test_large_layers_are_proved_once_after_the_first(
     proved: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stand_ins, "AT_ONCE", 2 * WIDTH**2 - 1)
+    monkeypatch.setattr(proofs, "AT_ONCE", 2 * WIDTH**2 - 1)
     apply_pass(AsConvolution(), layers(matrix()))
     assert not proved
     _, session = apply_pass(AsConvolution(), layers(*(matrix() for _ in range(4))))

@@ -21,7 +21,7 @@ from anesurgery.passes.split_head import SplitHead
 from anesurgery.passes.split_inner_axis import SplitInnerAxis
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
 from anesurgery.regions.compressed_weights import decoded
-from anesurgery.semantics.byte_sizes import elements
+from anesurgery.semantics.reading import elements
 from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
 
 with quiet_host():

@@ -15,8 +15,8 @@ import anesurgery as ane
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
 from anesurgery.mil import op_types, parameters
+from anesurgery.rewriting.builder import typed
 from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.literals import typed
 
 HALVES = [an.types.fp16, an.types.fp32]
 

@@ -11,7 +11,7 @@ import pytest
 from anesurgery import registry
 from anesurgery.authoring import Pass, PassError, option
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.option_limits import Limits
+from anesurgery.rewriting.passes import Limits
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ import pytest
 from anesurgery import registry
 from anesurgery.errors import PassError
 from anesurgery.recipes.safety import FREE
-from anesurgery.rewriting.order import in_order
-from anesurgery.rewriting.passes import Pass
+from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.surgery import Recipe, find_recipe
 
 

@@ -16,7 +16,7 @@ import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
 from anesurgery import ops
-from anesurgery.checking import excerpt, planes
+from anesurgery.checking import proofs
 from anesurgery.errors import Refusal
 from anesurgery.facts import loop_rounds, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
@@ -37,12 +37,11 @@ from anesurgery.regions import padding, views
 from anesurgery.regions.single_rows import rebuild
 from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS
+from anesurgery.semantics.constant_ends import LARGEST, outwards
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rounded_ends import EXACT as EXACT_ENDS
-from anesurgery.semantics.rounded_ends import outwards
 from anesurgery.semantics.rows import places_of, slices_read
 
 DRAWS = 2
@@ -234,7 +233,7 @@ def mixes_rows(sample: Sample) -> str:
 
 def mixes_rows_of_excerpts(sample: Sample) -> str:
     """Slices of a result that depend on others than an excerpt takes."""
-    return _mixes_by(sample, lambda op, axis: excerpt._rows(op, {op.outputs[0]: axis}))
+    return _mixes_by(sample, lambda op, axis: proofs._rows(op, {op.outputs[0]: axis}))
 
 
 def _mixes_by(sample: Sample, asked: Callable[[Operation, int], Rows | None]) -> str:
@@ -276,7 +275,7 @@ def mixes_planes(sample: Sample) -> str:
     """Images or channels that `planes` calls independent are not."""
     out, rng = sample.op.outputs[0], _draws(sample)
     shape = static_shape(out)
-    if shape is None or len(shape) < 3 or not planes._plane_by_plane(sample.op, {shape[:2]}):
+    if shape is None or len(shape) < 3 or not proofs._plane_by_plane(sample.op, {shape[:2]}):
         return ""
     values = plain_numbers(sample, rng)
     for axis in (0, 1):

@@ -26,9 +26,8 @@ from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.byte_sizes import is_tensor, kind_of, shape_of
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
-from anesurgery.semantics.reading import flag, ints, number, shape_in_words
+from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
 from anesurgery.semantics.unedited import kept
 from anesurgery.semantics.work import read_results, runtime
 

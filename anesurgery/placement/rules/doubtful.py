@@ -11,8 +11,7 @@ from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules import conditions as when
 from anesurgery.placement.rules.slow import lut
 from anesurgery.placement.target import Target
-from anesurgery.semantics.byte_sizes import shape_of
-from anesurgery.semantics.reading import number, shape_in_words
+from anesurgery.semantics.reading import number, shape_in_words, shape_of
 
 PLAN = "look at the compute plan on the device"
 ANEMLL = "ANEMLL: tests/dev/MB_GRAPH_ISSUES.md"

@@ -12,8 +12,7 @@ from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.slow import LARGE_DILATION
 from anesurgery.placement.target import CHIPS, SOURCES, Target
 from anesurgery.regions.channel_products import weight_of
-from anesurgery.semantics.byte_sizes import shape_of
-from anesurgery.semantics.reading import ints, readers_after, shape_in_words, weight
+from anesurgery.semantics.reading import ints, readers_after, shape_in_words, shape_of, weight
 
 _slow = partial(Rule, kind="speed")
 

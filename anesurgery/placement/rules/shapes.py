@@ -32,8 +32,16 @@ from anesurgery.ops import CONTRACTIONS, PRODUCTS, UNARY, WEIGHTED
 from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.target import CHIPS, Target
-from anesurgery.semantics.byte_sizes import elements, is_tensor, shape_of, size_of
-from anesurgery.semantics.reading import channels, in_words, shape_in_words, weight
+from anesurgery.semantics.reading import (
+    channels,
+    elements,
+    in_words,
+    is_tensor,
+    shape_in_words,
+    shape_of,
+    size_of,
+    weight,
+)
 from anesurgery.semantics.work import runtime
 
 _slow = partial(general, kind="speed")

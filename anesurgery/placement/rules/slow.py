@@ -29,15 +29,16 @@ from anesurgery.mil import (
 from anesurgery.ops import ATTENTION, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.target import SOURCES, Target
-from anesurgery.semantics.byte_sizes import elements, size_of
 from anesurgery.semantics.reading import (
     channels,
+    elements,
     in_words,
     ints,
     number,
     reaches_output,
     readers_after,
     shape_in_words,
+    size_of,
     weight,
 )
 from anesurgery.semantics.row_lengths import squared

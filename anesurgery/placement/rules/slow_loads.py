@@ -16,8 +16,7 @@ from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
 from anesurgery.placement.flexible import dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.target import Target
-from anesurgery.semantics.byte_sizes import is_tensor
-from anesurgery.semantics.reading import in_words, shape_in_words
+from anesurgery.semantics.reading import in_words, is_tensor, shape_in_words
 
 _large = partial(general, kind="memory", grade=Grade.REPORTED)
 """A rule about memory."""

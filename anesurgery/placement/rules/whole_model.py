@@ -16,8 +16,7 @@ from anesurgery.placement.flexible import Flexible, dynamic_inputs
 from anesurgery.placement.inspection import Memory
 from anesurgery.placement.rules.conditions import CHANNELS, is_lookup
 from anesurgery.placement.target import CHIPS, SOURCES, Target
-from anesurgery.semantics.byte_sizes import elements, shape_of
-from anesurgery.semantics.reading import in_words, shape_in_words
+from anesurgery.semantics.reading import elements, in_words, shape_in_words, shape_of
 
 _reported = partial(general, grade=Grade.REPORTED)
 

@@ -37,7 +37,7 @@ def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -
         if other.shape != value.shape:
             return Refusal(f"%{var.name} has the shape {value.shape}, and {other.shape} by coremltools", var.op)
         count += value.size
-        if value.dtype == other.dtype and value.tobytes() == other.tobytes():
+        if same_bits(value, other):
             continue
         apart, share = _apart(value, other)
         if np.any(share > (ROUNDING if value.dtype.kind == "f" else 0)):
@@ -46,6 +46,14 @@ def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -
         worst, relative = max(worst, np.max(apart, initial=0)), max(relative, np.max(share, initial=0))
     grade = Grade.NUMBERS if worst else Grade.EXHAUSTIVE
     return SiteCheck(float(worst), float(relative), count, grade, None, seed)
+
+
+def same_bits(value: Array, other: Array) -> bool:
+    """Are two arrays of one shape of the same type, and equal bit for bit?"""
+    words = f"u{value.dtype.itemsize}"
+    return value.dtype == other.dtype and np.array_equal(
+        *(np.asarray(x, order="C").view(words) for x in (value, other))
+    )
 
 
 def _apart(value: Array, other: Array) -> tuple[Array, Array]:

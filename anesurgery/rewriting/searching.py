@@ -192,11 +192,9 @@ class Search:
 
     def told(self, step: Pass, trial: Trial, refusals: Sequence[tuple[str, Refusal]]) -> None:
         """Note what a step that changed nothing says of the ops at which it is named."""
-        named = {f.op for f in trial.findings if f.remedy == step.name}
-        for name, refusal in refusals:
-            where = refusal.where
-            if isinstance(where, Operation) and where.outputs[0].name in named:
-                self.refused[where.outputs[0].name] = name, refusal
+        at = {r.where.outputs[0].name: (n, r) for n, r in refusals if isinstance(r.where, Operation)}
+        named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
+        self.refused |= {op: why for op, why in at.items() if op in named}
 
     def measured(self, step: Pass, trial: Trial) -> str:
         """What was measured to be gained by a step on the target, in words; "" for nothing."""

@@ -42,6 +42,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+CONSTEXPR = "constexpr_"
+"""How the types of ops begin that hold compressed weights."""
 SELDOM = 20
 """Times as many objects are made between two collections while graphs are built. torch and coremltools keep a
 million alive, and each full collection looks at all of them, 0.2 s for nothing."""
@@ -373,7 +375,7 @@ def is_constant(var: Var | None, value: float, rtol: float = 1e-6) -> bool:
 def is_stored(var: Var | None) -> bool:
     """Is it a constant, plain or compressed?"""
     op = None if var is None else var.op
-    return op is not None and is_weight(op)
+    return op is not None and ((kind := op.op_type) == "const" or kind.startswith(CONSTEXPR))
 
 
 def is_compressed(var: Var) -> bool:
@@ -409,12 +411,12 @@ def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
 
 def is_constexpr(op: Operation) -> bool:
     """Does an op hold a weight in a compressed form?"""
-    return op.op_type.startswith("constexpr_")
+    return op.op_type.startswith(CONSTEXPR)
 
 
 def is_weight(op: Operation) -> bool:
     """Is it a constant, plain or compressed, and no op that runs?"""
-    return op.op_type == "const" or is_constexpr(op)
+    return (kind := op.op_type) == "const" or kind.startswith(CONSTEXPR)
 
 
 def static_shape(var: Var) -> tuple[int, ...] | None:

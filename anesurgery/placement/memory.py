@@ -7,7 +7,7 @@ them, views included, since the engine copies them. Symbolic axes count as one e
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -53,18 +53,19 @@ def measure(function: Function, target: Target) -> tuple[Memory, tuple[Finding, 
     Returns:
         sizes in bytes, and findings about the function as a whole.
     """
-    stored, values = _weights(function), {v: size_of(v) for v in _values(function)}
+    ops = list(walk_ops(function))
+    stored, values = _weights(ops), {v: size_of(v) for v in _values(function, ops)}
     largest = max(values, key=lambda v: values[v], default=None)
     limit, chip = target.least("program")
     memory = Memory(
         weights=stored,
-        activations=_peak(function, values),
+        activations=_peak(ops, values),
         largest=0 if largest is None else values[largest],
         limit=limit,
         chunks=max(1, math.ceil(stored / limit)),
         states=sum(map(_held, function.inputs.values())),
-        state_traffic=sum(map(_traffic, walk_ops(function))),
-        expanded=dense(function) if any(is_constexpr(op) for op in walk_ops(function)) else 0,
+        state_traffic=sum(map(_traffic, ops)),
+        expanded=dense(function) if any(map(is_constexpr, ops)) else 0,
         app=_app(target),
     )
     if not target.uses_ane:
@@ -79,16 +80,15 @@ def _app(target: Target) -> int | None:
     return min((APP[name] for name in target.chips if name in APP), default=None) if phones else None
 
 
-def _weights(function: Function) -> int:
+def _weights(ops: Sequence[Operation]) -> int:
     """Bytes of the constants; two of the same memory count once."""
     seen: dict[object, int] = {}
-    for op in walk_ops(function):
-        if op.op_type == "const" and is_tensor(op.outputs[0]):
-            value = op.outputs[0].val
-            place = (
-                value.ctypes.data if isinstance(value, np.ndarray) else op
-            )  # a scalar has no place of its own
-            seen[place, size_of(op.outputs[0])] = size_of(op.outputs[0])
+    for op in ops:
+        if op.op_type == "const" and is_tensor(out := op.outputs[0]):
+            value, size = out.val, size_of(out)
+            array = isinstance(value, np.ndarray)
+            place = value.__array_interface__["data"][0] if array else op  # a scalar has no place of its own
+            seen[place, size] = size
     return sum(seen.values())
 
 
@@ -125,17 +125,17 @@ def dense(function: Function) -> int:
     return sum(map(size_of, ends)) + sum(size_of(v) for v in plain if v not in inner)
 
 
-def _values(function: Function) -> Iterator[Var]:
+def _values(function: Function, ops: Iterable[Operation]) -> Iterator[Var]:
     """The values of run time: the inputs, and what ops make of them."""
     yield from function.inputs.values()
-    for op in walk_ops(function):
+    for op in ops:
         if not is_weight(op):
             yield from op.outputs
 
 
-def _peak(function: Function, values: dict[Var, int]) -> int:
+def _peak(ops: Iterable[Operation], values: dict[Var, int]) -> int:
     """The largest sum of sizes of values that live at once."""
-    places, ends = _places(function)
+    places, ends = _places(ops)
     change = [0] * (len(places) + 2)
     for var, count in values.items():
         op = producer(var)
@@ -144,9 +144,9 @@ def _peak(function: Function, values: dict[Var, int]) -> int:
     return max(accumulate(change), default=0)
 
 
-def _places(function: Function) -> tuple[dict[Operation, int], dict[Operation, int]]:
+def _places(ops: Iterable[Operation]) -> tuple[dict[Operation, int], dict[Operation, int]]:
     """Each op's place in file order, and the place at which its nested blocks end."""
-    places = {op: i for i, op in enumerate(walk_ops(function))}
+    places = {op: i for i, op in enumerate(ops)}
     ends = dict(places)
     for op in reversed(list(places)):
         outer = op.enclosing_block.outer_op if op.enclosing_block is not None else None

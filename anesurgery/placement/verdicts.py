@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import add
 
 from anesurgery.facts.loop_rounds import rounds
 from anesurgery.facts.unvarying_ops import fixed_ops
@@ -123,18 +124,23 @@ def shortest(steps: Sequence[Costs]) -> list[int]:
     """The unit of each op; of equal paths, one that is longer on the unit that comes first."""
     if not steps:
         return []
-    units = range(len(steps[0]))
-    costs, came = [_enter(u) + steps[0][u] for u in units], list[list[int]]()
+    units = [u for u, column in enumerate(zip(*steps, strict=True)) if min(column) < math.inf] or [CPU]
+    steps = [[step[u] for u in units] for step in steps] if len(units) < len(steps[0]) else steps
+    costs, came = list(map(add, map(_enter, units), steps[0])), list[list[int]]()
     moves = [[_move(old, new) for old in units] for new in units]
     for step in steps[1:]:
-        ways = [[cost + move for cost, move in zip(costs, row, strict=True)] for row in moves]
-        least = list(map(min, ways))
-        came.append([way.index(one) for way, one in zip(ways, least, strict=True)])
-        costs = [one + work for one, work in zip(least, step, strict=True)]
-    path = [min(units, key=lambda u: costs[u] + _end(u))]
-    for origin in reversed(came):
-        path.append(origin[path[-1]])
-    return path[::-1]
+        origins, reached = [], []
+        for row, work in zip(moves, step, strict=True):
+            ways = list(map(add, costs, row))
+            least = min(ways)
+            origins.append(ways.index(least))
+            reached.append(least + work)
+        came.append(origins)
+        costs = reached
+    path = [min(range(len(units)), key=lambda at: costs[at] + _end(units[at]))]
+    for origins in reversed(came):
+        path.append(origins[path[-1]])
+    return [units[at] for at in reversed(path)]
 
 
 def total(steps: Sequence[Costs], path: Sequence[int]) -> float:

@@ -34,9 +34,10 @@ def kept(function: Callable[P, R]) -> Callable[P, R]:
         if answers is None:
             return function(*args, **kwargs)
         key = (function, args, tuple(kwargs.items())) if kwargs else (function, args)
-        if key not in answers:
-            answers[key] = function(*args, **kwargs)
-        answer: R = answers[key]
-        return answer
+        answer: Any = answers.get(key, answers)
+        if answer is answers:
+            answer = answers[key] = function(*args, **kwargs)
+        known: R = answer
+        return known
 
     return asked

@@ -84,7 +84,7 @@ class Difference:
     """Of a compressed weight: its parts in the newer form."""
 
 
-@exclusive
+@exclusive()
 def raised(program: Program, version: int, what: str = "the program") -> Program:
     """The program in a newer opset; the arrays of its constants are shared, and it is not changed.
 

@@ -171,7 +171,6 @@ from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.regions.weight_edits import pieces as pieces
 from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
-from anesurgery.rewriting import equality_folds as equality_folds
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import inference as inference
 from anesurgery.rewriting import newer_opsets as newer_opsets

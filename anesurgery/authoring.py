@@ -37,12 +37,11 @@ from anesurgery.facts import attention as attention
 from anesurgery.facts import axis_slice as axis_slice
 from anesurgery.facts import constant_indices as constant_indices
 from anesurgery.facts import cosines as cosines
+from anesurgery.facts import dependence as dependence
 from anesurgery.facts import half as half
 from anesurgery.facts import integer_masks as integer_masks
-from anesurgery.facts import loop_rounds as loop_rounds
 from anesurgery.facts import makeup as makeup
 from anesurgery.facts import masks as masks
-from anesurgery.facts import ops_between as ops_between
 from anesurgery.facts import places as places
 from anesurgery.facts import quotients_of_sums as quotients_of_sums
 from anesurgery.facts import rings as rings
@@ -52,7 +51,6 @@ from anesurgery.facts import spectra as spectra
 from anesurgery.facts import sums_of_squares as sums_of_squares
 from anesurgery.facts import token_axes as token_axes
 from anesurgery.facts import token_ids as token_ids
-from anesurgery.facts import unvarying_ops as unvarying_ops
 from anesurgery.facts import whole_numbers as whole_numbers
 from anesurgery.facts import wide_values as wide_values
 from anesurgery.facts import window_pads as window_pads

@@ -112,7 +112,7 @@ class _NeverEqual(Rewrite):
         return op.any("equal", "not_equal")()
 
     def check(self, m: Match) -> Match | None:
-        apart = an.unvarying_ops.differ(m.root, an.whole_numbers.WholeNumbers(self.assume))
+        apart = an.dependence.differ(m.root, an.whole_numbers.WholeNumbers(self.assume))
         return m if apart and not an.is_output(m.root.outputs[0]) else None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
@@ -142,7 +142,7 @@ class _Folding:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
         for op in list(block.operations):
             self.compressed(op)
-        fixed = an.unvarying_ops.fixed_ops(block)
+        fixed = an.dependence.fixed_ops(block)
         staying = set[an.Operation]()
         for op in reversed(fixed):
             used = [
@@ -191,8 +191,8 @@ class _Folding:
         """What an op gives, or why it stays computed."""
         if outputs := [v.name for v in used if an.is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
-        outside = {v for o in fixed if (v := an.unvarying_ops.shape_only(o)) is not None and v.op not in fixed}
-        ops = an.ops_between.slice_back(used, outside)
+        outside = {v for o in fixed if (v := an.dependence.shape_only(o)) is not None and v.op not in fixed}
+        ops = an.dependence.slice_back(used, outside)
         growth = sum(map(an.size_of, used)) - sum(
             an.size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
         )

@@ -50,7 +50,6 @@ from anesurgery.facts import scattered_rows as scattered_rows
 from anesurgery.facts import spectra as spectra
 from anesurgery.facts import sums_of_squares as sums_of_squares
 from anesurgery.facts import token_axes as token_axes
-from anesurgery.facts import token_ids as token_ids
 from anesurgery.facts import whole_numbers as whole_numbers
 from anesurgery.facts import wide_values as wide_values
 from anesurgery.facts import window_pads as window_pads

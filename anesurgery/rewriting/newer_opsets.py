@@ -28,7 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.errors import Refusal, SurgeryError
-from anesurgery.facts.token_ids import never_negative
+from anesurgery.facts.whole_numbers import never_negative
 from anesurgery.files.copying import copied
 from anesurgery.files.protobuf import (
     HeldWeights,

@@ -150,7 +150,7 @@ from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
 from anesurgery.regions import row_buffers as row_buffers
-from anesurgery.regions import single_rows as single_rows
+from anesurgery.regions import small_builds as small_builds
 from anesurgery.regions import views as views
 from anesurgery.regions import weight_edits as weight_edits
 from anesurgery.regions import whole_floats as whole_floats

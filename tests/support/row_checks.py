@@ -34,7 +34,7 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
 from anesurgery.regions import padding, views
-from anesurgery.regions.single_rows import rebuild
+from anesurgery.regions.small_builds import rebuild
 from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
 from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS

@@ -37,12 +37,11 @@ from anesurgery.facts import attention as attention
 from anesurgery.facts import axis_slice as axis_slice
 from anesurgery.facts import constant_indices as constant_indices
 from anesurgery.facts import cosines as cosines
+from anesurgery.facts import dependence as dependence
 from anesurgery.facts import half as half
 from anesurgery.facts import integer_masks as integer_masks
-from anesurgery.facts import loop_rounds as loop_rounds
 from anesurgery.facts import makeup as makeup
 from anesurgery.facts import masks as masks
-from anesurgery.facts import ops_between as ops_between
 from anesurgery.facts import places as places
 from anesurgery.facts import quotients_of_sums as quotients_of_sums
 from anesurgery.facts import rings as rings
@@ -51,8 +50,6 @@ from anesurgery.facts import scattered_rows as scattered_rows
 from anesurgery.facts import spectra as spectra
 from anesurgery.facts import sums_of_squares as sums_of_squares
 from anesurgery.facts import token_axes as token_axes
-from anesurgery.facts import token_ids as token_ids
-from anesurgery.facts import unvarying_ops as unvarying_ops
 from anesurgery.facts import whole_numbers as whole_numbers
 from anesurgery.facts import wide_values as wide_values
 from anesurgery.facts import window_pads as window_pads
@@ -153,7 +150,7 @@ from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
 from anesurgery.regions import row_buffers as row_buffers
-from anesurgery.regions import single_rows as single_rows
+from anesurgery.regions import small_builds as small_builds
 from anesurgery.regions import views as views
 from anesurgery.regions import weight_edits as weight_edits
 from anesurgery.regions import whole_floats as whole_floats
@@ -171,7 +168,6 @@ from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.regions.weight_edits import pieces as pieces
 from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
-from anesurgery.rewriting import equality_folds as equality_folds
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import inference as inference
 from anesurgery.rewriting import newer_opsets as newer_opsets

@@ -64,7 +64,7 @@ def program_text(loaded: Loaded, version: str = VERSION) -> str:
 
 
 @door()
-@exclusive
+@exclusive()
 def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
@@ -84,7 +84,7 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     return _load(model, _units(compute_units))
 
 
-@exclusive
+@exclusive()
 def load_as_is(model: Any) -> Loaded:
     """As `load`, but a neural network stays one, its program being made when it is asked for.
 
@@ -112,7 +112,7 @@ def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
     return _load_path(Path(model).expanduser(), compute_units, as_is=as_is)
 
 
-@exclusive
+@exclusive()
 def load_graph(model: Any) -> Loaded:
     """As `load`, also where the weights are not there: `Loaded.absent` says why, and what stands in is NaN.
 
@@ -181,7 +181,7 @@ def _network(
     return import_network(spec, what, source=source, compute_units=units, keep_names=exact)
 
 
-@exclusive
+@exclusive()
 def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
     """The ML Programs of a model on disk: one, or those of a pipeline or a chain in order.
 
@@ -205,7 +205,7 @@ def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
     return ModelSequence.of_parts(spec, parts)
 
 
-@exclusive
+@exclusive()
 def load_member(model: Any, member: str | int) -> Loaded:
     """One model of a pipeline; a neural network is made into an ML Program.
 

@@ -10,8 +10,8 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache, wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar, cast
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,44 +38,31 @@ HOST = ForkLock(_forget_builds)
 global. This library's own calls take it. Code that builds programs itself in several threads (`mb.program`,
 `ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a module is imported."""
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
 CONSTEXPR = "constexpr_"
 """How the types of ops begin that hold compressed weights."""
 SELDOM = 20
 """Times as many objects are made between two collections while graphs are built. torch and coremltools keep a
 million alive, and each full collection looks at all of them, 0.2 s for nothing."""
-
-
 _CALLS: list[tuple[int, int, int]] = []
 """For each call in `exclusive`, how often Python looked for unused cycles before it."""
 
 
 @contextmanager
-def few_collections() -> Iterator[None]:
-    """Let Python look for unused cycles less often, in the outermost call; for one thread at a time."""
-    _CALLS.append(gc.get_threshold())
-    if len(_CALLS) == 1:
-        gc.set_threshold(_CALLS[0][0] * SELDOM, *_CALLS[0][1:])
-    try:
-        yield
-    finally:
-        often = _CALLS.pop()
-        if not _CALLS:
-            gc.set_threshold(*often)
+def exclusive() -> Iterator[None]:
+    """Let one thread at a time into a function, or a block, that uses coremltools' builder.
 
-
-def exclusive(function: Callable[P, R]) -> Callable[P, R]:
-    """Let one thread at a time into a function that uses coremltools' builder."""
-
-    @wraps(function)
-    def alone(*positional: P.args, **named: P.kwargs) -> R:
-        with HOST, few_collections():
-            return function(*positional, **named)
-
-    return alone
+    Meanwhile Python looks for unused cycles less often.
+    """
+    with HOST:
+        _CALLS.append(gc.get_threshold())
+        if len(_CALLS) == 1:
+            gc.set_threshold(_CALLS[0][0] * SELDOM, *_CALLS[0][1:])
+        try:
+            yield
+        finally:
+            often = _CALLS.pop()
+            if not _CALLS:
+                gc.set_threshold(*often)
 
 
 _SILENCE = Silence("coremltools")

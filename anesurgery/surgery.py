@@ -116,7 +116,7 @@ class Surgery(Report):
         """The changed model as a coremltools MLModel, in a temporary package where its format asks for one."""
         return self.subject.mlmodel()
 
-    @exclusive
+    @exclusive()
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model atomically, and the artifacts beside it.
 
@@ -133,7 +133,7 @@ class Surgery(Report):
 
 
 @door("inputs", "target", "seed")
-@exclusive
+@exclusive()
 def plan(
     model: Any,
     passes: Any,
@@ -173,7 +173,7 @@ def plan(
 
 
 @door("inputs", "target", "seed")
-@exclusive
+@exclusive()
 def apply(
     model: Any,
     passes: Any,

@@ -106,11 +106,11 @@ class EmbeddingMatmul(Rewrite):
         """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
         counts_back = m.root.opset_version < an.ct.target.iOS17 and not trusted
-        ids = an.token_ids.before_casts(m.indices, -rows if counts_back else 0, rows)
-        raw = an.token_ids.before_guard(ids, rows)
-        if raw is not None and (trusted or an.token_ids.never_negative(raw)):
-            return an.token_ids.before_casts(raw, 0, rows), False
-        return ids, counts_back and raw is None and not an.token_ids.never_negative(ids)
+        ids = an.whole_numbers.before_casts(m.indices, -rows if counts_back else 0, rows)
+        raw = an.whole_numbers.before_guard(ids, rows)
+        if raw is not None and (trusted or an.whole_numbers.never_negative(raw)):
+            return an.whole_numbers.before_casts(raw, 0, rows), False
+        return ids, counts_back and raw is None and not an.whole_numbers.never_negative(ids)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Ids of the table; in mode "input", the rows that belong to the ids."""
@@ -133,7 +133,7 @@ class EmbeddingMatmul(Rewrite):
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
-        if self.nonnegative_ids and not an.token_ids.never_negative(ids):
+        if self.nonnegative_ids and not an.whole_numbers.never_negative(ids):
             mb.note("assumed of the inputs: token ids are never negative")
         table = _table(mb, m.x, an.one_hot.one_hot_width(rows), self.pad_tied)
         total: Var | None = None
@@ -178,7 +178,7 @@ def _rows_as_input(mb: Builder, m: Match) -> Var:
     table = an.decoded(m.x)
     if an.is_compressed(m.x):
         mb.note(f"the table %{m.x.name} is written as {table.dtype}, not compressed: its rows are read")
-    dropped = an.token_ids.serves_only(m.ids, m.root)
+    dropped = an.whole_numbers.serves_only(m.ids, m.root)
     return mb.rows_as_input(table, m.ids, m.root.outputs[0], ("embeds", "ids"), dropped)
 
 

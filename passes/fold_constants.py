@@ -43,12 +43,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.authoring import (
+    Builder,
+    Match,
+    OpPattern,
+    Ops,
+    Pass,
+    Program,
+    Refusal,
+    Rewrite,
+    Session,
+    Var,
+    mb,
+)
 from anesurgery.checking.host_values import against_host, is_inferred, same_bits
 
 MIB = 1 << 20
@@ -58,6 +70,8 @@ COMPUTED = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "real_div": n
 """Op type -> what is computed of a compressed weight and another constant, where that is allowed."""
 COMPUTED_ONCE = "computed by the interpreter; coremltools infers no value to compare it with"
 ROUNDED_ONCE = "rounded once; after each op, as coremltools has it, it would be another value"
+ENDS = 0.6
+"""Share of ends of promised ranges among the integers that a test of equality is compared on."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +86,47 @@ class FoldConstants(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Fold what each function, and each block nested in it, reads of fixed values."""
-        an.equality_folds.NeverEqual(session.assume).run(program, session)
+        _NeverEqual(session.assume).run(program, session)
         for function in program.functions.values():
             nested = [b for op in an.walk_ops(function) for b in op.blocks]
             with an.GraphEdits(self, session, function) as edits:
                 folding = _Folding(self, session, edits)
                 for block in (function, *nested):
                     folding.visit(block)
+
+
+@dataclass(frozen=True)
+class _NeverEqual(Rewrite):
+    """A test of equality between integers whose ranges have nothing in common is a constant.
+
+    It depends on inputs, so it is compared with what it was, at the ends of what may be assumed of these.
+    """
+
+    name: ClassVar[str] = "fold_constants"
+    assume: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def pattern(self, op: Ops) -> OpPattern:
+        return op.any("equal", "not_equal")()
+
+    def check(self, m: Match) -> Match | None:
+        apart = an.dependence.differ(m.root, an.whole_numbers.WholeNumbers(self.assume))
+        return m if apart and not an.is_output(m.root.outputs[0]) else None
+
+    def rewrite(self, mb: Builder, m: Match) -> Var:
+        mb.note(f"by their ranges %{m.root.x.name} never equals %{m.root.y.name}")
+        return mb.const(val=np.full(m.root.outputs[0].shape, m.root.op_type == "not_equal"))
+
+    def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
+        """Integers that the caller promises, the ends of their range among them."""
+        if var.op is not None or var.name not in self.assume or an.np_dtype(var).kind not in "iu":
+            return None
+        low, high = self.assume[var.name]
+        drawn = rng.integers(low, high, an.drawn_shape(var), endpoint=True)
+        ends = rng.choice([low, high], drawn.shape)
+        return np.where(rng.random(drawn.shape) < ENDS, ends, drawn).astype(an.np_dtype(var))
 
 
 @dataclass
@@ -94,7 +142,7 @@ class _Folding:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
         for op in list(block.operations):
             self.compressed(op)
-        fixed = an.unvarying_ops.fixed_ops(block)
+        fixed = an.dependence.fixed_ops(block)
         staying = set[an.Operation]()
         for op in reversed(fixed):
             used = [
@@ -143,8 +191,8 @@ class _Folding:
         """What an op gives, or why it stays computed."""
         if outputs := [v.name for v in used if an.is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
-        outside = {v for o in fixed if (v := an.unvarying_ops.shape_only(o)) is not None and v.op not in fixed}
-        ops = an.ops_between.slice_back(used, outside)
+        outside = {v for o in fixed if (v := an.dependence.shape_only(o)) is not None and v.op not in fixed}
+        ops = an.dependence.slice_back(used, outside)
         growth = sum(map(an.size_of, used)) - sum(
             an.size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
         )

@@ -61,7 +61,7 @@ class IndexCasts(Rewrite):
         if an.is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
         low = 0 if an.np_dtype(m.indices).kind == "u" else -int(length)
-        source = an.token_ids.before_casts(m.indices, low, int(length))
+        source = an.whole_numbers.before_casts(m.indices, low, int(length))
         if source is m.indices:
             span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)

@@ -88,7 +88,7 @@ class PickTokens(Pass):
                 return Refusal(f"no output holds logits: {', '.join(outputs)}")
             if head.shape[-1] < self.k:
                 return Refusal(f"%{head.name} has {head.shape[-1]} words, fewer than k={self.k}", head.op)
-            if drawn := [op for op in an.ops_between.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
+            if drawn := [op for op in an.dependence.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
                 return Refusal(f"%{head.name} is drawn at random, and is another in each run", drawn[0])
         return None
 

@@ -154,14 +154,16 @@ class SelectLastToken(Rewrite):
         """Select, then run the rest on one row."""
         logits: Var = m.root.outputs[0]
         if m.selects:
-            row = an.single_rows.rebuild(mb, m.tail, an.single_rows.last_row(mb, m.tail.source, m.tail.axis))
+            row = an.small_builds.rebuild(mb, m.tail, an.small_builds.last_row(mb, m.tail.source, m.tail.axis))
             return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
         if self.position == "input":
-            return {logits: an.single_rows.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
+            return {logits: an.small_builds.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
         words = f"{logits.name} holds the last position alone, as {_one_row(logits)}"
         mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
         return {
-            logits: an.single_rows.rebuild(mb, m.tail, an.single_rows.last_row(mb, m.tail.source, m.tail.axis))
+            logits: an.small_builds.rebuild(
+                mb, m.tail, an.small_builds.last_row(mb, m.tail.source, m.tail.axis)
+            )
         }
 
     def picked(self, mb: Builder, logits: Var, tail: an.rowwise.Tail) -> Var:

@@ -85,14 +85,14 @@ class TokenIdGuard(Rewrite):
         ):
             return an.NO_MATCH
         count = int(rows)
-        ids = {an.token_ids.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
+        ids = {an.whole_numbers.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
         if len(ids) != 1:
             return an.NO_MATCH
         source = _source(ids.pop())
         promise = (self.assume or {}).get(source.name) if source.op is None else None
         if promise is not None and promise[0] < 0:
             return Refusal(f"%{source.name} is assumed to be as low as {promise[0]}", m.root)
-        if promise is not None or an.token_ids.never_negative(m.ids):
+        if promise is not None or an.whole_numbers.never_negative(m.ids):
             return m.bind(range=promise or (0, count - 1), promised=False)
         if _only_looks_up(m.root.outputs[0], count):
             promised = self.nonnegative and source.op is None
@@ -116,7 +116,7 @@ class TokenIdGuard(Rewrite):
         if m.promised:
             mb.note("assumed of the inputs: token ids are never negative")
         low, high = m.range
-        ids = an.token_ids.before_casts(m.kept, low, high + 1)
+        ids = an.whole_numbers.before_casts(m.kept, low, high + 1)
         if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
         return ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))

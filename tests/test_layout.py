@@ -377,7 +377,7 @@ HOPS = 14
 """Most files between `ane.apply` and the saved package, along any one chain of calls."""
 
 PROJECT = (f"{ENGINE}/", f"{PASSES}/", f"{RECIPES}/")
-DECORATORS = ("<module>", "alone", "asked", "at_the_door")
+DECORATORS = ("<module>", "asked", "at_the_door")
 """Functions that call what they stand around."""
 
 

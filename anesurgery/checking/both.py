@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.mil import Operation, Var, is_compressed, np_dtype, producer, reads
 from anesurgery.ops import CARRIERS, MOVING

@@ -18,7 +18,7 @@ import torch
 
 from anesurgery.checking.metrics import psnr
 from anesurgery.errors import InterpretError
-from anesurgery.facts.loop_rounds import times_run
+from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of
 from anesurgery.interpret import Listener, Predictor, run
 from anesurgery.interpret.arithmetic import neural_engine

@@ -27,7 +27,7 @@ from anesurgery.checking.numbers import DRAWS, ROUNDED_OFF, Numbers, as_tensor, 
 from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
-from anesurgery.facts.loop_rounds import times_run
+from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double, Unsteady

@@ -18,7 +18,7 @@ from anesurgery.checking.adversarial import Drawing
 from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.numbers import Numbers, as_tensor
 from anesurgery.errors import InterpretError
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
 from anesurgery.mil import Array, Operation, Var, np_dtype, reads, types
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL

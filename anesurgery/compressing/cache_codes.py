@@ -126,7 +126,7 @@ class CompressedCache(Smaller):
 
 
 @door("target")
-@exclusive
+@exclusive()
 def compress_cache(
     model: Any, texts: Sequence[Sequence[int]], *, scales: str | None = None, target: str | None = None
 ) -> CompressedCache:

@@ -199,7 +199,7 @@ def _loss_json(loss: Cost, chooses: bool) -> dict[str, Any]:
 
 
 @door("inputs", "target")
-@exclusive
+@exclusive()
 def compress(
     model: Any,
     bits: float = 4,

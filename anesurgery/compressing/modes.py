@@ -130,7 +130,7 @@ def _is_weight(op: Any, smallest: int) -> bool:
     return floats and shape is not None and len(shape) > 1 and int(np.prod(shape)) > smallest
 
 
-@exclusive
+@exclusive()
 def compress(
     graph: Graph, weight: str, readers: list[int], mode: Mode, version: int, smallest: int = SMALLEST
 ) -> Compressed | str:

@@ -18,7 +18,7 @@ import torch
 
 from anesurgery.errors import NO_MATCH, InterpretError, Refusal
 from anesurgery.facts.attention import MASKED, Chain, is_float, mask_chain, runtime_inputs, shapes_read
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret.attentions import read_values
 from anesurgery.mil import (
     Array,

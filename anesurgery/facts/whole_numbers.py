@@ -1,7 +1,9 @@
-"""Integers and conditions that floats can hold: where they lie, and which ops make the same numbers in fp16.
+"""Integers: where they lie, whether ids can be negative, and which ops make the same numbers in fp16.
 
 fp16 holds every integer up to 2048. What is computed of integers that stay within it is the same in floats, op
 by op; a condition is 0 or 1.
+
+The answers hold for all inputs: `never_negative` rests on intervals, and not on numbers that were tried.
 """
 
 from __future__ import annotations
@@ -12,9 +14,21 @@ from typing import cast
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, any_symbolic, constant, np_dtype, operands, static_shape
+from anesurgery.mil import (
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    consumers,
+    is_constant,
+    is_output,
+    np_dtype,
+    operands,
+    producer,
+    static_shape,
+)
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
-from anesurgery.semantics.intervals import Intervals
+from anesurgery.semantics.intervals import Intervals, stored_interval
 from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE
 from anesurgery.semantics.reading import number
 from anesurgery.semantics.rows import MEANINGS
@@ -175,3 +189,50 @@ def _whole_itself(var: Var) -> bool | None:
 
 def _whole_through(var: Var) -> list[Var]:
     return [v for _, v in operands_of(cast(Operation, var.op))] if _whole_itself(var) is None else []
+
+
+def before_casts(ids: Var, low: int, high: int) -> Var:
+    """The value before the integer casts that keep every number of [low, high)."""
+    cast = producer(ids, "cast")
+    while cast is not None and np_dtype(cast.x).kind in "iu" and _holds(ids, low, high):
+        ids = cast.x
+        cast = producer(ids, "cast")
+    return ids
+
+
+def _holds(ids: Var, low: int, high: int) -> bool:
+    dtype = np_dtype(ids)
+    return dtype.kind in "iu" and np.iinfo(dtype).min <= low and high - 1 <= np.iinfo(dtype).max
+
+
+def before_guard(ids: Var, rows: int) -> Var | None:
+    """The ids that `select(ids >= 0, ids, ids + rows)` makes non-negative, or None: no such guard here."""
+    guard = producer(ids, "select")
+    test = producer(guard.cond, "greater_equal") if guard is not None else None
+    wrapped = producer(guard.b, "add") if guard is not None else None
+    if guard is None or test is None or wrapped is None or not is_constant(test.y, 0):
+        return None
+    added_to = [v for v in (wrapped.x, wrapped.y) if not is_constant(v, rows)]
+    if len(added_to) != 1:
+        return None
+    sources = {before_casts(v, -rows, rows) for v in (guard.a, test.x, *added_to)}
+    return sources.pop() if len(sources) == 1 else None
+
+
+def serves_only(ids: Var, lookup: Operation) -> bool:
+    """Do the ids serve this lookup alone, directly or through casts and its guard?"""
+    values = [ids]
+    while values:
+        value = values.pop()
+        if is_output(value):
+            return False
+        for op in consumers(value):
+            if op is not lookup and op.op_type not in ("cast", "greater_equal", "add", "select"):
+                return False
+            values += op.outputs if op is not lookup else []
+    return True
+
+
+def never_negative(var: Var) -> bool:
+    """Is it certain that no element of `var` is below zero, whatever the inputs of the program are?"""
+    return stored_interval(var)[0] >= 0

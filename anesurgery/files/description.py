@@ -24,7 +24,7 @@ from anesurgery.mil import Program, Var, ct, dtype_name, exclusive, quiet_host, 
 _IMAGE, _ARRAY = proto.FeatureTypes_pb2.ImageFeatureType, proto.FeatureTypes_pb2.ArrayFeatureType
 
 
-@exclusive
+@exclusive()
 def new_spec(program: Program, version: int) -> Any:
     """The specification that coremltools makes for a bare program, which stays as it is; weights are left out.
 

@@ -234,7 +234,7 @@ NEWEST = max(_OPSET)
 """The newest specification version that coremltools knows."""
 
 
-@exclusive
+@exclusive()
 def from_proto(spec: Any, version: int, fetch: FetchWeight, where: str = "the program") -> Program:
     """Build the program of a `Program` protobuf.
 
@@ -502,7 +502,7 @@ def check_depth(program: Program) -> None:
         raise LoadError(f"{words}; unroll inner loops (unroll_loop), or convert branches as select")
 
 
-@exclusive
+@exclusive()
 def to_proto(program: Program, version: int, store: StoreWeight, source: Any = None) -> Any:
     """The `Program` protobuf of a program.
 

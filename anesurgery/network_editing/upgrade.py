@@ -43,7 +43,7 @@ Observed = Mapping[str, tuple[float, float]]
 
 
 @door()
-@exclusive
+@exclusive()
 def upgrade(
     model: Any, custom: Custom | None = None, *, precision: str | None = None, sequence: int | None = None
 ) -> Any:

@@ -38,7 +38,7 @@ class Blobs:
             that depend on them.
     """
 
-    @exclusive
+    @exclusive()
     def __init__(
         self, network: Any, description: Any, custom: Custom | None = None, layers: Sequence[Any] | None = None
     ) -> None:
@@ -101,7 +101,7 @@ class Blobs:
         shape = self.shape(blob)
         return None if value is None or shape is None else np.asarray(value).reshape([d or 1 for d in shape])
 
-    @exclusive
+    @exclusive()
     def add(self, layers: Sequence[Any]) -> tuple[list[Operation], dict[str, Var]]:
         """Build more layers beside the old ones.
 

@@ -32,7 +32,7 @@ load_families()
 OPSET = ct.target.iOS17
 
 
-@exclusive
+@exclusive()
 def import_network(
     spec: Any,
     what: str = "the model",

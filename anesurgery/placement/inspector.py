@@ -74,7 +74,7 @@ ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 
 @door("inputs")
-@exclusive
+@exclusive()
 def inspect(
     model: Any,
     target: Target | str | None = None,

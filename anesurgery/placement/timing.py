@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from anesurgery.errors import LoadError
-from anesurgery.facts.loop_rounds import rounds
+from anesurgery.facts.dependence import rounds
 from anesurgery.mil import Operation, Var, is_constexpr, is_stored, operands, producer
 from anesurgery.placement.durations import Key, Time
 from anesurgery.placement.rules.slow import makers, notch_payload

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import add
 
-from anesurgery.facts.loop_rounds import rounds
-from anesurgery.facts.unvarying_ops import fixed_ops
+from anesurgery.facts.dependence import fixed_ops, rounds
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (
     Block,

@@ -10,7 +10,7 @@ import torch
 
 from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.axis_slice import AxisSlice, axis_slice
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.facts.rowwise import rows_read
 from anesurgery.interpret import evaluate
 from anesurgery.mil import (

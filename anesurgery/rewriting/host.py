@@ -52,7 +52,7 @@ class ReportingPipeline(ct.PassPipeline):  # type: ignore[misc]
         super().set_options(pass_name, {**options, REPORTS_TO: self} if ours else dict(options), override)
 
 
-@exclusive
+@exclusive()
 def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> ReportingPipeline:
     """A new pipeline: `base` (coremltools' default one) with the steps after the anchor, or at the end.
 
@@ -80,7 +80,7 @@ def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> ReportingPipeline:
     return pipeline
 
 
-@exclusive
+@exclusive()
 def run_host_pass(name: str, program: Program) -> None:
     """Run a pass of coremltools, named as in its pipelines, on a program."""
     with quiet_host():

@@ -28,7 +28,7 @@ from typing import Any, cast
 import numpy as np
 
 from anesurgery.errors import Refusal, SurgeryError
-from anesurgery.facts.token_ids import never_negative
+from anesurgery.facts.whole_numbers import never_negative
 from anesurgery.files.copying import copied
 from anesurgery.files.protobuf import (
     HeldWeights,
@@ -84,7 +84,7 @@ class Difference:
     """Of a compressed weight: its parts in the newer form."""
 
 
-@exclusive
+@exclusive()
 def raised(program: Program, version: int, what: str = "the program") -> Program:
     """The program in a newer opset; the arrays of its constants are shared, and it is not changed.
 

@@ -398,7 +398,7 @@ def run_on(step: Pass, subject: Subject, session: Session) -> None:
         run_pass(step, graph, session)
 
 
-@exclusive
+@exclusive()
 def run_pass(step: Pass, graph: Graph, session: Session) -> None:
     """Check, run, validate: the contract around every pass.
 

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from anesurgery.errors import PassError, Refusal, SurgeryError
+from anesurgery.facts.dependence import slice_back
 from anesurgery.facts.length_padding import rows_kept
-from anesurgery.facts.ops_between import slice_back
 from anesurgery.facts.padded_windows import stride_along
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded

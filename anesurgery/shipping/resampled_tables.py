@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.exactness import nearness
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.frontend.resampling import Resampled
 from anesurgery.interpret.core import evaluate
 from anesurgery.mil import Array, Function, Operation, Var, consumers, is_output, mb, next_op, replace_uses

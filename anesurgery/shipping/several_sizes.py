@@ -164,7 +164,7 @@ def _link(source: Path, place: Path) -> None:
 
 
 @door("model")
-@exclusive
+@exclusive()
 def sizes(
     model: Any,
     shapes: Mapping[str, Sequence[Sequence[int]]],

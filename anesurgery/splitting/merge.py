@@ -24,7 +24,7 @@ FUNCTIONS = 9
 
 
 @door()
-@exclusive
+@exclusive()
 def merge(
     models: Mapping[str, Any],
     path: str | os.PathLike[str],
@@ -91,7 +91,7 @@ def _described(model: Loaded) -> Any:
 
 
 @door()
-@exclusive
+@exclusive()
 def extract(model: Any, function: str, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
     """Write a package with one function of a model, as its `main`, and the weights that it reads.
 

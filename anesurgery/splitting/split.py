@@ -44,7 +44,7 @@ NANOSECONDS = 1000
 
 
 @door()
-@exclusive
+@exclusive()
 def split(
     model: Any,
     parts: int | None = None,

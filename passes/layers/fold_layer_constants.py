@@ -162,7 +162,7 @@ def _computed(site: Site) -> an.Array:
     var = env[site.outputs[0]]
     # A value that is known may depend on the shape of one that is not.
     unknown = {v for v in env.values() if v.val is None}
-    ops = an.ops_between.slice_back([var], unknown)
+    ops = an.dependence.slice_back([var], unknown)
     read = {v for op in ops for _, v in an.operands(op) if v in unknown}
     rng = np.random.default_rng(0)
     drawing = an.adversarial.Drawing(lambda *_: None)

@@ -16,7 +16,7 @@ from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE
 from anesurgery.checking.trial_lengths import APART_LENGTHS, LONG
 from anesurgery.errors import ProofError
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import TABLE
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.rewriting.builder import Builder

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.facts.loop_rounds import rounds, times_run
+from anesurgery.facts.dependence import rounds, times_run
 from anesurgery.mil import Operation, Program, Var, mb, walk_ops
 from anesurgery.regions.inlining import Inliner
 

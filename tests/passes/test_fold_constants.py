@@ -12,7 +12,7 @@ from closeness import assert_close
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.facts.unvarying_ops import fixed_ops
+from anesurgery.facts.dependence import fixed_ops
 from anesurgery.files import sub_byte
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
@@ -309,7 +309,7 @@ def test_a_fold_on_a_wrong_range_is_caught(
         met = mb.cast(x=getattr(mb, op_type)(x=rest, y=np.int32(number)), dtype="int32")
         return mb.add(x=met, y=x)
 
-    monkeypatch.setattr("anesurgery.rewriting.equality_folds.differ", lambda op, numbers: True)
+    monkeypatch.setattr("anesurgery.facts.dependence.differ", lambda op, numbers: True)
     with pytest.raises(ProofError, match="old and new differ"):
         ane.apply(program, [FoldConstants()], prove=prove, quiet=True)
 
@@ -319,7 +319,7 @@ def test_a_fold_on_a_wrong_range_is_caught(
 def test_the_ends_of_an_assumed_range_are_met(
     padding: int, prove: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("anesurgery.rewriting.equality_folds.differ", lambda op, numbers: True)
+    monkeypatch.setattr("anesurgery.facts.dependence.differ", lambda op, numbers: True)
     with pytest.raises(ProofError, match="old and new differ"):
         ane.apply(counted_ids(padding), [FoldConstants()], assume={"ids": (3, 9000)}, prove=prove, quiet=True)
 

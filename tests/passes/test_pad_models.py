@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from padded_axes import EVEN, ODD, RTOL, STEP, check, hidden, kinds, lengths, program_of, taken, weight
 
-from anesurgery.facts.ops_between import slice_back
+from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.pad_last_axis import PadLastAxis

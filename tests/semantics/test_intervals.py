@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.facts.token_ids import never_negative
+from anesurgery.facts.whole_numbers import never_negative
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.semantics.constant_ends import ANY, Interval

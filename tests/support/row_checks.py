@@ -18,7 +18,7 @@ from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 from anesurgery import ops
 from anesurgery.checking import proofs
 from anesurgery.errors import Refusal
-from anesurgery.facts import loop_rounds, rowwise, token_axes
+from anesurgery.facts import dependence, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
     EXACT,
     MOVES,
@@ -34,7 +34,7 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
 from anesurgery.regions import padding, views
-from anesurgery.regions.single_rows import rebuild
+from anesurgery.regions.small_builds import rebuild
 from anesurgery.regions.whole_floats import Floats
 from anesurgery.semantics import exponents, work
 from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS
@@ -566,7 +566,7 @@ def counts_other_rounds(sample: Sample) -> str:
         return ""
     ranges = promised(sample, rng)
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
-    counted = loop_rounds._number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
+    counted = dependence._number(out, {v: t.reshape(-1)[0].item() for v, t in values.items()})
     if counted is None:
         return ""
     (result,) = evaluate(sample.ops, values, [out], "fp16")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.facts.loop_rounds import rounds
+from anesurgery.facts.dependence import rounds
 from anesurgery.facts.recurrences import recurrent_step
 from anesurgery.mil import Operation, is_weight, np_dtype
 from anesurgery.ops import POINTWISE, PRODUCTS, names

@@ -51,9 +51,10 @@ def against_host(vars_: Sequence[Var], values: Sequence[Array], seed: int = 0) -
 def same_bits(value: Array, other: Array) -> bool:
     """Are two arrays of one shape of the same type, and equal bit for bit?"""
     words = f"u{value.dtype.itemsize}"
-    return value.dtype == other.dtype and np.array_equal(
-        *(np.asarray(x, order="C").view(words) for x in (value, other))
-    )
+    if value.dtype != other.dtype:
+        return False
+    one, two = (np.asarray(x, order="C").view(words) for x in (value, other))
+    return np.array_equal(one, two)
 
 
 def _apart(value: Array, other: Array) -> tuple[Array, Array]:

@@ -385,6 +385,8 @@ class _Job:
         """What the search left, where no site is proved: the same steps led there."""
         end = chosen.end
         if session.prove_sites or end is None or end.model is None:
+            if end is not None:
+                end.release()
             return edit(self.given, chosen.plan.passes, session, quiet=self.quiet)
         for trial in end.way:
             session.absorb(trial.session)

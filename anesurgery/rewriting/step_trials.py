@@ -77,6 +77,12 @@ class Trial:
         seen = self.__dict__.get("inspections")
         return self.held.standing(self.target) if seen is None else Standing.of(seen)
 
+    def release(self) -> None:
+        """Let copies go that have weights of their own; how the model stands is told before."""
+        for trial in self.way:
+            if trial.model is not None and not trial.model.shares_weights:
+                trial.stood, trial.model, trial.spare = trial.standing, None, None
+
     @property
     def stands(self) -> Standing:
         """The same of a model of which it is estimated."""

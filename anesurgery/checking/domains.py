@@ -16,7 +16,6 @@ import torch
 
 from anesurgery.checking.addresses import ADDRESSES
 from anesurgery.checking.adversarial import Drawing, aimed, targets, weights
-from anesurgery.checking.both import Site
 from anesurgery.checking.counterexample import written
 from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.grades import Promise
@@ -34,6 +33,7 @@ from anesurgery.checking.numbers import (
     drawn_numbers,
     measured,
 )
+from anesurgery.checking.proofs import Site
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double

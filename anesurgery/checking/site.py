@@ -16,10 +16,10 @@ import numpy as np
 
 from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, looked_up
 from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
-from anesurgery.checking.both import Site, site_of
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape, symbols_of, with_lengths
 from anesurgery.checking.places_taken import places_taken
+from anesurgery.checking.proofs import Site, site_of
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types

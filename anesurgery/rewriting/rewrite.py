@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import between
-from anesurgery.checking.both import site_of
+from anesurgery.checking.proofs import site_of
 from anesurgery.checking.site import lies_within, limits_of
 from anesurgery.display import short_name
 from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal, SurgeryError

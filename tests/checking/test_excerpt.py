@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from anesurgery.checking import proofs
-from anesurgery.checking.both import site_of
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.proofs import constants_among, row_axes
+from anesurgery.checking.proofs import constants_among, row_axes, site_of
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from anesurgery.checking.both import site_of
-from anesurgery.checking.proofs import Proof, alike, prove
+from anesurgery.checking.proofs import Proof, alike, prove, site_of
 from anesurgery.mil import Program, Var, mb
 
 Body = Callable[[Var], Var]

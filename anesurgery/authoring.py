@@ -226,6 +226,6 @@ from anesurgery.semantics.reading import readers_after as readers_after
 from anesurgery.semantics.reading import shape_in_words as shape_in_words
 from anesurgery.semantics.reading import size_of as size_of
 from anesurgery.semantics.reading import weight as weight
-from anesurgery.semantics.work import runtime as runtime
+from anesurgery.semantics.rows import runtime as runtime
 
 __all__ = [name for name in dir() if not name.startswith("_") and name != "annotations"]

@@ -29,7 +29,7 @@ from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 Values = Mapping[str, Array]
 SLACK = 1.0

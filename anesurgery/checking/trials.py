@@ -33,7 +33,7 @@ from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double, Unsteady
 from anesurgery.interpret.state import Box
 from anesurgery.mil import Array, Function, Operation, Var, is_symbolic, is_weight, np_dtype, types, walk_ops
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 ORDINARY = 1e4
 """Magnitude of inputs up to which nothing may overflow that did not before: several such numbers add up to one

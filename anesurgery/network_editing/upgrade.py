@@ -27,7 +27,7 @@ from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics.constant_ends import LARGEST
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 NOTES = "anesurgery.notes"
 """Where the notes are in the metadata of an upgraded model."""

@@ -22,7 +22,7 @@ from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import Target
 from anesurgery.regions.heads import SCORES, SUM
 from anesurgery.semantics.reading import shape_of, size_of
-from anesurgery.semantics.work import Work, read_results, runtime
+from anesurgery.semantics.rows import Work, read_results, runtime
 
 GIB, GB, T = (1 << 30) / 1e6, 1e9 / 1e6, 1e12 / 1e6
 """Per microsecond."""

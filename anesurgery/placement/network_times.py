@@ -13,7 +13,7 @@ from anesurgery.placement.target import Target
 from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
 from anesurgery.placement.verdicts import Judged
 from anesurgery.semantics.reading import kind_of
-from anesurgery.semantics.work import Work, work_of
+from anesurgery.semantics.rows import Work, work_of
 
 FULL = "fp32"
 """The dtype in which layers are built; the engine computes in fp16, which moves half of the bytes."""

@@ -24,7 +24,7 @@ from anesurgery.placement.rules.faulty_ops import of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import with_times
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 CONSTANTS = {"loadConstant", "loadConstantND"}
 """Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""

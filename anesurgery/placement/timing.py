@@ -27,7 +27,7 @@ from anesurgery.placement.rules.slow import makers, notch_payload
 from anesurgery.placement.target import CHIPS, Target
 from anesurgery.placement.verdicts import Judged, Shaped
 from anesurgery.semantics.reading import elements, kind_of, shape_of, size_of
-from anesurgery.semantics.work import runtime
+from anesurgery.semantics.rows import runtime
 
 LONG = 1024
 """Positions from which attention is slower than estimated: measured at 197 (it is not) and 1,500 (it is)."""

@@ -41,8 +41,8 @@ from anesurgery.placement.rules.legality import (
 from anesurgery.placement.rules.slow import FIXED
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import kind_of, shape_of
+from anesurgery.semantics.rows import Work, runtime, work_of
 from anesurgery.semantics.unedited import unedited
-from anesurgery.semantics.work import Work, runtime, work_of
 
 
 class Legality:

@@ -10,7 +10,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.files.sequence import Chain, is_network
 from anesurgery.mil import function_of, walk_ops
 from anesurgery.semantics.reading import in_words
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 MOST_BYTES = 256 << 20
 """Weights up to which the models are run: as fp32 they take twice as much memory, of both in turn."""

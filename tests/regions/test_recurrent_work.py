@@ -7,7 +7,7 @@ import pytest
 
 from anesurgery.mil import Program, Var, mb, walk_ops
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 from anesurgery.testing import apply_pass
 
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}

@@ -36,7 +36,7 @@ from anesurgery.mil import operands as mil_operands
 from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
 from anesurgery.regions.whole_floats import Floats
-from anesurgery.semantics import exponents, work
+from anesurgery.semantics import exponents, rows
 from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS
 from anesurgery.semantics.constant_ends import LARGEST, outwards
 from anesurgery.semantics.intervals import Intervals
@@ -434,7 +434,7 @@ def counts_otherwise(sample: Sample) -> str:
     results = evaluate(sample.ops, plain_numbers(sample, _draws(sample)), sample.op.outputs)
     written = sum(t.numel() * np_dtype(v).itemsize for t, v in zip(results, sample.op.outputs, strict=True))
     read = sum(math.prod(o.shape) * np.dtype(NUMPY[o.dtype]).itemsize for o in sample.operands.values())
-    counted = work.work_of(sample.op)
+    counted = rows.work_of(sample.op)
     if (counted.written, counted.read) != (written, read) and all(map(static_shape, sample.op.outputs)):
         return f"reads {counted.read} and writes {counted.written} bytes, not {read} and {written}: {sample}"
     padded = sample.op.op_type == "conv" and constant(sample.op.inputs.get("pad_type")) not in UNPADDED

@@ -28,8 +28,8 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import LARGEST, of_constant
 from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
+from anesurgery.semantics.rows import read_results, runtime
 from anesurgery.semantics.unedited import kept
-from anesurgery.semantics.work import read_results, runtime
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""

@@ -6,7 +6,7 @@ from anesurgery.mil import Operation, Var, dtype_name, is_stored
 from anesurgery.ops import CARRIERS, POINTWISE, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import runtime
+from anesurgery.semantics.rows import runtime
 
 FUSED = names("scaled_dot_product_attention")
 SOURCE = "ironblock/sidekick: docs/MODELS.md, docs/DECISIONS.md (D24, D25, D27)"

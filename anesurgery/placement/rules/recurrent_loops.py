@@ -12,7 +12,7 @@ from anesurgery.placement import cost
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.inspection import Estimate
 from anesurgery.placement.target import Target
-from anesurgery.semantics.work import work_of
+from anesurgery.semantics.rows import work_of
 
 STAYING = (PRODUCTS | POINTWISE | names("split concat")) - {"cast"}
 """Ops of a round that straight code has too; others count rounds, or read and write rows by their number."""

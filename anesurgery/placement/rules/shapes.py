@@ -42,7 +42,7 @@ from anesurgery.semantics.reading import (
     size_of,
     weight,
 )
-from anesurgery.semantics.work import runtime
+from anesurgery.semantics.rows import runtime
 
 _slow = partial(general, kind="speed")
 """A rule about time."""

@@ -212,7 +212,6 @@ from anesurgery.semantics import reading as reading
 from anesurgery.semantics import reduction_rows as reduction_rows
 from anesurgery.semantics import row_lengths as row_lengths
 from anesurgery.semantics import rows as rows
-from anesurgery.semantics import score_bounds as score_bounds
 from anesurgery.semantics import unedited as unedited
 from anesurgery.semantics import window_rows as window_rows
 from anesurgery.semantics.intervals import interval as interval

@@ -88,7 +88,7 @@ class CausalMaskTensor(Rewrite):
             return an.NO_MATCH
         if (refusal := an.masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
-        limits = an.score_bounds.score_limits(m.root, chain.scores, an.score_bounds.masked_up_to(self.fill))
+        limits = an.intervals.score_limits(m.root, chain.scores, an.intervals.masked_up_to(self.fill))
         return m.bind(scores=chain.scores, chain=chain, parts=parts, limits=limits)
 
     def is_constant(self, chain: an.attention.Chain) -> bool:

@@ -75,8 +75,8 @@ class DecomposeAttention(Rewrite):
         mask = m.root.inputs.get("attn_mask")
         most = an.constant_ends.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores become values
         if mask is not None and an.np_dtype(mask).kind == "b":
-            most = min(most, -self.fill - an.score_bounds.VANISHES)
-        return m.bind(mask=mask, limits=an.score_bounds.score_limits(m.root, m.query, most))
+            most = min(most, -self.fill - an.intervals.VANISHES)
+        return m.bind(mask=mask, limits=an.intervals.score_limits(m.root, m.query, most))
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Boolean masks that keep a key of each row."""

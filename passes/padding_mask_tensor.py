@@ -104,8 +104,8 @@ class PaddingMaskTensor(Rewrite):
         own = set(_downstream(ops, {chain.scores}))
         masks = {v for op in ops if op not in own for _, v in an.operands(op)}
         masks |= {v for op in own for _, v in an.operands(op)} - {chain.scores}
-        most = an.score_bounds.masked_up_to(self.fill / 2 if self.equal else self.fill)
-        limits = an.score_bounds.score_limits(m.root, chain.scores, most)
+        most = an.intervals.masked_up_to(self.fill / 2 if self.equal else self.fill)
+        limits = an.intervals.score_limits(m.root, chain.scores, most)
         return m.bind(changed=changed, fills=fills, own=own, masks=masks, limits=limits)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

@@ -69,7 +69,7 @@ class ScaleScores(Rewrite):
             return Refusal(
                 f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True
             )
-        most = an.score_bounds.largest_score(product, CEILING)
+        most = an.intervals.largest_score(product, CEILING)
         if most < CEILING:
             return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root, idle=True)
         both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL

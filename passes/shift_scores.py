@@ -55,7 +55,7 @@ class ShiftScores(Rewrite):
         scaled = None if scores is None else an.reading.scaled(scores)
         if scaled is None or abs(scaled[1]) <= 1 or not an.intervals.is_half(m.x):
             return an.NO_MATCH
-        if not an.score_bounds.overflows_scaled(m.root):
+        if not an.intervals.overflows_scaled(m.root):
             words = f"%{m.x.name} is {scaled[1]:g} times %{scaled[0].name}, and does not overflow"
             return Refusal(words, m.root, idle=True)
         if scaled[0].shape != m.x.shape:

@@ -15,9 +15,9 @@ from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.interpret.attentions import Attention, is_computed, read_values, recognise
 from anesurgery.mil import Operation, Var, constant, is_symbolic, np_dtype, operands, producer
 from anesurgery.ops import CARRIERS, LOGICAL, SHARING, names
+from anesurgery.semantics.intervals import LEAST_SCALE
+from anesurgery.semantics.intervals import MASKED as MASKED
 from anesurgery.semantics.reading import readers_after
-from anesurgery.semantics.score_bounds import LEAST_SCALE
-from anesurgery.semantics.score_bounds import MASKED as MASKED
 
 EXACT_FACTOR = 1e-6
 """Relative error up to which a rounded factor is taken as it is."""

@@ -50,7 +50,7 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.session import ROUNDED, Change, Needs, Session
-from anesurgery.semantics.score_bounds import stored_score
+from anesurgery.semantics.intervals import stored_score
 from anesurgery.semantics.unedited import unedited
 from anesurgery.text import operand_text, type_text
 

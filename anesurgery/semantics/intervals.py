@@ -13,12 +13,28 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
-from anesurgery.mil import Operation, Var, np_dtype
+from anesurgery.interpret.arithmetic.neural_engine import CEILING
+from anesurgery.interpret.arithmetic.precision import as_tensor, forget
+from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, producer, static_shape
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
-from anesurgery.semantics.constant_ends import ANY, CORRECT, EXACT, FUNCTION, Interval, of_constant, outwards
+from anesurgery.semantics.constant_ends import (
+    ANY,
+    CORRECT,
+    EXACT,
+    FUNCTION,
+    LARGEST,
+    MOST,
+    Interval,
+    found_of,
+    of_constant,
+    outwards,
+)
 from anesurgery.semantics.meaning import Meaning
 from anesurgery.semantics.product_rows import reach
+from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
+from anesurgery.semantics.row_lengths import row_length
 from anesurgery.semantics.rows import MEANINGS
 from anesurgery.semantics.unedited import kept
 
@@ -151,3 +167,175 @@ def product(op: Operation) -> float:
 def is_half(var: Var) -> bool:
     """Is a value fp16?"""
     return np_dtype(var) == np.float16
+
+
+VANISHES = 104.0
+"""Exp of less than -104 is 0 in fp32."""
+MASKED = -5000.0
+"""An offset at or below this masks a score: exp(-5000) is 0 in fp16 and in fp32."""
+LEAST_SCALE = 0.1
+"""The smallest factor that may stand between mask and softmax: a tenth of a fill still masks."""
+
+
+def masked_up_to(fill: float) -> float:
+    """Up to which magnitude of scores a fill masks, and any other that does, and sums stay on the engine."""
+    return min((-max(MASKED, fill) - VANISHES / LEAST_SCALE) / 2, CEILING + fill)
+
+
+def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
+    """Scores with their largest magnitude; for fused attention, queries and keys with theirs."""
+    if root.op_type == "softmax":
+        return {scores: most}
+    casts = [producer(v, "cast") for v in (root.query, root.key)]
+    read = [v if cast is None else cast.x for v, cast in zip((root.query, root.key), casts, strict=True)]
+    return dict.fromkeys((root.query, root.key, *read), math.sqrt(most / math.sqrt(root.query.shape[-1])))
+
+
+def stored_score(var: Var, enough: float = 0.0) -> float:
+    """The largest magnitude of scores as a program computes them: of a matmul, times numbers.
+
+    Args:
+        var: the scores.
+        enough: a bound up to it is not made better.
+    """
+    growth = 1.0
+    while var.op is not None and (factor := scaled(var.op)) is not None:
+        var, growth = factor[0], growth * abs(factor[1]) * ROUNDED_HALVES
+    if var.op is None or var.op.op_type != "matmul":
+        return math.inf
+    growth *= ROUNDED_HALVES
+    return growth * _of_heads(var.op, enough / growth if growth else math.inf, stored=True)
+
+
+def _of_heads(op: Operation, enough: float, *, stored: bool = False) -> float:
+    """The largest product of two heads, with singular values only where what is found sooner is too much."""
+    most = math.inf
+    for roughly in (True, False):
+        if most > enough:
+            most = math.prod(head_length(v, axis, stored=stored, roughly=roughly) for v, axis in _sides(op))
+    return most
+
+
+def _sides(op: Operation) -> tuple[tuple[Var, int], tuple[Var, int]]:
+    """Both operands of a matmul, with the axes over which it sums."""
+    return (op.x, -2 if flag(op, "transpose_x") else -1), (op.y, -1 if flag(op, "transpose_y") else -2)
+
+
+def largest_score(op: Operation, enough: float) -> float:
+    """The largest magnitude that a matmul of two values can give; infinite where nothing bounds it.
+
+    Args:
+        op: the matmul.
+        enough: a bound below it is not made better.
+    """
+    terms = op.x.shape[-2 if flag(op, "transpose_x") else -1]
+    if is_symbolic(terms):
+        return math.inf
+    most = magnitude(op.x, products=2) * magnitude(op.y, products=2) * int(terms)
+    if most < enough:
+        return most
+    return min(most, _of_heads(op, enough))
+
+
+def head_length(value: Var, axis: int, *, stored: bool = False, roughly: bool = False) -> float:
+    """The largest Euclidean length of a value along an axis that holds the numbers of one head.
+
+    They come of a linear layer behind a norm. A head is no longer than a row of the norm times the largest
+    singular value of its weights, and its bias: sums of magnitudes say several times as much, which no row
+    reaches in all numbers at once. A layer that gives queries, keys and values is split behind it.
+
+    Args:
+        value: a head, or several.
+        axis: along which its numbers lie.
+        stored: as they are computed in their dtype? Else in real numbers.
+        roughly: may singular values be bounded by more, which is found sooner?
+    """
+    at = axis % value.rank
+    while (moved := producer(value, "transpose")) is not None:
+        value, at = moved.x, ints(moved, "perm")[at] % value.rank
+    if at != value.rank - 1:
+        return math.inf
+    size = static_shape(value)
+    split = producer(value, "reshape")
+    if split is not None and not _splits_last(static_shape(split.x), size):
+        return math.inf
+    whole = value if split is None else split.x
+    parts = producer(whole, "split")
+    if parts is not None and size is not None and _cuts_between_heads(parts, size[-1]):
+        whole = parts.x
+    layer = producer(whole, "linear")
+    longest = None if layer is None or size is None else _longest(layer, size[-1], roughly)
+    if layer is None or longest is None:
+        return math.inf
+    return (row_length(layer.x, stored=stored) * longest[0] + longest[1]) * (ROUNDED_HALVES if stored else 1)
+
+
+def _cuts_between_heads(op: Operation, size: int) -> bool:
+    """Does a split of the last axis leave heads of so many numbers whole?"""
+    return axis_of(op) == op.x.rank - 1 and all(
+        shape is not None and shape[-1] % size == 0 for shape in map(static_shape, op.outputs)
+    )
+
+
+def _splits_last(before: tuple[int, ...] | None, after: tuple[int, ...] | None) -> bool:
+    """Does a reshape cut the last axis into two, and nothing else?"""
+    return before is not None and after is not None and (*before[:-1], before[-1]) == _joined(after)
+
+
+def _joined(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], math.prod(shape[-2:]))
+
+
+def _longest(layer: Operation, size: int, roughly: bool) -> tuple[float, float] | None:
+    """The largest singular value of weights of so many outputs, and the longest bias; None where not read."""
+    weight, bias = constant(layer.weight), layer.inputs.get("bias")
+    offset = None if bias is None else constant(bias)
+    if weight is None or (bias is not None and offset is None) or np.size(weight) > MOST:
+        return None
+    found, key = found_of(weight), ("singular value", size, roughly)
+    if key not in found:
+        found[key] = _singular_value(weight, size, roughly) * ROUNDED
+        forget(weight)
+    shift = 0.0 if offset is None else np.linalg.norm(np.reshape(offset, (-1, size)), axis=1).max()
+    return found[key], float(shift)
+
+
+def _singular_value(weight: Array, size: int, roughly: bool) -> float:
+    """The largest singular value of so many rows; roughly, by the products of a few rows with each other."""
+    rows = math.gcd(size, FEW) if roughly else size
+    parts = as_tensor(weight).float().reshape(-1, rows, weight.shape[-1])
+    products = parts @ parts.mT
+    if not roughly:
+        squares = torch.linalg.eigvalsh(products)
+    else:  # the largest eigenvalue of a sum is at most the sum of those, and each at most the root of squares
+        squares = torch.linalg.matrix_norm(products).reshape(-1, size // rows).sum(1)
+    return math.sqrt(max(float(squares.max()), 0.0))
+
+
+FEW = 16
+"""Rows of weights of which a rough bound is made at once: of 64, it takes a third of the time."""
+ROUNDED = 1 + 1e-4
+"""More than rounding does to a singular value in fp32."""
+ROUNDED_HALVES = 1.1
+"""What rounding in fp16 does to lengths and scores: a sum of 128 terms in a row is off by 6 %."""
+
+
+UNKNOWN = 2048.0
+"""What a value of which nothing is known is taken for, as `facts.wide_values` does."""
+
+
+def overflows_scaled(softmax: Operation) -> bool:
+    """May the scores of a softmax overflow in fp16 because a constant makes them larger?
+
+    Not where the largest of each row was taken away before.
+    """
+    maker = softmax.x.op
+    factor = None if maker is None else scaled(maker)
+    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= LARGEST:
+        return False
+    less = producer(factor[0], "sub")
+    end = None if less is None else producer(less.y, "reduce_max" if factor[1] > 0 else "reduce_min")
+    if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(softmax)]:
+        return False
+    most = magnitude(factor[0], products=1)
+    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > LARGEST

@@ -10,8 +10,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.files.copying import copied
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types, walk_ops
-from anesurgery.semantics.intervals import magnitude
-from anesurgery.semantics.score_bounds import head_length, largest_score, stored_score
+from anesurgery.semantics.intervals import head_length, largest_score, magnitude, stored_score
 
 HALF = np.float16
 HEADS, SIZE, WIDTH, TOKENS = 2, 32, 64, 8

@@ -49,11 +49,11 @@ from anesurgery.placement.rules.conditions import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
+from anesurgery.semantics.intervals import largest_score, overflows_scaled
 from anesurgery.semantics.lost_digits import is_given
 from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
 from anesurgery.semantics.reduction_rows import summed
 from anesurgery.semantics.row_lengths import squared
-from anesurgery.semantics.score_bounds import largest_score, overflows_scaled
 
 _numeric = partial(Rule, kind="numeric")
 

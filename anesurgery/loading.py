@@ -23,8 +23,7 @@ from anesurgery.files.compiled import (
     values_of,
 )
 from anesurgery.files.copying import copied
-from anesurgery.files.description import saved
-from anesurgery.files.interface import Interface, signatures
+from anesurgery.files.interface import Interface, saved, signatures
 from anesurgery.files.mil_writer import VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
 from anesurgery.files.protobuf import to_proto

@@ -32,10 +32,9 @@ from anesurgery.files.compiled import (
     read_compiled,
 )
 from anesurgery.files.compiled import WEIGHTS as COMPILED_WEIGHTS
-from anesurgery.files.description import check_features, describe, new_spec, origin_of, remember
 from anesurgery.files.espresso_network import read_espresso
 from anesurgery.files.executorch_program import is_program, unpack_part
-from anesurgery.files.interface import warn_of_names
+from anesurgery.files.interface import check_features, describe, new_spec, origin_of, remember, warn_of_names
 from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, is_archive, read_text, unpack

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from anesurgery.display import Drawn
 from anesurgery.errors import IsPipeline, LoadError
-from anesurgery.files.description import parts
-from anesurgery.files.interface import Interface, signatures
+from anesurgery.files.interface import Interface, parts, signatures
 from anesurgery.files.package import (
     PIPELINES,
     PROGRAM,

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from anesurgery.checking.comparison import Comparison, compare
 from anesurgery.errors import LoadError, Refusal, SurgeryError
-from anesurgery.files.description import parts
-from anesurgery.files.interface import Interface
+from anesurgery.files.interface import Interface, parts
 from anesurgery.files.package import PIPELINES, PROGRAM, locate, read_spec
 from anesurgery.files.protobuf import proto
 from anesurgery.files.sequence import members

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.errors import IsPipeline, LoadError, NotExpressible
-from anesurgery.files.description import translated
+from anesurgery.files.interface import translated
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, part_names
 from anesurgery.files.protobuf import proto
 from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host

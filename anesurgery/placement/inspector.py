@@ -9,7 +9,7 @@ from typing import Any
 
 from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError
-from anesurgery.files.description import origin_of
+from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph

@@ -12,7 +12,7 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
-from anesurgery.files.description import describe, new_spec
+from anesurgery.files.interface import describe, new_spec
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
 from anesurgery.files.protobuf import proto, to_proto

@@ -10,8 +10,7 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
-from anesurgery.files.description import describe, new_spec
-from anesurgery.files.interface import warn_of_names
+from anesurgery.files.interface import describe, new_spec, warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.package import Loaded, save
 from anesurgery.files.protobuf import HeldWeights, from_proto, proto, to_proto

@@ -10,8 +10,7 @@ from typing import Any
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.files.description import describe, new_spec
-from anesurgery.files.interface import warn_of_names
+from anesurgery.files.interface import describe, new_spec, warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded

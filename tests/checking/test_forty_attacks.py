@@ -17,7 +17,7 @@ from coremltools.converters.mil.mil import get_new_symbol
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import EXACT, Grade, SiteCheck, Tolerance
 from anesurgery.errors import NO_MATCH, ProofError, Refusal
-from anesurgery.files.description import new_spec
+from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.interpret.arithmetic import field
 from anesurgery.mil import Program, Var, ct, mb, types

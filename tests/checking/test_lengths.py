@@ -17,7 +17,7 @@ from anesurgery.checking.lengths import declared_lengths
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.checking.trial_lengths import plan_of
 from anesurgery.errors import ProofError
-from anesurgery.files.description import new_spec
+from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, Var, ct, mb
 from anesurgery.rewriting.builder import Builder

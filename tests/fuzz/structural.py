@@ -68,7 +68,7 @@ def program() -> Any:
     """An ML Program that reads what the network gives."""
     import numpy as np
 
-    from anesurgery.files.description import describe, new_spec
+    from anesurgery.files.interface import describe, new_spec
     from anesurgery.files.protobuf import to_proto
     from anesurgery.mil import Var, ct, mb
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import anesurgery as ane
-from anesurgery.files import description as origins
+from anesurgery.files import interface as origins
 from anesurgery.loading import clone
 from anesurgery.mil import Program, ct, quiet_host
 

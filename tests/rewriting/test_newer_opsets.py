@@ -12,7 +12,7 @@ from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
-from anesurgery.files.description import new_spec
+from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.files.sub_byte import pack
 from anesurgery.mil import Program, ct, mb, op_types, types, walk_ops

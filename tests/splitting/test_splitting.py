@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
-from anesurgery.files.description import new_spec
+from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
 from anesurgery.files.sequence import Chain
 from anesurgery.files.weights import WeightWriter

@@ -22,7 +22,7 @@ from anesurgery.files.interface import InterfaceChange, adapt_inputs
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
 from anesurgery.interpret.arithmetic.field import LANES, LEAST
-from anesurgery.interpret.inputs import bind
+from anesurgery.interpret.sampling import bind
 from anesurgery.mil import Array, Function, Operation, Var, is_weight, np_dtype, reads, types
 from anesurgery.text import to_text
 

@@ -30,7 +30,7 @@ from anesurgery.errors import NotFinite
 from anesurgery.facts.logits import logits_of
 from anesurgery.files.package import Loaded
 from anesurgery.files.set_aside import set_aside
-from anesurgery.interpret import inputs, state
+from anesurgery.interpret import sampling, state
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.interpret.core import Env, Executable, Plan, Step
 from anesurgery.interpret.listener import Listener
@@ -392,7 +392,7 @@ def op_by_op(
         The outputs for each sample.
     """
     plan = executable.plan
-    envs: list[Env] = [dict(inputs.bind(executable.function, values, None)) for values in samples]
+    envs: list[Env] = [dict(sampling.bind(executable.function, values, None)) for values in samples]
     last = _last_of(plan, ops)
     rest = plan.steps[last:]
     with torch.inference_mode():
@@ -555,7 +555,7 @@ def side_by_side(
         The outputs of both for each sample.
     """
     plain = executables[1]
-    envs: list[Env] = [dict(inputs.bind(plain.function, values, None)) for values in samples[1]]
+    envs: list[Env] = [dict(sampling.bind(plain.function, values, None)) for values in samples[1]]
     steps = {step.op: step for step in plain.plan.steps}
     there: list[Sequence[Env]] = [[]]
 
@@ -622,7 +622,7 @@ class Seen(Listener):
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
-        self.see(op, [inputs])
+        self.see(op, [sampling])
 
     def step(self, step: Step, samples: Sequence[Values]) -> Step:
         """An op is about to run on all samples."""

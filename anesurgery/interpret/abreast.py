@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret import inputs
+from anesurgery.interpret import sampling
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.core import Env, Executable, Step
 from anesurgery.interpret.forks import copied
@@ -61,7 +61,7 @@ class Abreast:
         Raises:
             InterpretError: inputs that do not fit, or an op that fails.
         """
-        bound = inputs.bind(self.exact.function, values, None)
+        bound = sampling.bind(self.exact.function, values, None)
         exact, right, *grown = (
             {var: copied(v) for var, v in bound.items()} for _ in range(2 + len(self.others))
         )

@@ -19,7 +19,7 @@ from anesurgery.errors import InterpretError, OutOfMemory, SurgeryError
 from anesurgery.files.set_aside import set_aside
 from anesurgery.files.source import SourceFile
 from anesurgery.files.weights import source_of
-from anesurgery.interpret import attentions, inputs, state
+from anesurgery.interpret import attentions, sampling, state
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.listener import Listener
 from anesurgery.interpret.ops import constexpr, control
@@ -327,7 +327,7 @@ class Plan:
                 f"\n  {'>' if s.op is step.op else ' '} {to_text(s.op).splitlines()[0]}"
                 for s in self.steps[max(at - 2, 0) : at + 3]
             )
-            got = ", ".join(f"{k}={inputs.describe(v)}" for k, v in arguments.items())
+            got = ", ".join(f"{k}={sampling.describe(v)}" for k, v in arguments.items())
             what = str(error) if foreseen else f"{type(error).__name__}: {error}"
             raise (type(error) if foreseen else InterpretError)(
                 f"op {step.op.name} failed: {what}{around}\n  on {got}"
@@ -442,7 +442,7 @@ class Executable:
         ops, outputs = self.function.operations, self.function.outputs
         self.plan = Plan(ops, outputs, precision, fuse=fuse, device=device)
         self.stored = {_place(t) for t in self.plan.stored()}
-        self.bind = inputs.Binder(self.function)
+        self.bind = sampling.Binder(self.function)
         self.exact: Collection[str] = ()
         """The inputs that are not rounded to their type, as they come from another part of one model."""
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret import inputs, state
+from anesurgery.interpret import sampling, state
 from anesurgery.interpret.core import Env, Executable, Plan
 from anesurgery.mil import Array, Var
 
@@ -29,7 +29,7 @@ class Forks:
 
     def __init__(self, executable: Executable, values: Mapping[str, Any], weights: Sequence[Var]) -> None:
         self._executable, self._plan = executable, executable.plan
-        self._bound = inputs.bind(executable.function, values, None)
+        self._bound = sampling.bind(executable.function, values, None)
         self._readers: dict[int, list[Var]] = {}
         for weight in weights:
             self._readers.setdefault(_first(self._plan, weight), []).append(weight)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.metrics import psnr
-from anesurgery.interpret import Executable, Listener, inputs
+from anesurgery.interpret import Executable, Listener, sampling
 from anesurgery.mil import Array, Operation, Program, np_dtype
 from anesurgery.semantics.constant_ends import LARGEST
 
@@ -197,7 +197,7 @@ class Slopes:
 
     def _bound(self, executable: Executable, values: Values) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
         """The inputs of floats as leaves, by name, and the first environment."""
-        env = inputs.bind(executable.function, values, None)
+        env = sampling.bind(executable.function, values, None)
         leaves = {v.name: value.clone().requires_grad_() for v, value in env.items() if v.name in self._floats}
         return leaves, {v: leaves.get(v.name, value) for v, value in env.items()}
 

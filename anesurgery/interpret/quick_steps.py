@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 
 from anesurgery.interpret.arithmetic import precision as dtypes
 from anesurgery.interpret.ops import tensor
-from anesurgery.interpret.ops.linear import linear
+from anesurgery.interpret.ops.reduction import linear
 from anesurgery.mil import Operation, Var, static_shape, types
 
 Env = dict[Var, Any]

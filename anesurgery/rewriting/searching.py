@@ -11,7 +11,7 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, walk_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.expected import CLEARLY
+from anesurgery.placement.standing import CLEARLY
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting.ml_program import Subject

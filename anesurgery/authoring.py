@@ -169,7 +169,7 @@ from anesurgery.regions.weight_edits import pieces as pieces
 from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
-from anesurgery.rewriting import inference as inference
+from anesurgery.rewriting import graph_edits as graph_edits
 from anesurgery.rewriting import newer_opsets as newer_opsets
 from anesurgery.rewriting import row_inputs as row_inputs
 from anesurgery.rewriting import scaled_regions as scaled_regions

@@ -219,7 +219,7 @@ class _Folding:
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Put constants in the place of results, and take away what only they needed."""
-        an.inference.widen_choice(op)
+        an.graph_edits.widen_choice(op)
         held = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
         self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import Function, Var, any_symbolic, is_symbolic, types, walk_ops
-from anesurgery.rewriting.inference import infer, set_type
+from anesurgery.rewriting.graph_edits import infer, set_type
 from anesurgery.semantics.reading import shape_in_words
 
 PASS = "fix_shapes"

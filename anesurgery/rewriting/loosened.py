@@ -29,7 +29,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.ops import CONTROL, LISTS, RANDOM, STATEFUL
-from anesurgery.rewriting.inference import infer, set_type
+from anesurgery.rewriting.graph_edits import infer, set_type
 from anesurgery.rewriting.length_edits import (
     Absent,
     Column,

@@ -44,8 +44,7 @@ from anesurgery.mil import (
 )
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.driver import Built, Place, alike, operate, remove_dead
-from anesurgery.rewriting.graph_edits import hand_name, op_words, substitute
-from anesurgery.rewriting.inference import infer_readers
+from anesurgery.rewriting.graph_edits import hand_name, infer_readers, op_words, substitute
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns

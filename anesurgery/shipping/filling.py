@@ -32,7 +32,7 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.rewriting.fixed_shapes import Shapes, barred
-from anesurgery.rewriting.inference import widen_choices
+from anesurgery.rewriting.graph_edits import widen_choices
 from anesurgery.rewriting.ml_program import MLProgram
 
 HIDING = -1e4

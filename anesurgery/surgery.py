@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.compressing.chunks import read_subject
 from anesurgery.display import drawn
 from anesurgery.doors import check_fields, door
 from anesurgery.errors import ProofError, Refusal, SurgeryError, UnknownName, Unsuited, warn
@@ -42,7 +41,7 @@ from anesurgery.rewriting.checks import (
 from anesurgery.rewriting.choosing import Chosen, Wish, as_asked, choose
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.host import pass_pipeline
-from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off
+from anesurgery.rewriting.ml_program import Comparing, Graph, Subject, kept_off, read_subject
 from anesurgery.rewriting.outputs import FLOP, WRONG, Outputs
 from anesurgery.rewriting.passes import PROOFS, Pass, in_order, run_on, subject_of
 from anesurgery.rewriting.refusals import refusal_lines

@@ -213,7 +213,7 @@ def test_only_doors_load_models() -> None:
 
 UNREAD = {
     "readers": """
-        checking.comparison._single compressing.chunks.read_chunks compressing.chunks.read_subject
+        checking.comparison._single rewriting.ml_program.read_chunks rewriting.ml_program.read_subject
         interpret.decoding._decoder interpret.predictor._read loading._load loading._words loading.load_as_is
         loading.load_graph loading.load_member network_editing.neural_network.NeuralNetwork._given
         network_editing.neural_network.NeuralNetwork.read network_editing.upgrade._specification

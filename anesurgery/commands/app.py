@@ -168,8 +168,8 @@ def apply(
         raise UnknownName("proof", prove, PROOFS)
     load_engine(quiet)
     chosen = read_plan(steps, option) if is_plan(steps) else chosen_steps(steps, option or [])
-    from anesurgery.compressing.chunks import check_out
     from anesurgery.files import arrays
+    from anesurgery.rewriting.ml_program import check_out
     from anesurgery.rewriting.passes import subject_of
     from anesurgery.show import surgeries
     from anesurgery.surgery import apply as operate

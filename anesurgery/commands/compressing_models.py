@@ -94,10 +94,10 @@ def compress(
     """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
     place = one_place(out, positional_out)
     load_engine(quiet)
-    from anesurgery.compressing.chunks import check_out
     from anesurgery.compressing.compression import compress as compressed
     from anesurgery.compressing.peers import USUAL
     from anesurgery.files import arrays
+    from anesurgery.rewriting.ml_program import check_out
     from anesurgery.show import compressions
 
     check_out(model, place, overwrite)
@@ -152,7 +152,7 @@ def compress_cache(
     tokens = _texts(texts)
     load_engine(quiet)
     from anesurgery.compressing.cache_codes import compress_cache as compressed
-    from anesurgery.compressing.chunks import check_out
+    from anesurgery.rewriting.ml_program import check_out
 
     check_out(model, place, overwrite)
     cache = compressed(model, tokens, scales=scales, target=target)

@@ -15,7 +15,6 @@ from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.balancing import Balanced, balance_channels
 from anesurgery.compressing.calibration_data import Samples, read_samples
-from anesurgery.compressing.chunks import read_subject
 from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
@@ -59,7 +58,7 @@ from anesurgery.placement.standing import placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes
-from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence
+from anesurgery.rewriting.ml_program import MLProgram, ProgramSequence, read_subject
 from anesurgery.rewriting.newer_opsets import in_words, raised, why_not
 
 FIRST = 7

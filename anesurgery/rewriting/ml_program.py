@@ -6,6 +6,7 @@ names the one that it edits.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,10 +19,19 @@ from anesurgery.checking.lengths import NOTHING, Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface, InterfaceChange, call_of, warn_of_names
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.sequence import Chain, ModelSequence, members, read_pipeline
+from anesurgery.files.sequence import (
+    Chain,
+    ModelSequence,
+    check_folder,
+    is_chunked,
+    is_network,
+    members,
+    read_pipeline,
+)
+from anesurgery.files.writing import check_target
 from anesurgery.interpret.features import check_names
 from anesurgery.interpret.predictor import bound
-from anesurgery.loading import clone, interface, load
+from anesurgery.loading import clone, interface, load, load_chain
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, types, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.durations import Time, total_of
@@ -566,3 +576,41 @@ def op_counts(program: Program) -> dict[str, int]:
 def _counting(program: Program) -> list[Operation]:
     """The ops that count: constants do not."""
     return [op for op in walk_ops(program) if op.op_type != "const"]
+
+
+def read_chunks(model: Any) -> ProgramSequence:
+    """The chunks of a chain, or of the folder that it is in.
+
+    Raises:
+        SurgeryError: one of them is a neural network.
+    """
+    chain = model if isinstance(model, Chain) else load_chain(model)
+    for number, chunk in enumerate(chain.chunks, 1):
+        if is_network(chunk):
+            raise SurgeryError(
+                f"chunk {number} is a neural network; make an ML Program of the model by "
+                "anesurgery.upgrade, and cut that"
+            )
+    return ProgramSequence(chain)
+
+
+def check_out(
+    model: str | os.PathLike[str], place: Path, overwrite: bool, suffix: str = MLProgram.suffix
+) -> None:
+    """Refuse a place that the result cannot be written to, before any work is done.
+
+    Raises:
+        LoadError: it may not; chunks go into a folder, or as a pipeline into a package.
+    """
+    source, target = Path(model).expanduser(), place.expanduser().absolute()
+    if is_chunked(source) and not target.suffix:
+        check_folder(source, target, overwrite)
+    else:
+        check_target(source, target, overwrite, suffix)
+
+
+def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:
+    """A model as passes of a kind edit it, chunks one after the other; one that was read already is itself."""
+    if isinstance(model, Subject):
+        return model
+    return read_chunks(model) if kind is MLProgram and is_chunked(model) else kind.read(model)

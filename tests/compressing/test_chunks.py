@@ -13,13 +13,12 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.compressing.chunks import read_chunks
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load_chain
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.ml_program import MLProgram, read_chunks
 
 RNG = np.random.default_rng(11)
 WIDTH = 32

@@ -622,7 +622,7 @@ class Seen(Listener):
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
-        self.see(op, [sampling])
+        self.see(op, [inputs])
 
     def step(self, step: Step, samples: Sequence[Values]) -> Step:
         """An op is about to run on all samples."""

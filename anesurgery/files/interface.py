@@ -1,4 +1,4 @@
-"""The interface of a model, compared before and after surgery, and what passes change of it on purpose.
+"""The interface and the description of a model: compared, declared to change, and brought up to date.
 
 The old model is fed the old inputs; `adapt_inputs` turns them into the inputs of the new model, and
 `adapt_outputs` turns the old model's outputs into what the new model should give.
@@ -65,7 +65,7 @@ class Interface:
 
     functions: dict[str, Signature]
     description: Mapping[str, bytes] = field(default_factory=dict)
-    """The parts of the description that is saved with the model, as `files.description.parts` names them."""
+    """The parts of the description that is saved with the model, as `parts` names them."""
     specification_version: int = 0
 
     @property

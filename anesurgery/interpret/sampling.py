@@ -1,4 +1,4 @@
-"""Make inputs for a program that it can run on: ids inside their table, masks that mask the end."""
+"""Inputs of a program: made so that it can run on them; or checked, and given the form in which it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a program stands on a target: what `auto` and the gate of recipes compare, and say in words.
+"""How a program stands on a target, and how long it takes there: what is compared, and said in words.
 
 The score is the expected time (`expected`). `loss` and `gain` are the objective, in this order: no op becomes
 illegal that was legal; the program is not slower than before; what it is made of does not grow, unless it is

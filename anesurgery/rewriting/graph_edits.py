@@ -1,4 +1,4 @@
-"""What passes do to a function that find their own places: ops, inputs and outputs put in, replaced, removed.
+"""What passes that find their own places do to a function: ops and ports in or out, types inferred anew.
 
 A `Rewrite` returns what replaces what, and its driver does the rest. Other passes edit through here, so that
 for them too the engine owns where new ops stand, names, scopes, types, dead ops, the comparison, the record::

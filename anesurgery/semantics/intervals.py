@@ -1,4 +1,4 @@
-"""Where a value lies before any input is known: an interval from the ops that make it.
+"""Where a value lies before any input is known: an interval from the ops that make it; how large products are.
 
 The unknown is infinite: `(-inf, inf)` says nothing. `interval` is that of real numbers, which findings ask for:
 what a value would be where its dtype ends. `stored_interval` is that of the numbers which the program computes,

@@ -1,4 +1,4 @@
-"""Ops that reduce axes to one number each, the softmax and running sum beside them, and normalizations."""
+"""Products, attention in one op, reductions, softmax and running sums, and normalizations."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ class SurgeryWarning(UserWarning):
 def warn(words: str) -> None:
     """Warn at the line of the caller's own code."""
     frame, level = sys._getframe(), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("anesurgery"):
+    ours = ("anesurgery", "contextlib")  # which calls what stands in a context, as in `mil.exclusive`
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(ours):
         frame, level = frame.f_back, level + 1
     warnings.warn(words, SurgeryWarning, stacklevel=level)
 

@@ -207,7 +207,6 @@ from anesurgery.semantics import intervals as intervals
 from anesurgery.semantics import lost_digits as lost_digits
 from anesurgery.semantics import meaning as meaning
 from anesurgery.semantics import moving_rows as moving_rows
-from anesurgery.semantics import product_rows as product_rows
 from anesurgery.semantics import reading as reading
 from anesurgery.semantics import reduction_rows as reduction_rows
 from anesurgery.semantics import row_lengths as row_lengths

@@ -32,8 +32,8 @@ from anesurgery.semantics.constant_ends import (
     outwards,
 )
 from anesurgery.semantics.meaning import Meaning
-from anesurgery.semantics.product_rows import reach
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
+from anesurgery.semantics.reduction_rows import reach
 from anesurgery.semantics.row_lengths import row_length
 from anesurgery.semantics.rows import MEANINGS
 from anesurgery.semantics.unedited import kept

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, is_stored, operands
-from anesurgery.semantics import elementwise_rows, moving_rows, product_rows, reduction_rows, window_rows
+from anesurgery.semantics import elementwise_rows, moving_rows, reduction_rows, window_rows
 from anesurgery.semantics.meaning import Axes, Meaning
 from anesurgery.semantics.reading import elements, size_of
 from anesurgery.semantics.unedited import kept
@@ -16,7 +16,7 @@ from anesurgery.semantics.unedited import kept
 MEANINGS: dict[str, Meaning] = {
     **elementwise_rows.ROWS,
     **moving_rows.ROWS,
-    **product_rows.ROWS,
+    **reduction_rows.PRODUCT_ROWS,
     **reduction_rows.ROWS,
     **window_rows.ROWS,
 }

@@ -26,6 +26,8 @@ def recurrent_step(op: Operation) -> str:
     if op.op_type != "while_loop":
         return ""
     body = op.blocks[1]
+    if any(inner.blocks for inner in body.operations):  # a step has no loop of its own
+        return ""
     of_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
     summed, gates, new = set[Var](), 0, 0
     for inner in body.operations:

@@ -250,7 +250,7 @@ def ceiling(size: int, width: int, step: int, pad: int) -> int:
     return count - 1 if pad and (count - 1) * step >= size + pad else count
 
 
-@pytest.mark.parametrize("kind", REDUCE)
+@pytest.mark.parametrize("kind", [kind for kind in REDUCE if kind != "mean"])  # averages: see below
 @pytest.mark.parametrize("width", [2, 3, 5])
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize("pad", [0, 1, 2])

@@ -527,6 +527,8 @@ NOT_IN_GPT = {"constant-gather", "identity", "lmhead-axis", "lmhead-split", "pat
     "num-mask-product",
     "num-mask-rows",
     "num-quotient",
+    "num-scores",
+    "num-eps-subnormal",
     "num-softmax",
     "sdpa-os26",
 }

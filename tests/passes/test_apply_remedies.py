@@ -54,13 +54,15 @@ def test_no_share_falls_and_a_second_run_changes_nothing(
 
 
 def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
-    """The bar of Hugging Face's decoders: 15 and more ops off the ANE are constants of the program."""
-    surgery = ane.apply(converted("llama").model, "auto", target="M4/macOS 15", quiet=True)
-    assert "fold_constants" in {change.pass_name for change in surgery.changes}
-    (said,) = (note for note in surgery.notes if note.startswith("kept fold_constants"))
-    assert re.search(r"expected time [\d.]+ ms -> [\d.]+ ms$", said)
-    assert surgery.notes[0].startswith("before: ")
-    assert surgery.notes[-1].startswith("after: ")
+    """Hugging Face's decoders have 15 ops and more that are constants; of a tiny one `auto` gains too little."""
+    model, aim = converted("llama").model, Target.parse("M4/macOS 15")
+    left = ane.apply(model, "auto", target="M4/macOS 15", quiet=True)
+    assert not left.changes
+    assert left.plan.gain == "nothing to gain on M4/macOS 15"
+    folded = ane.apply(model, "fold_constants", target="M4/macOS 15", quiet=True)
+    before, after = (stand(load(one).program, aim)[0] for one in (model, folded.program))
+    assert len(before.illegal) >= len(after.illegal) + 15
+    assert not after.loss(before)
 
 
 def test_a_decoder_is_repaired_and_checked(converted: Callable[..., Any]) -> None:

@@ -54,14 +54,14 @@ def test_no_share_falls_and_a_second_run_changes_nothing(
 
 
 def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
-    """Hugging Face's decoders have 15 ops and more that are constants; of a tiny one `auto` gains too little."""
+    """The masks of Hugging Face's decoders are constants of the program; of a tiny one `auto` gains too little."""
     model, aim = converted("llama").model, Target.parse("M4/macOS 15")
     left = ane.apply(model, "auto", target="M4/macOS 15", quiet=True)
     assert not left.changes
     assert left.plan.gain == "nothing to gain on M4/macOS 15"
     folded = ane.apply(model, "fold_constants", target="M4/macOS 15", quiet=True)
     before, after = (stand(load(one).program, aim)[0] for one in (model, folded.program))
-    assert len(before.illegal) >= len(after.illegal) + 15
+    assert len(after.illegal) < len(before.illegal)
     assert not after.loss(before)
 
 

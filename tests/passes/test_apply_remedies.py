@@ -54,7 +54,7 @@ def test_no_share_falls_and_a_second_run_changes_nothing(
 
 
 def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
-    """The masks of Hugging Face's decoders are constants of the program; of a tiny one `auto` gains too little."""
+    """Masks of Hugging Face's decoders are constants of the program; of a tiny one `auto` gains too little."""
     model, aim = converted("llama").model, Target.parse("M4/macOS 15")
     left = ane.apply(model, "auto", target="M4/macOS 15", quiet=True)
     assert not left.changes

@@ -222,7 +222,17 @@ def worth(before: Standing, after: Standing) -> str:
         return f"switches between units {before.switches} -> {after.switches}"
     if after.weights < GAIN * before.weights and after.unknown <= before.unknown:
         return after.smaller(before)
-    return after.gain(before) if not before.estimate and after.frees(before) else ""  # layers have no cost
+    return "" if before.estimate else _freed_layers(before, after)
+
+
+def _freed_layers(before: Standing, after: Standing) -> str:
+    """How many layers of a network, which has no cost, can run on the ANE now; "" where it takes longer."""
+    times = before.time, after.time
+    slower = times[0] is not None and times[1] is not None and times[1].ms > times[0].ms
+    fewer = len(after.illegal) < len(before.illegal)
+    if not fewer or slower or after.barred_by(before):
+        return ""
+    return f"layers that cannot run on the ANE {len(before.illegal)} -> {len(after.illegal)}"
 
 
 @dataclass(frozen=True)

@@ -232,3 +232,14 @@ def test_outputs_of_the_last_position_are_judged_too() -> None:
     assert not small.wrong
     assert large.outputs[1] is not None
     assert large.wrong.startswith("outputs are wrong still"), "products of 200 overflow in fp16"
+
+
+def test_of_layers_those_that_can_run_now_are_a_gain_unless_it_takes_longer() -> None:
+    stands = MLProgram.read(sums()).standing(ane.Target.parse(TARGET))
+    layers = replace(stands, estimate=0.0, at_worst=0.0, time=None, illegal=frozenset({(0, "a"), (0, "b")}))
+    freed = replace(layers, illegal=frozenset())
+    assert worth(layers, freed) == "layers that cannot run on the ANE 2 -> 0"
+    assert worth(freed, layers) == ""
+    assert stands.time is not None
+    longer = replace(stands.time, ms=2 * stands.time.ms)
+    assert worth(replace(layers, time=stands.time), replace(freed, time=longer)) == ""

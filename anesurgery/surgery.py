@@ -280,6 +280,8 @@ class _Job:
     quiet: bool
     plan: Plan | None = None
     """As the caller gave it."""
+    failure: SurgeryError | None = None
+    """Why the steps of a recipe could not be chosen."""
 
     @classmethod
     def of(
@@ -346,9 +348,10 @@ class _Job:
         try:
             wish = self.wish.without_repairs() if misfits else self.wish
             chosen = choose(self.given, wish, self.session, self.gate)
-        except SurgeryError:
+        except SurgeryError as error:
             if not rescue:
                 raise
+            self.failure = error
             # the edits before it are those of the steps as they are
             return as_asked(self.wish, self.session.target)
         if misfits and not chosen.plan.steps:
@@ -370,6 +373,8 @@ class _Job:
             session.timings = dict(self.session.timings)
             try:
                 edited = self._edit(chosen, session)
+                if self.failure is not None:  # what could not be judged is not done
+                    raise self.failure
                 check_interface(self.given.interface, edited.interface, session)
                 return self._surgery(chosen, edited, session), session
             except SurgeryError as error:

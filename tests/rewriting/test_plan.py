@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.errors import LoadError
+from anesurgery.errors import LoadError, PassError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.choosing import worth
@@ -243,3 +243,19 @@ def test_of_layers_those_that_can_run_now_are_a_gain_unless_it_takes_longer() ->
     assert stands.time is not None
     longer = replace(stands.time, ms=2 * stands.time.ms)
     assert worth(replace(layers, time=stands.time), replace(freed, time=longer)) == ""
+
+
+class OnlyInTrials(CumsumToExp):
+    """Fails while steps are chosen, and works afterwards."""
+
+    name = "only_in_trials"
+
+    def run(self, program: Program, session: Any) -> None:
+        if not session.prove_sites:
+            raise PassError("not in a trial")
+
+
+def test_what_could_not_be_judged_is_not_done() -> None:
+    """The wrong version: where the choice fails, the steps run as if they were asked for by name."""
+    with pytest.raises(PassError, match="not in a trial"):
+        ane.apply(sums(), Recipe("own", (OnlyInTrials(),)), target=TARGET, quiet=True)

@@ -41,7 +41,7 @@ FEW = 3
 """Rounds of a site with many numbers: the first kinds, as each is a run of both sides."""
 MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds: 4 MiB of fp32, more than a core keeps in its cache."""
-PERIOD = 262_139
+PERIOD = 65_521
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
 SEVERAL, IN_SMALL = 1 << 14, ("rows",)
 """Numbers in a round above which a site does without some kinds."""

@@ -19,7 +19,7 @@ from anesurgery.checking.adversarial import Drawing, aimed, targets, weights
 from anesurgery.checking.counterexample import written
 from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.grades import Promise
-from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.checking.numbers import (
     DRAWS,
     OWN,
@@ -310,8 +310,8 @@ class _Stored:
 
     def _sides(self, arithmetic: str | Double) -> tuple[Evaluator, Evaluator]:
         site = self.site
-        old = Evaluator(site.old_ops, [*(old for old, _ in site.replaced), *site.carried], arithmetic)
-        return old, Evaluator(site.new_ops, [new for _, new in site.replaced], arithmetic)
+        old = evaluator(site.old_ops, [*(old for old, _ in site.replaced), *site.carried], arithmetic)
+        return old, evaluator(site.new_ops, [new for _, new in site.replaced], arithmetic)
 
     def run(self, numbers: Numbers) -> Pairs:
         """The pairs (old value, new value)."""

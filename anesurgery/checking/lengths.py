@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from anesurgery.interpret import Evaluator
 from anesurgery.interpret.features import allowed_shapes
-from anesurgery.mil import Program, Var, is_symbolic, types
+from anesurgery.mil import Operation, Program, Var, is_symbolic, types
 
 SYMBOL_LENGTH = 3
 """Length that stands for a symbolic dimension while an edit is checked, at first."""
@@ -43,9 +44,31 @@ def length_of(dimension: Any) -> int:
     return max(1, int(size))
 
 
+_shapes: ContextVar[Mapping[Var, tuple[int, ...]]] = ContextVar("shapes", default=MappingProxyType({}))
+
+
+@contextmanager
+def with_rows(axes: Mapping[Var, int], rows: int) -> Iterator[None]:
+    """Let values have fewer rows, each along an axis, for a while."""
+    fewer = {
+        v: tuple(rows if at == axis else n for at, n in enumerate(drawn_shape(v))) for v, axis in axes.items()
+    }
+    token = _shapes.set({**_shapes.get(), **fewer})
+    try:
+        yield
+    finally:
+        _shapes.reset(token)
+
+
 def drawn_shape(var: Var) -> tuple[int, ...]:
     """The shape of the values that stand for a var."""
-    return tuple(map(length_of, var.shape or ()))
+    fewer = _shapes.get().get(var)
+    return tuple(map(length_of, var.shape or ())) if fewer is None else fewer
+
+
+def evaluator(ops: Sequence[Operation], wanted: Sequence[Var], precision: Any = "fp32") -> Evaluator:
+    """Ops ready to run on values of the shapes that are drawn."""
+    return Evaluator(ops, wanted, precision).reshaping(_shapes.get())
 
 
 def sizes_of(var: Var) -> Sequence[Any]:

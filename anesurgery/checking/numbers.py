@@ -14,7 +14,7 @@ import torch
 
 from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
-from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.errors import InterpretError, Refused
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double
@@ -83,8 +83,8 @@ class BothSides:
         self._old, self._new = self._both(self._precision)
 
     def _both(self, precision: str | Double) -> tuple[Evaluator, Evaluator]:
-        old = Evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
-        return old, Evaluator(self.new_ops, [new for _, new in self.replaced], precision)
+        old = evaluator(self.old_ops, [*(old for old, _ in self.replaced), *self.carried], precision)
+        return old, evaluator(self.new_ops, [new for _, new in self.replaced], precision)
 
     def run(self, numbers: Numbers) -> Pairs:
         """The pairs (old value, new value)."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,11 +20,10 @@ import torch
 from anesurgery.checking.addresses import address_bounds
 from anesurgery.checking.adversarial import SMALL_CONSTANT, weights
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.lengths import drawn_shape, evaluator, length_of, with_rows
 from anesurgery.checking.value_numbering import reason_of
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import slice_back
-from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.algebraic import Algebraic
 from anesurgery.interpret.arithmetic.bitwise import Bitwise
@@ -46,7 +45,7 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import CARRIERS, MOVING, POINTWISE, names
 from anesurgery.semantics.intervals import stored_interval
-from anesurgery.semantics.reading import ints
+from anesurgery.semantics.reading import ints, is_tensor
 from anesurgery.semantics.rows import places_of, slices_read
 
 
@@ -208,8 +207,13 @@ def _is_large(var: Var) -> bool:
 
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
-SHAPED = names("reshape slice_by_index slice_by_size slice_update")
-"""Ops that hold the number of rows in a parameter."""
+SHAPED = names("slice_by_index slice_by_size slice_update")
+"""Ops that hold the number of rows in a parameter; `lengths.evaluator` sees to that of a reshape."""
+
+ROOM = 1 << 18
+"""Elements of a value up to which its rows stay: 1 MiB of fp32, which a core keeps in its cache."""
+LEAST_DRAWN = 64
+"""Elements that a value which is drawn keeps: of places in a table, several are tried in each round."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
@@ -217,16 +221,48 @@ Axes = dict[Var, int]
 
 def row_axes(site: Site) -> Axes | None:
     """The axis of the rows in each value that has them, for the longest axis that both sides go along."""
+    return next(_row_axes(site), None)
+
+
+def _row_axes(site: Site) -> Iterator[Axes]:
+    """The same for each axis that both sides go along, the longest first."""
     values = [v for pair in site.replaced for v in pair]
     shapes = {static_shape(v) for v in values}
     shape = shapes.pop() if len(shapes) == 1 else None
-    if shape is None:
-        return None
-    for axis in sorted(range(len(shape)), key=lambda a: -shape[a]):
+    for axis in sorted(range(len(shape or ())), key=lambda a: -shape[a]):  # type: ignore[index]
         axes = dict.fromkeys(values, axis)
-        if shape[axis] > ROWS and _spread([*site.old_ops, *site.new_ops], axes):
-            return axes
-    return None
+        if shape[axis] > ROWS and _spread([*site.old_ops, *site.new_ops], axes):  # type: ignore[index]
+            yield axes
+
+
+@contextmanager
+def on_fewer_rows(site: Site) -> Iterator[bool]:
+    """Let the values of a large site have fewer rows, along axes at each place of which both sides do the same.
+
+    No constant has such an axis. False where there is none, and nothing is cut.
+    """
+    with ExitStack() as cuts:
+        cut = False
+        for axes in _row_axes(site) if _largest(site) > ROOM else ():
+            rows, whole = _enough(site, axes)
+            if rows < whole and not any(map(is_stored, axes)):
+                cuts.enter_context(with_rows(axes, rows))
+                cut = True
+        yield cut
+
+
+def _enough(site: Site, axes: Axes) -> tuple[int, int]:
+    """How many rows are enough, and how many there are."""
+    (value, axis), *_ = axes.items()
+    whole = drawn_shape(value)[axis]
+    drawn = min((math.prod(drawn_shape(v)) // whole for v in site.drawn if v in axes), default=1)
+    return max(ROWS, -(-LEAST_DRAWN // max(drawn, 1)), whole * ROOM // _largest(site)), whole
+
+
+def _largest(site: Site) -> int:
+    """Elements of the largest value of a site that is no constant."""
+    computed = (v for op in (*site.old_ops, *site.new_ops) if op.op_type != "const" for v in op.outputs)
+    return max((math.prod(drawn_shape(v)) for v in (*site.drawn, *computed) if is_tensor(v)), default=0)
 
 
 def _spread(ops: Sequence[Operation], axes: Axes) -> bool:
@@ -487,7 +523,7 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     if _apart(site, arithmetic, seed, ranged=ranged):
         return APART
     try:
-        pairs = _pairs(site, arithmetic, seed, {}, ranged)
+        pairs = _pairs(site, arithmetic, seed, ranged)
     except Zero:
         raise
     except InterpretError as error:
@@ -495,7 +531,7 @@ def _agree(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
     arithmetic.degree = max([arithmetic.degree, *(x.degree for pair in pairs for x in pair)])
     if not all(a.same(b) for a, b in pairs):
         return APART
-    return sum(math.prod(drawn_shape(new)) for _, new in site.replaced)
+    return sum(math.prod(map(length_of, new.shape or ())) for _, new in site.replaced)
 
 
 def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False) -> bool:
@@ -504,21 +540,18 @@ def _apart(site: Site, arithmetic: Symbolic, seed: int, *, ranged: bool = False)
         with suppress(InterpretError):
             few = arithmetic.fresh()
             few.cut = {v: (at, ROWS) for v, at in constants_among(axes).items()}
-            pairs = _pairs(site, few, seed, axes, ranged)
+            with with_rows(axes, ROWS):
+                pairs = _pairs(site, few, seed, ranged)
             return not all(a.same(b) for a, b in pairs)
     return False
 
 
-def _pairs(
-    site: Site, arithmetic: Symbolic, seed: int, axes: Axes, ranged: bool = False
-) -> list[tuple[Image, Image]]:
-    """The old and the new values, `ROWS` rows of them along the given axes; one plane, where all are alike."""
+def _pairs(site: Site, arithmetic: Symbolic, seed: int, ranged: bool = False) -> list[tuple[Image, Image]]:
+    """The old and the new values; one plane of them, where all are alike."""
     generator = torch.Generator().manual_seed(seed + 1)
-    shapes = {v: list(drawn_shape(v)) for v in site.drawn}
-    for v in shapes.keys() & axes.keys():
-        shapes[v][axes[v]] = ROWS
-    if not axes and alike(site):
-        shapes = {v: [1, 1, *shape[2:]] for v, shape in shapes.items()}
+    shapes = {v: drawn_shape(v) for v in site.drawn}
+    if alike(site):
+        shapes = {v: (1, 1, *shape[2:]) for v, shape in shapes.items()}
     images: dict[Var, Image] = {v: field.random(arithmetic.primes, shapes[v], generator) for v in site.drawn}
     if isinstance(arithmetic, Bitwise) and ranged:
         for v, ends in ((v, _range_of(v)) for v in images):
@@ -534,7 +567,7 @@ def _pairs(
 def _run(
     ops: Sequence[Operation], images: dict[Var, Image], wanted: Sequence[Var], arithmetic: Symbolic
 ) -> list[Image]:
-    values: list[Image] = Evaluator(ops, wanted, arithmetic)(images)  # type: ignore[arg-type,assignment]
+    values: list[Image] = evaluator(ops, wanted, arithmetic)(images)  # type: ignore[arg-type,assignment]
     return values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,9 +17,17 @@ import numpy as np
 from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, looked_up
 from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
-from anesurgery.checking.lengths import NOTHING, Declared, Lengths, drawn_shape, symbols_of, with_lengths
+from anesurgery.checking.lengths import (
+    NOTHING,
+    Declared,
+    Lengths,
+    drawn_shape,
+    evaluator,
+    symbols_of,
+    with_lengths,
+)
 from anesurgery.checking.places_taken import places_taken
-from anesurgery.checking.proofs import Site, site_of
+from anesurgery.checking.proofs import Site, on_fewer_rows, site_of
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused
 from anesurgery.mil import Operation, Var, np_dtype, types
@@ -95,10 +103,26 @@ def _with_memo(
     if key not in memo:
         try:
             with _trimmed(site):
-                memo[key] = _checked(site, sample, seed, promise, declared)
+                memo[key] = _on_few(site, sample, seed, promise) or _checked(
+                    site, sample, seed, promise, declared
+                )
         except Refused as reason:
             return Refusal(str(reason))
     return memo[key]
+
+
+def _on_few(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | None:
+    """The check of a large site on fewer rows, where these stand for all; None where it does not pass."""
+
+    def few(var: Var, rng: np.random.Generator) -> Any:
+        values = sample(var, rng)
+        return None if values is None else np.asarray(values)[tuple(map(slice, drawn_shape(var)))]
+
+    with on_fewer_rows(site) as cut, suppress(InterpretError, Refused):
+        result = _checked(site, few, seed, promise, NOTHING) if cut else None
+        if isinstance(result, SiteCheck) and result.within(promise.tolerance):
+            return result
+    return None
 
 
 def _left_range(site: Site, seed: int) -> str:
@@ -275,14 +299,13 @@ def _widened(site: Site, sample: Sampler, seed: int, bounds: Bounds) -> Bounds:
 def _has_meaning(site: Site, sample: Sampler, seed: int, bounds: Bounds | None = None) -> bool:
     """Can the old side be computed by itself?"""
     from anesurgery.checking.numbers import drawn_numbers
-    from anesurgery.interpret import Evaluator
 
     if bounds is None:
         bounds = address_bounds(site.drawn, site.old_ops, set(site.new_ops))
     drawing = Drawing(sample, (), bounds)
     try:
         numbers = drawn_numbers(site.drawn, drawing, "normal", np.random.default_rng(seed))
-        Evaluator(site.old_ops, [old for old, _ in site.replaced])(numbers)
+        evaluator(site.old_ops, [old for old, _ in site.replaced])(numbers)
     except InterpretError:
         return False
     return True

@@ -68,7 +68,8 @@ def _swaps(op: Operation) -> Iterator[Mutation]:
 
 def _others(op: Operation, name: str, value: Any) -> Iterator[Mutation]:
     """Other constants, except those that are the same once rounded, and attributes that change nothing."""
-    number = value.dtype.kind == "f" and not TABLE[op.op_type].moves
+    meaning = TABLE.get(op.op_type)  # decoded weights have none: they are constants
+    number = value.dtype.kind == "f" and not (meaning and meaning.moves)
     for what, other in _other_values(name, value):
         made = Mutation(op, f"{name}{what}", {name: const(other)})
         if not np.array_equal(other, value) and (number or not _same(made)):

@@ -9,7 +9,8 @@ import pytest
 
 from anesurgery.checking import proofs
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.proofs import constants_among, row_axes, site_of
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.checking.proofs import constants_among, on_fewer_rows, row_axes, site_of
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types
 
@@ -32,6 +33,10 @@ SAME: dict[str, tuple[Any, Any]] = {
     ),
     "a reshape": (
         lambda x: mb.reshape(x=mb.tanh(x=mb.reshape(x=x, shape=[6, 64])), shape=[1, 6, 8, 8]),
+        lambda x: mb.tanh(x=x),
+    ),
+    "a reshape across rows": (
+        lambda x: mb.reshape(x=mb.tanh(x=mb.reshape(x=x, shape=[4, 96])), shape=[1, 6, 8, 8]),
         lambda x: mb.tanh(x=x),
     ),
 }
@@ -117,7 +122,7 @@ def test_a_constant_is_cut_with_the_rows(shapes: list[tuple[int, ...]]) -> None:
     assert (1, 6, 2, 8) in shapes
 
 
-@pytest.mark.parametrize("name", ["two halves", "a reshape", "rows that differ"])
+@pytest.mark.parametrize("name", ["two halves", "a reshape across rows", "rows that differ"])
 def test_rows_that_are_mixed_cannot_be_cut(name: str) -> None:
     axes = row_axes(both(*(SAME | WRONG)[name]))
     assert axes is None or set(axes.values()) <= {2, 3}
@@ -131,3 +136,37 @@ def test_a_value_read_whole_elsewhere_is_not_cut() -> None:
     )
     assert row_axes(whole) is None
     assert proofs.prove(whole) is not None
+
+
+def heads(mask: Any) -> Any:
+    """The site of a masked softmax of twelve heads, whose scores are divided in one of two ways."""
+    made: list[Var] = []
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 12, 256, 256), dtype=types.fp32)])
+    def program(x: Var) -> Any:
+        for divided in (lambda: mb.real_div(x=x, y=8.0), lambda: mb.mul(x=x, y=0.125)):
+            flat = mb.reshape(x=mb.add(x=divided(), y=mask), shape=[12, 256, 256])
+            made.append(mb.softmax(x=flat, axis=-1))
+        return made
+
+    old, new = made
+    ops = [op for op in program.functions["main"].operations if op.op_type != "const"]
+    return site_of([(old, new)], ops[ops.index(old.op) + 1 :], [])
+
+
+def test_of_a_large_site_a_few_heads_are_looked_at() -> None:
+    site = heads(np.triu(np.full((1, 1, 256, 256), -1e4, np.float32), 1))
+    with on_fewer_rows(site) as cut:
+        assert cut
+        assert drawn_shape(site.drawn[0]) == (1, 4, 256, 256)
+        proof = proofs.prove(site)
+        assert isinstance(proof, proofs.Proof)
+        assert proof.elements == 12 * 256 * 256, "it holds for all"
+    assert drawn_shape(site.drawn[0]) == (1, 12, 256, 256)
+
+
+def test_rows_for_which_a_constant_differs_are_all_looked_at() -> None:
+    uneven = np.zeros((1, 12, 256, 256), np.float32)
+    uneven[0, 11] = -1e4
+    with on_fewer_rows(heads(uneven)) as cut:
+        assert not cut

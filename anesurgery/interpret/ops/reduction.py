@@ -37,11 +37,12 @@ def linear(x: Tensor, weight: Tensor, bias: Any = None) -> Tensor:
     if weight.dtype == x.dtype or weight.numel() <= BLOCK:
         return F.linear(x, weight.to(x.dtype), add)
     rows, whole = max(1, BLOCK // weight.shape[1] // LANES) * LANES, len(weight)
+    wide = weight.new_empty((min(rows, whole), weight.shape[1]), dtype=x.dtype)  # new memory for each is slow
     parts = []
     for start in range(0, whole, rows):
         first = max(0, min(start, whole - rows))  # parts of one size are computed in one order
         part = slice(first, first + rows)
-        product = F.linear(x, weight[part].to(x.dtype), None if add is None else add[part])
+        product = F.linear(x, wide.copy_(weight[part]), None if add is None else add[part])
         parts.append(product[..., start - first :])
     return torch.cat(parts, -1)
 

@@ -144,8 +144,8 @@ def heads(mask: Any) -> Any:
 
     @mb.program(input_specs=[mb.TensorSpec((1, 12, 256, 256), dtype=types.fp32)])
     def program(x: Var) -> Any:
-        for divided in (lambda: mb.real_div(x=x, y=8.0), lambda: mb.mul(x=x, y=0.125)):
-            flat = mb.reshape(x=mb.add(x=divided(), y=mask), shape=[12, 256, 256])
+        for divide, factor in ((mb.real_div, 8.0), (mb.mul, 0.125)):
+            flat = mb.reshape(x=mb.add(x=divide(x=x, y=factor), y=mask), shape=[12, 256, 256])
             made.append(mb.softmax(x=flat, axis=-1))
         return made
 

@@ -380,13 +380,13 @@ def as_scratch(function: Function) -> None:
 
 @contextmanager
 def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
-    """As `with block`, but all ops of a function are only walked at its end if some were edited until then."""
+    """As `with block`, but the end walks all ops only where some were edited and some must not be replaced."""
     if not isinstance(block, Function):
         with block:
             yield
         return
     own, walk = vars(block).get("_propagate_nonreplaceable_vars"), block._propagate_nonreplaceable_vars
-    vars(block)["_propagate_nonreplaceable_vars"] = lambda: walk() if edited else None
+    vars(block)["_propagate_nonreplaceable_vars"] = lambda: walk() if edited and _holds_back(block) else None
     try:
         with block:
             yield
@@ -394,6 +394,12 @@ def visiting(block: Block, edited: Sequence[Operation]) -> Iterator[None]:
         del vars(block)["_propagate_nonreplaceable_vars"]
         if own is not None:
             as_scratch(block)
+
+
+def _holds_back(block: Block) -> bool:
+    """Is there a value that must not be replaced, or one that knows of such a value before it?"""
+    values: Iterator[Any] = (v for op in walk_ops(block) for v in (op.outputs or ()))
+    return any(v.nonreplaceable_vars_upstream for v in values)
 
 
 def is_constexpr(op: Operation) -> bool:

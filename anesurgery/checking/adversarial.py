@@ -170,7 +170,12 @@ class Drawing:
         if kind == "ties":
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
         if kind == "rows":
-            return _flat_rows(rng, normal)
+            axis = int(rng.choice([-1, rng.integers(normal.ndim)])) if normal.ndim > 1 else -1
+            return (
+                np.moveaxis(_flat_rows(rng, np.moveaxis(normal, axis, -1)), -1, axis)
+                if normal.ndim
+                else normal * 0
+            )
         if kind in PEAKS:
             axes = int(rng.integers(1, normal.ndim)) if normal.ndim > 1 else 0
             return PEAKS[kind] * _alone(rng, np.abs(normal), axes)
@@ -274,8 +279,8 @@ def _flat_rows(rng: np.random.Generator, values: Array) -> Array:
 
     Where there are several rows, some are of each kind.
     """
-    if not values.ndim or not values.size:
-        return values * 0
+    if not values.size:
+        return values
     several = [a for a in range(1, values.ndim) if math.prod(values.shape[:a]) > 1]
     axes = int(rng.choice([0, *several * 2]))
     shape = (*values.shape[:axes], *(1,) * (values.ndim - axes))

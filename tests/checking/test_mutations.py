@@ -57,12 +57,17 @@ EQUIVALENT = {
     ("scale_cosines", "maximum: y[0] + 1"): "a cosine does not depend on what the rows are divided by",
     ("scale_spectra", "maximum: y[0] + 1"): "the logarithm does not depend on what its numbers are divided by",
     ("scale_spectra", "real_div: x[0] negated"): "it is squared",
+    **{
+        ("hold_guards", what): "any positive unit gives the same; in fp16 the hazards tell"
+        for what in ("clip: alpha[0] + 1", "clip: alpha[0] negated", "real_div: x and y swapped")
+    },
     ("scale_spectra", "reduce_max: keep_dims[0] flipped"): "there is one batch: the shapes broadcast alike",
     ("scale_roots", "maximum: y[0] + 1"): "the root does not depend on what its numbers are divided by",
     ("mean_of_means", "reduce_mean: axes[0] negated"): "the other axis first, and then the rest",
     ("centre_variance", "sub: x and y swapped"): "the difference is squared",
     ("halve_exponent", "mul: y[0] negated"): "it is squared",
     ("clip_product", "clip: beta[0] + 1"): "the quantization stops below it",
+    ("stable_angle", "real_div: x[0] + 1"): "of 4 or 5 over a number only the sign is read",
     ("stable_angle", "equal: y[0] + 1"): "0 / 0, which is no number before either; test_stable_angle tries it",
     ("stable_angle", "select: a[0] + 1"): "0 is divided by it",
     ("stable_angle", "select: a[0] negated"): "0 is divided by it",

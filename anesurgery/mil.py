@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.forking import ForkLock, Silence
+from anesurgery.forking import Silence, kept_from_forks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -25,18 +25,11 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 
-def _forget_builds() -> None:
-    """Let coremltools forget what a thread was building that is not there in a new process."""
-    for stack in (VALID_OPS_TO_COPY_SCOPE_INFO, SCOPE_STACK, _BEFORE_OP_STACK):
-        stack.clear()
-    _blocks.BLOCK_STACK = []
-    _CALLS.clear()
-
-
-HOST = ForkLock(_forget_builds)
+HOST = kept_from_forks()
 """Held by one thread around every use of coremltools' builder, whose current block, scopes and symbols are
-global. This library's own calls take it. Code that builds programs itself in several threads (`mb.program`,
-`ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a module is imported."""
+global. This library's own calls take it, and a fork waits for it. Code that builds programs itself in several
+threads (`mb.program`, `ct.convert`) must hold it too: `with anesurgery.mil.HOST:`. Nothing takes it while a
+module is imported."""
 
 CONSTEXPR = "constexpr_"
 """How the types of ops begin that hold compressed weights."""
@@ -76,13 +69,11 @@ def quiet_host() -> Silence:
 with quiet_host():
     import coremltools
     from coremltools.converters.mil import mil as _mil
-    from coremltools.converters.mil.mil import block as _blocks
     from coremltools.converters.mil.mil import types as types
     from coremltools.converters.mil.mil.block import curr_block
-    from coremltools.converters.mil.mil.builder import _BEFORE_OP_STACK
     from coremltools.converters.mil.mil.input_type import TensorInputType
     from coremltools.converters.mil.mil.ops.registry import SSAOpRegistry
-    from coremltools.converters.mil.mil.scope import SCOPE_STACK, VALID_OPS_TO_COPY_SCOPE_INFO
+    from coremltools.converters.mil.mil.scope import VALID_OPS_TO_COPY_SCOPE_INFO
     from coremltools.converters.mil.mil.types.symbolic import any_symbolic as any_symbolic
     from coremltools.converters.mil.mil.types.symbolic import is_symbolic as is_symbolic
     from coremltools.converters.mil.mil.var import InternalVar

@@ -170,7 +170,7 @@ class Drawing:
         if kind == "ties":
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
         if kind == "rows":
-            axis = int(rng.choice([-1, rng.integers(normal.ndim)])) if normal.ndim > 1 else -1
+            axis = int(rng.choice([-1, int(rng.integers(normal.ndim))])) if normal.ndim > 1 else -1
             return (
                 np.moveaxis(_flat_rows(rng, np.moveaxis(normal, axis, -1)), -1, axis)
                 if normal.ndim

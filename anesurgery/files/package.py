@@ -39,16 +39,8 @@ from anesurgery.files.progress import work
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, is_archive, read_text, unpack
 from anesurgery.files.weights import WeightFile, WeightWriter, not_fetched, unknown
-from anesurgery.files.writing import (
-    allowed,
-    check_target,
-    held_back,
-    scratch_folder,
-    temporary_files,
-    write_atomically,
-)
-from anesurgery.forking import ForkLock
-from anesurgery.mil import Array, Program, ct, quiet_host, types
+from anesurgery.files.writing import check_target, scratch_folder, temporary_files, write_atomically
+from anesurgery.mil import Array, Program, ct, exclusive, quiet_host, types
 
 MODEL = Path("com.apple.CoreML") / "model.mlmodel"
 WEIGHTS = Path("com.apple.CoreML") / "weights"
@@ -408,12 +400,11 @@ def mlmodel_of(write: Callable[[Path], object], compute_units: Any = None) -> An
     Raises:
         LoadError: the package cannot be written.
     """
-    with temporary_files(), held_back():
+    with temporary_files():
         folder = Path(tempfile.mkdtemp(dir=_TEMPORARY.folder()))
         package = folder / "model.mlpackage"
         try:
-            with allowed():
-                write(package)
+            write(package)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -428,36 +419,20 @@ class _Temporary:
     """The scratch folder of this process for temporary packages; those of dead processes are removed."""
 
     def __init__(self) -> None:
-        self._lock = ForkLock()
-        self._kept, self._owner = ExitStack(), 0
-        self._folder: Path | None = None
-        self._state: os.stat_result | None = None
+        self._kept, self._maker, self._folder = ExitStack(), 0, Path()
 
+    @exclusive()
     def folder(self) -> Path:
-        """The folder; another one after a fork, and where somebody removed the last one."""
-        with self._lock:
-            if self._folder is None or self._owner != os.getpid() or not self._is_there(self._folder):
-                self._make()
-            assert self._folder is not None
-            return self._folder
+        """The folder; another one in a fork, and where a cleaner of temporary files removed the last one."""
+        if self._maker != os.getpid() or not self._folder.is_dir():
+            self._kept, self._maker = ExitStack(), os.getpid()
+            self._folder = self._kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
+            atexit.register(self._kept.close)
+        return self._folder
 
-    def _is_there(self, folder: Path) -> bool:
-        try:
-            return self._state is not None and os.path.samestat(os.lstat(folder), self._state)
-        except OSError:
-            return False
-
-    def _make(self) -> None:
-        if self._owner != os.getpid():  # what a fork inherits belongs to its parent
-            self._kept, self._owner = ExitStack(), os.getpid()
-            atexit.register(self._end, self._owner)
+    def close(self) -> None:
+        """Remove it."""
         self._kept.close()
-        self._folder = self._kept.enter_context(scratch_folder(Path(tempfile.gettempdir())))
-        self._state = os.lstat(self._folder)
-
-    def _end(self, owner: int) -> None:
-        if os.getpid() == owner:
-            self._kept.close()
 
 
 _TEMPORARY = _Temporary()

@@ -1,13 +1,12 @@
-"""Put a file or folder in its place atomically, and only where it may go; Ctrl-C waits meanwhile.
+"""Put a file or folder in its place atomically, and only where it may go.
 
-It is made in a scratch folder beside its place and moved in one step: after a failure, a kill or a crash the
-old one is there, or the new one. A scratch folder is locked while its maker lives; the next save into the same
-place removes those of dead makers, and brings back what they had moved aside. What is not certainly one of ours
-(`scratch.py` says how that is told) is left as it is, and a warning names it.
+It is made in a scratch folder beside its place and moved in one step: after a failure, Ctrl-C, a kill or a
+crash the old one is there, or the new one. A scratch folder is locked while its maker lives. The next save into
+the same folder removes those of dead makers, and brings back what they had moved aside; what is not certainly
+one of ours is left as it is, and a warning names it.
 
-Python raises KeyboardInterrupt between any two instructions, also within the code that cleans up; SIGTERM ends
-the process without any. Inside `held_back` both wait, but in parts marked `allowed`, where they raise at once.
-What waited is raised again at the end, by the signal itself, so that the process ends as it would have.
+A scratch folder is one of ours if it is a folder and no link, belongs to this user, nobody else may write into
+it, it holds nothing but `new` and `old`, and its name states its inode: a copy has another one.
 """
 
 from __future__ import annotations
@@ -16,183 +15,30 @@ import ctypes
 import errno
 import fcntl
 import os
-import signal
+import shutil
 import stat
 import sys
 import tempfile
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from anesurgery.errors import LoadError
-from anesurgery.files import scratch as scratches
-from anesurgery.files.scratch import NEW, OLD, SCRATCH, Foreign, Scratch
 
+SCRATCH = ".anesurgery-"
+"""How the names of scratch folders begin; their inode follows, in hexadecimal digits, and a random part."""
+NEW, OLD = "new", "old"
+"""Folders in it: what is being made, and what had to be moved aside."""
+OTHERS_WRITE = 0o022
+"""The bits of a mode that let the group or others write: a folder that has them may be somebody else's work."""
 PATIENCE = 30.0
 """Seconds until a lock is given up; a save holds it for two renames."""
 PAUSE = 0.02
 """Seconds between two tries. A choice: nobody notices it, and it costs no time of the processor."""
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EBADF}
-"""What a file system says that has none."""
-TABLE = Path("/proc/locks")
-
-
-@contextmanager
-def locked(handle: int, folder: Path) -> Iterator[None]:
-    """Be the only saver at work in a folder, where its file system has locks.
-
-    Args:
-        handle: of the folder, opened for this alone.
-        folder: what errors call it.
-
-    Raises:
-        LoadError: somebody else holds it, and does not let go.
-        OSError: the system fails.
-    """
-    try:
-        with allowed():
-            _wait(handle, folder)
-        yield
-    finally:
-        with suppress(OSError):
-            os.close(handle)  # which lets go
-
-
-def _wait(handle: int, folder: Path) -> None:
-    end = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= end:
-                raise LoadError(_held(handle, folder)) from None
-            time.sleep(PAUSE)
-        except OSError as error:
-            if error.errno not in NO_LOCKS:
-                raise
-            return
-        else:
-            return
-
-
-def _held(handle: int, folder: Path) -> str:
-    names = holders(handle)
-    who = " and ".join(names) if names else "another process (`lsof` on the folder may tell which)"
-    return f"the folder {folder} is locked by {who}; end it or wait for it, or save into another folder"
-
-
-def holders(handle: int) -> list[str]:
-    """The processes that have a lock on a file, in words; empty where the system does not tell."""
-    state = os.fstat(handle)
-    place = f"{os.major(state.st_dev):02x}:{os.minor(state.st_dev):02x}:{state.st_ino}"
-    try:
-        rows = [line.split() for line in TABLE.read_text().splitlines()]
-    except OSError:
-        return []
-    pids = [row[4] for row in rows if len(row) > 5 and row[1] == "FLOCK" and row[5] == place]
-    return [f"process {pid}{_command(pid)}" for pid in dict.fromkeys(pids) if int(pid) > 0]
-
-
-def _command(pid: str) -> str:
-    try:
-        return f" ({Path('/proc', pid, 'comm').read_text().strip()})"
-    except OSError:
-        return ""
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class _Ended(BaseException):
-    """The process is to end by a signal; it unwinds so far that what was begun is cleaned up."""
-
-
-class _Waiting:
-    """Signals that were held back by one thread."""
-
-    def __init__(self) -> None:
-        self.open = False
-        self.thread = threading.get_ident()
-        self.caught: list[int] = []
-        self.before: dict[int, Any] = {}
-
-    def begin(self) -> None:
-        """Take the signals, but for those that are ignored or not Python's to handle."""
-        for number in SIGNALS:
-            handler = signal.getsignal(number)
-            if handler is not None and handler != signal.SIG_IGN:
-                self.before[number] = handler
-                signal.signal(number, self.arrived)
-
-    def arrived(self, number: int, frame: Any) -> None:
-        """A signal is here: remember it, or let it have its way."""
-        handler: Callable[[int, Any], object] | Any = self.before[number]
-        if self.open and callable(handler):
-            handler(number, frame)
-            return
-        self.caught.append(number)
-        if self.open:
-            raise _Ended
-
-    def give_back(self) -> None:
-        """Handle signals as before."""
-        for number, handler in self.before.items():
-            signal.signal(number, handler)
-
-
-_WAITING: list[_Waiting] = []
-"""Those at work, the innermost last; of the main thread, the only one that handles signals."""
-
-
-@contextmanager
-def held_back() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait until the body is done; other threads than the main one are never asked."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    waiting = _Waiting()
-    _WAITING.append(waiting)
-    try:
-        waiting.begin()
-        yield
-    finally:
-        _WAITING.remove(waiting)
-        waiting.give_back()
-        for number in dict.fromkeys(waiting.caught):
-            signal.raise_signal(number)
-
-
-@contextmanager
-def allowed() -> Iterator[None]:
-    """Let them come at once in the body, as where something long is written."""
-    waiting = _WAITING[-1] if _WAITING else None
-    if waiting is None or waiting.thread != threading.get_ident():
-        yield
-        return
-    try:
-        waiting.open = True
-        caught, waiting.caught = waiting.caught, []
-        for number in caught:
-            waiting.arrived(number, None)
-        yield
-    finally:
-        waiting.open = False
-
-
-def _forked() -> None:
-    """In a new process: what another thread held back is nobody's there."""
-    for waiting in reversed([w for w in _WAITING if w.thread != threading.get_ident()]):
-        _WAITING.remove(waiting)
-        waiting.give_back()
-
-
-os.register_at_fork(after_in_child=_forked)
-
-
+"""What a file system says that has no locks."""
 RENAMES = {"linux": ("renameat2", -100, 2, 1), "darwin": ("renameatx_np", -2, 2, 4)}
 """System -> function that renames with flags, its number for the current folder, its flag to exchange two
 places, and its flag to refuse a place that is taken."""
@@ -215,14 +61,12 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
     """
     kept = None
     try:
-        with held_back(), _working(target.parent, target.name) as scratch:
-            kept = scratch.path / OLD / target.name
-            fresh = scratch.place / NEW / target.name
-            with allowed():
-                write(fresh)
+        with _scratch(target.parent) as scratch:
+            kept, fresh = scratch / OLD / target.name, scratch / NEW / target.name
+            write(fresh)
             if overwrite and os.path.lexists(target):
                 _sync(fresh)  # the old one goes for good
-            _place(fresh, scratch.beside / target.name, scratch, overwrite)
+            _place(fresh, target, kept, overwrite)
     except FileExistsError as error:
         raise LoadError(_exists(target)) from error
     except OSError as error:
@@ -249,19 +93,61 @@ def temporary_files() -> Iterator[None]:
 @contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
     """A folder for temporary files, which goes away with its maker; those of dead makers go first."""
-    with _working(parent, None) as scratch:
-        yield scratch.path / NEW
+    with _scratch(parent) as scratch:
+        yield scratch / NEW
 
 
 @contextmanager
-def _working(parent: Path, target: str | None) -> Iterator[Scratch]:
-    """A scratch folder for what is being made; those of dead makers go first."""
+def _scratch(parent: Path) -> Iterator[Path]:
+    """A locked scratch folder for what is being made; those of dead makers go first.
+
+    A fork of the maker inherits the lock and has nothing to clean up.
+    """
     recover(parent)
-    scratch = scratches.make(parent, target)
+    scratch, handle = _make(parent)
+    maker = os.getpid()
     try:
         yield scratch
     finally:
-        _retire(scratch)
+        try:
+            if os.getpid() == maker:
+                _remove(scratch)
+        finally:
+            with suppress(OSError):  # nothing was written through it that could fail to arrive
+                os.close(handle)
+
+
+def _make(parent: Path) -> tuple[Path, int]:
+    """A new scratch folder and a handle that holds its lock."""
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
+        try:
+            if (named := _named(made)) is not None:
+                (named[0] / NEW).mkdir()
+                return named
+        except BaseException:
+            for folder in parent.glob(f"{SCRATCH}*{made.name.removeprefix(SCRATCH)}"):
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _named(made: Path) -> tuple[Path, int] | None:
+    """An empty folder renamed to state its inode, and locked; None where a save took it for a dead one."""
+    try:
+        handle = os.open(made, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return None
+    try:
+        with suppress(OSError):  # without locks nobody cleans up after the dead
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        named = made.with_name(f"{SCRATCH}{os.fstat(handle).st_ino:x}-{made.name.removeprefix(SCRATCH)}")
+        return made.rename(named), handle
+    except FileNotFoundError:
+        os.close(handle)
+        return None
+    except BaseException:
+        os.close(handle)
+        raise
 
 
 def recover(parent: Path) -> None:
@@ -270,83 +156,85 @@ def recover(parent: Path) -> None:
     What only looks like one of them is left as it is, and a warning names it.
     """
     try:
-        handle = os.open(parent, scratches.FOLDER)
+        names = sorted(name for name in os.listdir(parent) if name.startswith(SCRATCH))
     except OSError:
         return  # not ours to list
-    try:
-        for name in sorted(name for name in os.listdir(handle) if name.startswith(SCRATCH)):
-            with suppress(OSError):
-                _recover(parent, handle, name)
-    except OSError:
+    for name in names:
+        with suppress(OSError):
+            _recover(parent / name)
+
+
+def _recover(scratch: Path) -> None:
+    state = os.lstat(scratch)
+    if state.st_uid != os.geteuid():
+        return  # others keep theirs in /tmp, too
+    if not stat.S_ISDIR(state.st_mode):
+        _warn(scratch)
         return
+    if not _states_inode(scratch, state):
+        with suppress(OSError):
+            os.rmdir(scratch)  # an empty one: its maker died before it gave it a name, or makes another one
+    handle = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where its maker lives, or nobody can tell
+        if os.path.samestat(os.fstat(handle), os.lstat(scratch)):
+            _remove(scratch) if _is_ours(scratch, state) else _warn(scratch)
     finally:
-        scratches.close(handle)
+        os.close(handle)
 
 
-def _recover(parent: Path, handle: int, name: str) -> None:
-    """Remove one of the folders of dead makers."""
-    try:
-        scratch = scratches.take(parent, handle, name)
-    except Foreign as why:
-        if not _of_others(handle, name):
-            _warn(parent / name, str(why))
-        return
-    if scratch is not None:
-        _retire(scratch)
+def _is_ours(scratch: Path, state: os.stat_result) -> bool:
+    """Did a save make it?"""
+    held = {name: os.lstat(scratch / name).st_mode for name in os.listdir(scratch)}
+    if not set(held) <= {NEW, OLD} or not all(map(stat.S_ISDIR, held.values())) or state.st_mode & OTHERS_WRITE:
+        return False
+    return _states_inode(scratch, state)
 
 
-def _of_others(handle: int, name: str) -> bool:
-    """Is it a folder that another user keeps where all users keep such, as in /tmp? That is nobody's fault."""
-    shared = os.fstat(handle).st_mode & stat.S_ISVTX
-    return bool(shared) and os.lstat(name, dir_fd=handle).st_uid != os.geteuid()
+def _states_inode(scratch: Path, state: os.stat_result) -> bool:
+    return scratch.name.startswith(f"{SCRATCH}{state.st_ino:x}-")
 
 
-def _warn(place: Path, why: str) -> None:
-    words = f"{str(place)!r} is named like what a save leaves that was killed, but {why}"
+def _warn(place: Path, why: str = "no save made it") -> None:
+    words = f"{str(place)!r} is named like what a killed save leaves, but {why}"
     warnings.warn(f"{words}: it was left as it is; look into it, and remove it yourself", stacklevel=2)
 
 
-def _retire(scratch: Scratch) -> None:
-    """Remove a scratch folder; what was moved aside goes back to its place if that is empty.
-
-    An interrupt or a failure in the middle of it is answered by trying once more.
-    """
+def _remove(scratch: Path) -> None:
+    """Remove a scratch folder; what was moved aside goes back first. Ctrl-C or a failure: once more."""
     try:
-        if scratch.maker == os.getpid():
-            _clean(scratch)
+        _bring_back_and_remove(scratch)
     except OSError:
         with suppress(OSError):
-            _clean(scratch)
+            _bring_back_and_remove(scratch)
     except BaseException:
         with suppress(OSError):
-            _clean(scratch)
+            _bring_back_and_remove(scratch)
         raise
-    finally:
-        scratch.close()
 
 
-def _clean(scratch: Scratch) -> None:
-    try:
-        old = scratches.moved_aside(scratch)
-        if old is not None:
-            _move(old, scratch.beside / old.name, scratch)
-    except FileExistsError:
-        _warn(scratch.path, f"it holds the {scratch.target!r} that was to be replaced, whose place is taken")
-    except (Foreign, LoadError) as why:
-        _warn(scratch.path, str(why))
-    else:
-        scratches.remove(scratch)
+def _bring_back_and_remove(scratch: Path) -> None:
+    for old in (scratch / OLD).iterdir() if (scratch / OLD).is_dir() else ():
+        if not os.path.lexists(scratch / NEW / old.name):
+            continue  # the new one came to its place
+        try:
+            _move(old, scratch.parent / old.name)
+        except FileExistsError:
+            _warn(scratch, f"it holds the {old.name!r} that was to be replaced, whose place is taken")
+            return
+    if scratch.exists():  # some cleaner of temporary files may have been faster
+        shutil.rmtree(scratch)
 
 
-def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None:
+def _place(fresh: Path, target: Path, kept: Path, overwrite: bool) -> None:
     """Move what was made to its place; what was there, if anything, is then in the scratch folder."""
     for _ in range(ATTEMPTS):
         there = overwrite and os.path.lexists(target)
         try:
             if not there:
-                _move(fresh, target, scratch)
+                _move(fresh, target)
             elif not _rename(fresh, target, exchange=True):
-                _replace(fresh, target, scratch)
+                _replace(fresh, target, kept)
         except (FileExistsError, FileNotFoundError) as error:
             again = not there if isinstance(error, FileExistsError) else os.path.lexists(fresh)
             if not (overwrite and again):
@@ -356,15 +244,15 @@ def _place(fresh: Path, target: Path, scratch: Scratch, overwrite: bool) -> None
     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
 
 
-def _replace(fresh: Path, target: Path, scratch: Scratch) -> None:
+def _replace(fresh: Path, target: Path, kept: Path) -> None:
     """Move what is there aside, and what was made to its place, where the system cannot exchange them."""
-    with locked(scratches.open_folder(target.parent), scratch.folder):
-        scratches.note_moved(scratch)
-        target.rename(scratch.place / OLD / target.name)
-        fresh.rename(target)  # on failure `_retire` brings the old one back, now or at the next save
+    with locked(target.parent):
+        kept.parent.mkdir(exist_ok=True)
+        target.rename(kept)
+        fresh.rename(target)  # on failure `_remove` brings the old one back, now or at the next save
 
 
-def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
+def _move(fresh: Path, target: Path) -> None:
     """Move to a place that must be empty.
 
     Raises:
@@ -372,7 +260,7 @@ def _move(fresh: Path, target: Path, scratch: Scratch) -> None:
     """
     if _rename(fresh, target, exchange=False):
         return
-    with locked(scratches.open_folder(target.parent), scratch.folder):
+    with locked(target.parent):
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         fresh.rename(target)
@@ -394,12 +282,40 @@ def _rename(fresh: Path, target: Path, *, exchange: bool) -> bool:
     raise OSError(code, os.strerror(code))
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Be the only saver at work in a folder, where its file system has locks.
+
+    Raises:
+        LoadError: somebody else holds it, and does not let go.
+        OSError: the system fails.
+    """
+    handle, end = os.open(folder, os.O_RDONLY | os.O_DIRECTORY), time.monotonic() + PATIENCE
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= end:
+                    words = f"the folder {folder} is locked by another process (`lsof` on it may tell which)"
+                    raise LoadError(f"{words}; end it or wait for it, or save into another folder") from None
+                time.sleep(PAUSE)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                break
+        yield
+    finally:
+        os.close(handle)  # which lets go
+
+
 def _sync(fresh: Path) -> None:
     """Let the disk have a file, or all files of a folder, before what they replace is removed."""
     for path in [fresh, *fresh.rglob("*")] if fresh.is_dir() else [fresh]:
         if path.is_symlink():
             continue
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             os.fsync(handle)
         finally:

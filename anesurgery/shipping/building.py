@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -33,7 +34,6 @@ from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.runner_file import NAME, hashed, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
-from anesurgery.forking import patched
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
 from anesurgery.mil import Array, Program, blocks, is_compressed, is_constexpr, mb, quiet_host, replace_uses
@@ -315,7 +315,9 @@ class _Builder:
         place, record = self.out / STAGES / f"{name}{suffix}", self.out / STAGES / f"{name}.json"
         if not (place.exists() and _read(record) == key):
             record.unlink(missing_ok=True)  # before the place changes, or it would speak of another one
-            with patched(mb, "name_count", defaultdict(int)):  # names that do not depend on what ran before
+            with patch.object(
+                mb, "name_count", defaultdict(int)
+            ):  # names that do not depend on what ran before
                 write_atomically(place, make, overwrite=True)
             arrays.write_text(record, json.dumps(key))
         return place

@@ -14,8 +14,8 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.files import sub_byte
-from anesurgery.files.scratch import SCRATCH
 from anesurgery.files.weights import WeightWriter
+from anesurgery.files.writing import SCRATCH
 from anesurgery.mil import Program, Var, ct, mb, walk_ops
 
 

@@ -23,8 +23,15 @@ from anesurgery.commands.options import BAD_INPUT
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files import arrays, writing
 from anesurgery.files.package import save, to_mlmodel
-from anesurgery.files.scratch import NEW, OLD, SCRATCH
-from anesurgery.files.writing import check_place, check_target, scratch_folder, write_atomically
+from anesurgery.files.writing import (
+    NEW,
+    OLD,
+    SCRATCH,
+    check_place,
+    check_target,
+    scratch_folder,
+    write_atomically,
+)
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anesurgery.files import writing
-from anesurgery.files.scratch import NEW, SCRATCH
-from anesurgery.files.writing import write_atomically
+from anesurgery.files.writing import NEW, SCRATCH, write_atomically
 
 
 def die(target: Path, when: str) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.files.package import Loaded
-from anesurgery.files.scratch import SCRATCH
+from anesurgery.files.writing import SCRATCH
 from anesurgery.loading import load
 from anesurgery.mil import Var, ct, mb, types
 

@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import secrets
 import shutil
 import stat
 import sys
@@ -64,6 +65,8 @@ def write_atomically(target: Path, write: Callable[[Path], object], overwrite: b
         with _scratch(target.parent) as scratch:
             kept, fresh = scratch / OLD / target.name, scratch / NEW / target.name
             write(fresh)
+            if not _states_inode(scratch, os.lstat(scratch)):  # somebody removed it, and a part was made anew
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             if overwrite and os.path.lexists(target):
                 _sync(fresh)  # the old one goes for good
             _place(fresh, target, kept, overwrite)
@@ -120,8 +123,9 @@ def _scratch(parent: Path) -> Iterator[Path]:
 def _make(parent: Path) -> tuple[Path, int]:
     """A new scratch folder and a handle that holds its lock."""
     while True:
-        made = Path(tempfile.mkdtemp(prefix=SCRATCH, dir=parent))
+        made = parent / f"{SCRATCH}{secrets.token_hex(8)}"
         try:
+            made.mkdir(0o700)
             if (named := _named(made)) is not None:
                 (named[0] / NEW).mkdir()
                 return named
@@ -214,15 +218,17 @@ def _remove(scratch: Path) -> None:
 
 
 def _bring_back_and_remove(scratch: Path) -> None:
-    for old in (scratch / OLD).iterdir() if (scratch / OLD).is_dir() else ():
-        if not os.path.lexists(scratch / NEW / old.name):
-            continue  # the new one came to its place
-        try:
-            _move(old, scratch.parent / old.name)
-        except FileExistsError:
-            _warn(scratch, f"it holds the {old.name!r} that was to be replaced, whose place is taken")
-            return
-    if scratch.exists():  # some cleaner of temporary files may have been faster
+    """What was moved aside goes back where the new one is in `new` still; that tells it, so it goes last."""
+    with suppress(FileNotFoundError):  # some cleaner of temporary files may have been faster
+        for name in os.listdir(scratch / OLD) if os.path.lexists(scratch / OLD) else ():
+            if name in os.listdir(scratch / NEW):
+                try:
+                    _move(scratch / OLD / name, scratch.parent / name)
+                except FileExistsError:
+                    _warn(scratch, f"it holds the {name!r} that was to be replaced, whose place is taken")
+                    return
+        if os.path.lexists(scratch / OLD):
+            shutil.rmtree(scratch / OLD)
         shutil.rmtree(scratch)
 
 

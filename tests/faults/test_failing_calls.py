@@ -16,7 +16,7 @@ from faults import calls, failing
 from saved import model, scratches, state
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import OutOfMemory, SurgeryError
 from anesurgery.files import writing
 from anesurgery.files.package import Loaded, save
 from anesurgery.loading import load
@@ -187,7 +187,7 @@ def test_other_ends_of_a_save(tmp_path: Path, error: type[BaseException], after:
             try:
                 saving.save()
                 raised = False
-            except error:
+            except (error, OutOfMemory):  # which a door makes of a MemoryError
                 raised = True
         assert not scratches(tmp_path), at
         saving.check(raised)
@@ -209,6 +209,7 @@ def test_signals_at_any_call(tmp_path: Path, number: int, every: int) -> None:
             os._exit(0)
         ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         assert ended == -number, at
+        writing.recover(tmp_path)  # between the two moves of a system that cannot exchange, it is a kill
         saving.check(raised=True)
 
 

@@ -53,8 +53,8 @@ class CentreVariance(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """The mean of squares, and the square of the mean of the same value."""
         square = an.producer(m.second)
-        mean = an.producer(an.row_lengths.squared(square), "reduce_mean")
-        x = an.row_lengths.squared(an.producer(m.squares))
+        mean = an.producer(an.bounds.squared(square), "reduce_mean")
+        x = an.bounds.squared(an.producer(m.squares))
         if square is None or mean is None or x is None or mean.x is not x:
             return an.NO_MATCH
         over = [(an.reading.axes_of(op), an.flag(op, "keep_dims")) for op in (m.first, mean)]

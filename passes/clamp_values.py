@@ -55,7 +55,7 @@ class ClampValues(Pass):
     precedes = ("add_cache",)
     tolerates_nonfinite = False
     """An infinite value becomes the limit."""
-    limit: float = an.option(60000.0, above=0.0, most=an.constant_ends.LARGEST)
+    limit: float = an.option(60000.0, above=0.0, most=an.bounds.LARGEST)
     """The largest magnitude that is left."""
     inputs: Any = None
     """Calibration: inputs by name, or several such sets; one sampled set by default."""

@@ -55,7 +55,7 @@ from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Va
 
 LEAST = an.half.SMALLEST
 """What stands for an epsilon that is 0."""
-NORMAL = an.constant_ends.NORMAL
+NORMAL = an.bounds.NORMAL
 """The smallest number that is not subnormal, and the least that a unit is made of."""
 UNSEEN = 2.0**12
 """So many times a guard is a number beside which fp16 does not see it."""
@@ -101,12 +101,12 @@ class HoldGuards(Rewrite):
         if m.root.op_type in an.ops.NORMS:
             return an.again(mb, m.root, epsilon=LEAST)
         guarded, value = m.guarded, m.guarded.var
-        if guarded.most < an.constant_ends.LARGEST:
+        if guarded.most < an.bounds.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
-        size = mb.clip(x=size, alpha=NORMAL, beta=an.constant_ends.LARGEST)
-        unit = an.Quiet(loud, an.constant_ends.LARGEST).unit(mb, size)
+        size = mb.clip(x=size, alpha=NORMAL, beta=an.bounds.LARGEST)
+        unit = an.Quiet(loud, an.bounds.LARGEST).unit(mb, size)
         floor = NORMAL / loud
         share = mb.mul(x=mb.real_div(x=floor, y=unit), y=guarded.least / floor)
         joined = mb.maximum if guarded.clips else mb.add

@@ -60,8 +60,8 @@ class MeanQuotient(Rewrite):
             return an.NO_MATCH
         if not quotient.overflows:
             return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root, idle=True)
-        count = an.reduction_rows.summed(quotient.below)
-        added = max(an.reduction_rows.summed(total) for total in quotient.sums)
+        count = an.rows.summed(quotient.below)
+        added = max(an.rows.summed(total) for total in quotient.sums)
         if added > self.most:
             words = f"{added:g} values are added: a mean of which few are not 0 may be too small for fp16"
             return Refusal(f"{words}; most={added:g} allows it", m.root)
@@ -69,7 +69,7 @@ class MeanQuotient(Rewrite):
         if (least := min(guards, default=0.0)) < 0:
             return Refusal(f"{least:g} is added to the sum, which is no guard", m.root)
         ops = (m.root, *quotient.between, *quotient.sums)
-        rounded = any(0 < guard / count < an.constant_ends.NORMAL for guard in guards)
+        rounded = any(0 < guard / count < an.bounds.NORMAL for guard in guards)
         inside = {quotient.below.x: (0.5, 1.0)} if rounded else {}  # such that the guard does not decide
         return m.bind(ops=ops, quotient=quotient, count=count, within=inside)
 
@@ -81,7 +81,7 @@ class MeanQuotient(Rewrite):
             divisor = _behind(mb, op, divisor, m.count)
         top, left = m.x, 1 / m.count
         if quotient.above is not None:
-            top, left = _mean(mb, quotient.above), an.reduction_rows.summed(quotient.above) / m.count
+            top, left = _mean(mb, quotient.above), an.rows.summed(quotient.above) / m.count
         result = mb.real_div(x=top, y=divisor)
         return result if left == 1 else mb.mul(x=result, y=left)
 

@@ -69,10 +69,7 @@ class ScalePowers(Rewrite):
             return an.NO_MATCH
         x, exponent, ops = power
         most = an.magnitude(x, products=1)
-        if (
-            most**exponent * (1 if total is None else an.reduction_rows.summed(total))
-            <= an.constant_ends.LARGEST
-        ):
+        if most**exponent * (1 if total is None else an.rows.summed(total)) <= an.bounds.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
         if shift < 1 or abs(scaled[1]) > 0.5:
@@ -87,8 +84,8 @@ class ScalePowers(Rewrite):
         if power is None or weight is None or weight is m.root.x or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         x, exponent, ops = power
-        most, largest = an.magnitude(x, products=1), max(map(abs, an.constant_ends.of_constant(weight)))
-        if most**exponent <= an.constant_ends.LARGEST:
+        most, largest = an.magnitude(x, products=1), max(map(abs, an.bounds.of_constant(weight)))
+        if most**exponent <= an.bounds.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         if an.constant(weight) is None or an.is_compressed(weight):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)

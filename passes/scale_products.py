@@ -65,7 +65,7 @@ class ScaleProducts(Rewrite):
         values = {n: np.asarray(an.constant(v)) for n, v in places.items()}
         for name, value in values.items():
             size = np.abs(value.astype(np.float64))
-            if lost := int(np.sum((size > 0) & (size < an.constant_ends.NORMAL * 2**exponent))):
+            if lost := int(np.sum((size > 0) & (size < an.bounds.NORMAL * 2**exponent))):
                 return Refusal(f"{lost} numbers of {name} would lose digits by 2^-{exponent}", m.root)
         return m.bind(values=values, exponent=exponent)
 

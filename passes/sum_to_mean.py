@@ -63,7 +63,7 @@ class SumToMean(Rewrite):
             )
         count = math.prod(total.x.shape[axis] for axis in an.reading.axes_of(total))
         most = an.magnitude(total.x) * count
-        if most <= an.constant_ends.LARGEST:
+        if most <= an.bounds.LARGEST:
             return Refusal(
                 f"the sum of {count} values is at most {most:g}, and does not overflow", m.root, idle=True
             )

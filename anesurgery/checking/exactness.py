@@ -28,7 +28,7 @@ from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.rows import work_of
 
 Values = Mapping[str, Array]

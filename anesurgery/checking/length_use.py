@@ -55,9 +55,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import BROADCASTING, COMPARISONS, JOINING, LOGICAL, POINTWISE, REDUCTIONS, VIEWS, names
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.meaning import BROADCAST, CONTRACTED, MIXED
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import places_of
+from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
 
 SPREAD = names("softmax instance_norm reverse cumsum")
 """Ops that work along an axis in one way, whatever its length, with no constant for its elements."""

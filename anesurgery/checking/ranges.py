@@ -25,7 +25,7 @@ from anesurgery.interpret import Listener, Predictor
 from anesurgery.interpret.arithmetic.neural_engine import CEILING, SUMS, bound
 from anesurgery.interpret.features import as_array
 from anesurgery.mil import Operation, Var, np_dtype, producer
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 
 Values = Mapping[str, Any]
 

@@ -22,7 +22,7 @@ from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
 from anesurgery.mil import Array, Operation, Var, np_dtype, reads, types
 from anesurgery.ops import CONTRACTIONS, CONTROL, LISTS, RANDOM, STATEFUL
-from anesurgery.semantics.constant_ends import ANY
+from anesurgery.semantics.bounds import ANY
 from anesurgery.semantics.intervals import STEPS, stored_interval
 from anesurgery.semantics.reading import is_tensor
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from anesurgery.facts.sums_of_squares import sum_of_squares
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.reading import beside_number, flag, ints, number
 
 

@@ -31,10 +31,9 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
-from anesurgery.semantics.constant_ends import LARGEST, MOST, Interval, of_constant
+from anesurgery.semantics.bounds import LARGEST, MOST, Interval, of_constant, squared
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number, readers_after
-from anesurgery.semantics.row_lengths import squared
 
 SMALLEST = 2.0**-24
 """The smallest positive number of fp16."""

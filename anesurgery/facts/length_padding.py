@@ -48,10 +48,8 @@ from anesurgery.mil import (
     walk_ops,
 )
 from anesurgery.ops import names
-from anesurgery.semantics.meaning import CONTRACTED, Axes
-from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import each_axis, ints, sliced
-from anesurgery.semantics.rows import places_of
+from anesurgery.semantics.rows import CONTRACTED, Axes, places_of, reshaped
 
 COUNTING = names("cast concat expand_dims gather identity mul reshape slice_by_index squeeze")
 """Ops by which shapes are put together; what else is computed from lengths may differ from one to the next."""

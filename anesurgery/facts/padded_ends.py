@@ -11,7 +11,7 @@ import numpy as np
 from anesurgery.facts.attention import MASKED
 from anesurgery.mil import Array, Operation, Var, constant, is_stored, np_dtype
 from anesurgery.ops import names
-from anesurgery.semantics.constant_ends import of_constant
+from anesurgery.semantics.bounds import of_constant
 from anesurgery.semantics.intervals import Intervals
 
 TABLE = ""

@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.intervals import interval, is_half, magnitude
 from anesurgery.semantics.reading import beside_number, ints, number
-from anesurgery.semantics.reduction_rows import summed
+from anesurgery.semantics.rows import summed
 
 FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
 """Ops that may stand between a sum and the division: guards, and what repeats a value."""

@@ -9,7 +9,7 @@ import numpy as np
 from anesurgery.facts.sums_of_squares import SumOfSquares, added_squares
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Array, Operation, constant, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.reading import flag, ints, number
 
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from anesurgery.facts.half import SMALLEST
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST, squared
 from anesurgery.semantics.reading import beside_number, clipped_divisor, ints, number, readers_after, scaled
-from anesurgery.semantics.row_lengths import squared
 
 LEAST = 2.0**-12
 """The largest magnitude is taken for no less, since it is divided by; smaller numbers square to 0 in fp16."""

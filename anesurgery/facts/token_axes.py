@@ -24,10 +24,8 @@ from anesurgery.facts.masks import causal_window, window_of
 from anesurgery.facts.sinks import is_maximum_of, masked_scores, shifted_by_maximum
 from anesurgery.mil import Block, Operation, Var, operands, static_shape
 from anesurgery.ops import LOOKUPS, MOVING, POINTWISE, names
-from anesurgery.semantics.meaning import Operand, Place
-from anesurgery.semantics.moving_rows import staying
 from anesurgery.semantics.reading import axis_of, flag, ints, sliced
-from anesurgery.semantics.rows import places_of
+from anesurgery.semantics.rows import Operand, Place, places_of, staying
 
 NEW, SEEN, WEIGHTS = "new", "seen", "weights"
 

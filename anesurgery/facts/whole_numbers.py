@@ -29,9 +29,8 @@ from anesurgery.mil import (
 )
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 from anesurgery.semantics.intervals import Intervals, stored_interval
-from anesurgery.semantics.meaning import ALWAYS, OF_WHOLE
 from anesurgery.semantics.reading import number
-from anesurgery.semantics.rows import MEANINGS
+from anesurgery.semantics.rows import ALWAYS, MEANINGS, OF_WHOLE
 
 Range = tuple[float, float]
 

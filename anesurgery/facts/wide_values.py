@@ -32,7 +32,7 @@ from anesurgery.mil import (
     producer,
 )
 from anesurgery.ops import MOVING, names
-from anesurgery.semantics.constant_ends import LARGEST, of_constant
+from anesurgery.semantics.bounds import LARGEST, norms, of_constant, squared
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.lost_digits import (
     MAKERS,
@@ -46,8 +46,7 @@ from anesurgery.semantics.lost_digits import (
     rounds,
 )
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
-from anesurgery.semantics.reduction_rows import summed
-from anesurgery.semantics.row_lengths import norms, squared
+from anesurgery.semantics.rows import summed
 from anesurgery.semantics.unedited import kept
 
 HALF = 16

@@ -26,7 +26,7 @@ from anesurgery.neuralnetwork.sequence_length import with_sequence
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.rows import work_of
 
 NOTES = "anesurgery.notes"

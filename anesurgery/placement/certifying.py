@@ -41,7 +41,7 @@ from anesurgery.placement.op_errors import OpError, op_error, with_repairs_besid
 from anesurgery.placement.over_steps import StepErrors, step_errors
 from anesurgery.placement.target import Target
 from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 
 Values = Mapping[str, Array]
 GATE = 40.0

@@ -19,7 +19,7 @@ import torch
 from anesurgery.checking.metrics import psnr
 from anesurgery.interpret import Executable, Listener, sampling
 from anesurgery.mil import Array, Operation, Program, np_dtype
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST
 
 Values = Mapping[str, Array]
 Ranges = Mapping[str, tuple[float, float]]

@@ -19,7 +19,7 @@ from anesurgery.files import sub_byte
 from anesurgery.interpret.ops.constexpr import decompress
 from anesurgery.mil import Array, Maker, Operation, Var, is_compressed, is_stored, operands, types
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.constant_ends import found_of
+from anesurgery.semantics.bounds import found_of
 
 PALETTE_BITS = (1, 2, 3, 4, 6, 8)
 """Bits that an index of a palette may have."""

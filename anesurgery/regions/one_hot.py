@@ -15,7 +15,7 @@ import numpy as np
 
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
-from anesurgery.semantics.constant_ends import FINITE, found_of
+from anesurgery.semantics.bounds import FINITE, found_of
 
 EXACT_IDS = 2048
 """fp16 holds every integer up to here."""

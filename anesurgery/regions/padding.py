@@ -35,8 +35,8 @@ from anesurgery.mil import (
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
 from anesurgery.regions.compressed_weights import edit_weight
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.computed import results_at
-from anesurgery.semantics.constant_ends import LARGEST, NORMAL
+from anesurgery.semantics.bounds import LARGEST, NORMAL
+from anesurgery.semantics.rows import results_at
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
 """Elementwise ops of one value, which carry padding; at 0 an epsilon decides what the singular ones make."""

@@ -15,10 +15,9 @@ import numpy as np
 
 from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST, squared
 from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import axes_of, beside_number, flag, number
-from anesurgery.semantics.row_lengths import squared
 
 
 @dataclass(frozen=True)

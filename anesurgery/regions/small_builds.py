@@ -7,8 +7,8 @@ from typing import Any
 
 from anesurgery.facts.rowwise import Tail
 from anesurgery.mil import Maker, Operation, Var, any_symbolic, op_inputs
-from anesurgery.semantics.moving_rows import squeezed, staying
 from anesurgery.semantics.reading import each_axis
+from anesurgery.semantics.rows import squeezed, staying
 
 
 def again(mb: Maker, op: Operation, **changed: Any) -> Var:

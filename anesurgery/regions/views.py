@@ -27,9 +27,8 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
-from anesurgery.semantics.meaning import CONTRACTED
 from anesurgery.semantics.reading import axes_of, axis_of, each_axis, permutation
-from anesurgery.semantics.rows import places_of
+from anesurgery.semantics.rows import CONTRACTED, places_of
 
 
 def joins_of_result(op: Operation) -> tuple[bool, ...]:

@@ -24,9 +24,8 @@ from anesurgery.facts.window_pads import window_pads
 from anesurgery.mil import Array, Operation, Var, constant, consumers, dtype_name, operands, types
 from anesurgery.ops import BINARY, NORMS, POINTWISE, RECURRENT, REDUCTIONS, names
 from anesurgery.rewriting.meeting_axes import Operand, Place, groups, operand_of, placed
-from anesurgery.semantics.moving_rows import reshaped
 from anesurgery.semantics.reading import each_axis, ints, number
-from anesurgery.semantics.rows import places_of
+from anesurgery.semantics.rows import places_of, reshaped
 
 Column: TypeAlias = tuple[int, ...]
 """The lengths of an axis: in the function that is there, then at each size."""

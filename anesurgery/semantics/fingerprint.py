@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.mil import Array, Operation, Var, constant
-from anesurgery.semantics.constant_ends import found_of
+from anesurgery.semantics.bounds import found_of
 from anesurgery.text import type_text
 
 INLINE = 1 << 22

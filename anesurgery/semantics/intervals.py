@@ -19,7 +19,7 @@ from anesurgery.interpret.arithmetic.neural_engine import CEILING
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, producer, static_shape
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
-from anesurgery.semantics.constant_ends import (
+from anesurgery.semantics.bounds import (
     ANY,
     CORRECT,
     EXACT,
@@ -30,12 +30,10 @@ from anesurgery.semantics.constant_ends import (
     found_of,
     of_constant,
     outwards,
+    row_length,
 )
-from anesurgery.semantics.meaning import Meaning
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
-from anesurgery.semantics.reduction_rows import reach
-from anesurgery.semantics.row_lengths import row_length
-from anesurgery.semantics.rows import MEANINGS
+from anesurgery.semantics.rows import MEANINGS, Meaning, reach
 from anesurgery.semantics.unedited import kept
 
 STEPS = 48

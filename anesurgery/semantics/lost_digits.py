@@ -15,10 +15,9 @@ import numpy as np
 
 from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, op_inputs, operands, producer
 from anesurgery.ops import CARRIERS, MOVING, names
-from anesurgery.semantics.constant_ends import LARGEST
+from anesurgery.semantics.bounds import LARGEST, squared
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import beside_number, number, scaled
-from anesurgery.semantics.row_lengths import squared
 from anesurgery.semantics.unedited import kept
 
 MEAN_OPS = names("reduce_mean avg_pool conv")

@@ -17,7 +17,7 @@ from anesurgery.mil import Var, mb, types
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics import row_lengths
+from anesurgery.semantics import bounds
 from anesurgery.surgery import apply
 
 f = np.float32
@@ -421,7 +421,7 @@ def test_a_clip_stays_where_rounding_may_leave_it(name: str) -> None:
 
 def test_a_range_that_numbers_leave_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version knows no rounding: it takes the bound of real numbers for that of fp16."""
-    monkeypatch.setattr(row_lengths, "norm_growth", lambda epsilon, dtype: 1.0)
+    monkeypatch.setattr(bounds, "norm_growth", lambda epsilon, dtype: 1.0)
     check = dropped(*UNGUARDED["an epsilon that fp16 does not hold"])
     assert np.isinf(check.max_abs)
     assert "is inf, outside of -8 to 8" in check.counterexample

@@ -11,7 +11,7 @@ import pytest
 from anesurgery.facts.whole_numbers import never_negative
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.semantics.constant_ends import ANY, Interval
+from anesurgery.semantics.bounds import ANY, Interval
 from anesurgery.semantics.intervals import interval, stored_interval
 
 Body = Callable[[Any], Any]

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 
-from anesurgery.semantics.constant_ends import LEAST, found_of
+from anesurgery.semantics.bounds import LEAST, found_of
 
 
 def test_what_is_found_goes_with_the_array() -> None:

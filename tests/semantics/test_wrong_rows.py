@@ -17,10 +17,9 @@ from anesurgery.errors import Refusal
 from anesurgery.facts import token_axes
 from anesurgery.ops import UNARY
 from anesurgery.regions import views
-from anesurgery.semantics import exponents
-from anesurgery.semantics.constant_ends import ANY
-from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, Meaning, same
-from anesurgery.semantics.rows import MEANINGS
+from anesurgery.rewriting import scaled_regions
+from anesurgery.semantics.bounds import ANY
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MEANINGS, MIXED, OF_WHOLE, Meaning, same
 
 TRIED = 60
 """Random programs of an op with a wrong row, at most."""
@@ -209,10 +208,15 @@ def wrong_rows() -> Iterator[WrongRow]:
         )
     for op_type in views.FRAMES.keys() - UNARY:  # whose axes may all be merged
         yield WrongRow("frames", views.FRAMES, op_type, axis, _joined_by_mistake, row_checks.differs_as_a_view)
-    for op_type in exponents.RULES:
+    for op_type in scaled_regions.RULES:
         for what, change_of in ((sign, lambda e: -e), ("another exponent", lambda e: e + 1)):
             yield WrongRow(
-                "exponents", exponents.RULES, op_type, what, _scaled_by(change_of), row_checks.scales_otherwise
+                "exponents",
+                scaled_regions.RULES,
+                op_type,
+                what,
+                _scaled_by(change_of),
+                row_checks.scales_otherwise,
             )
 
 

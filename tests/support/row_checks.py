@@ -36,13 +36,13 @@ from anesurgery.mil import operands as mil_operands
 from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
 from anesurgery.regions.whole_floats import Floats
-from anesurgery.semantics import exponents, rows
-from anesurgery.semantics.constant_ends import EXACT as EXACT_ENDS
-from anesurgery.semantics.constant_ends import LARGEST, outwards
+from anesurgery.rewriting import scaled_regions
+from anesurgery.semantics import rows
+from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
+from anesurgery.semantics.bounds import LARGEST, outwards
 from anesurgery.semantics.intervals import Intervals
-from anesurgery.semantics.meaning import ALWAYS, CONTRACTED, OF_WHOLE, Axes
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.rows import places_of, slices_read
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
 
 DRAWS = 2
 """Sets of numbers that each op is tried on, half of them in fp64."""
@@ -396,7 +396,7 @@ def scales_otherwise(sample: Sample) -> str:
     powers = {v: int(rng.integers(-4, 5)) for v, o in sample.operands.items() if o.dtype.startswith("fp")}
     if rng.random() < 0.4:
         powers = dict.fromkeys(powers, 2 * int(rng.integers(-2, 3)))
-    found = exponents.scaled(sample.op, lambda v: powers.get(v, 0))
+    found = scaled_regions.scaled(sample.op, lambda v: powers.get(v, 0))
     if found is None:
         return ""
     values = plain_numbers(sample, rng)

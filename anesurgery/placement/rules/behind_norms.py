@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from anesurgery.facts.sums_of_squares import SumOfSquares, sum_of_squares
 from anesurgery.mil import Operation, Var, is_stored, operands, producer, static_shape
 from anesurgery.ops import REARRANGING, names
-from anesurgery.semantics.constant_ends import of_constant
+from anesurgery.semantics.bounds import norms, of_constant
 from anesurgery.semantics.reading import ints
-from anesurgery.semantics.row_lengths import norms
 
 NUMBERS = 4096
 """Over no more of them a norm gives nothing beyond 64, whatever it reads, and so does a product with rows of

@@ -26,7 +26,7 @@ from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.constant_ends import LARGEST, of_constant
+from anesurgery.semantics.bounds import LARGEST, of_constant
 from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
 from anesurgery.semantics.rows import read_results, runtime
 from anesurgery.semantics.unedited import kept

@@ -48,12 +48,11 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.constant_ends import ANY, LARGEST, of_constant
+from anesurgery.semantics.bounds import ANY, LARGEST, of_constant, squared
 from anesurgery.semantics.intervals import largest_score, overflows_scaled
 from anesurgery.semantics.lost_digits import is_given
 from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
-from anesurgery.semantics.reduction_rows import summed
-from anesurgery.semantics.row_lengths import squared
+from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
 

@@ -29,6 +29,7 @@ from anesurgery.mil import (
 from anesurgery.ops import ATTENTION, PRODUCTS, WEIGHTED, names
 from anesurgery.placement.evidence import Grade, Rule, Scope, general
 from anesurgery.placement.target import SOURCES, Target
+from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.reading import (
     channels,
     elements,
@@ -41,7 +42,6 @@ from anesurgery.semantics.reading import (
     size_of,
     weight,
 )
-from anesurgery.semantics.row_lengths import squared
 
 _slow = partial(Rule, kind="speed")
 """A rule about time."""

@@ -16,7 +16,6 @@ from anesurgery import ops as ops
 from anesurgery import registry as registry
 from anesurgery.checking import adversarial as adversarial
 from anesurgery.checking import exactness as exactness
-from anesurgery.checking import quotient_angles as quotient_angles
 from anesurgery.checking.grades import EXACT as EXACT
 from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED
 from anesurgery.checking.grades import Grade as Grade

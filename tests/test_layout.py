@@ -739,7 +739,7 @@ AGAIN = re.compile(
     re.MULTILINE,
 )
 """An accessor of values and ops."""
-ONCE = {"mil": 3, "semantics.reading": 2, "semantics.fingerprint": 1, "checking.value_numbering": 1}
+ONCE = {"mil": 3, "semantics.reading": 2, "semantics.fingerprint": 1, "checking.proofs": 1}
 """Where they stand. What is compared as a whole has the host's own inputs too."""
 
 

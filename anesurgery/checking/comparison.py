@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.lengths import drawn_shape, symbols_of, with_lengths
-from anesurgery.checking.metrics import OutputComparison, compare_arrays
+from anesurgery.checking.grades import OutputComparison, compare_arrays
+from anesurgery.checking.lengths import (
+    NOTHING,
+    Declared,
+    declared_lengths,
+    drawn_shape,
+    sizes_of,
+    symbols_of,
+    with_lengths,
+)
+from anesurgery.checking.lockstep import prove_models
 from anesurgery.checking.model_proofs import ModelProof
-from anesurgery.checking.signatures import common, described_apart, differences, lengths_apart, signature_apart
-from anesurgery.checking.trial_lengths import apart_lengths
+from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of
+from anesurgery.checking.trials import tried
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import InterfaceError, InterpretError, IsPipeline, LoadError, SurgeryError
@@ -26,7 +35,18 @@ from anesurgery.interpret.features import allows, bind, default_shapes, images
 from anesurgery.interpret.predictor import Predictor, bound, run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load, load_member
-from anesurgery.mil import Array, Program, function_of, static_shape, types
+from anesurgery.mil import (
+    Array,
+    Function,
+    Program,
+    Var,
+    function_of,
+    is_symbolic,
+    np_dtype,
+    static_shape,
+    types,
+)
+from anesurgery.text import type_text
 
 
 @dataclass(frozen=True)
@@ -300,7 +320,6 @@ def _defined(outputs: Mapping[str, Any]) -> float:
 def _proved(
     a: Loaded, b: Loaded, inputs: Mapping[str, Any], function: str | None, last: bool, **how: Any
 ) -> ModelProof:
-    from anesurgery.checking.function_proofs import prove_function
 
     proof = prove_function(a, b, function, inputs, last=last, **how)
     if function is not None or how["contract"] or last:
@@ -387,7 +406,6 @@ def _prove_pipelines(
     a: Any, b: Any, inputs: Mapping[str, Array] | None, gate: float, seed: int, last: bool
 ) -> ModelProof:
     """The proof of what two pipelines, or a pipeline and a model, give in the end: of their ops in a row."""
-    from anesurgery.checking.function_proofs import shown_at
     from anesurgery.checking.lockstep import prove_models
     from anesurgery.files.joining import join
 
@@ -457,3 +475,229 @@ def _numbers(a: Any, b: Any) -> tuple[Array, Array]:
     if x.dtype.kind in "US":
         return np.ones(x.shape, bool), np.asarray(x == y)
     return x, y
+
+
+# Prove a function of a model against that of another at every length that says something about others.
+#
+# The proof op by op is one of a single length; where something meets the length, it is repeated at the lengths
+# that are declared, or next to what is met. Numbers are compared at several lengths in any case.
+
+
+NOT_TRIED = "only the lengths of the inputs were tried"
+
+
+def prove_function(
+    a: Loaded,
+    b: Loaded,
+    name: str | None,
+    values: Mapping[str, Any],
+    *,
+    last: bool = False,
+    assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    **how: Any,
+) -> ModelProof:
+    """The proof of a function, with what adversarial inputs showed.
+
+    Args:
+        a: the reference.
+        b: the candidate.
+        name: of the function; None for the default one.
+        values: inputs of `a`.
+        last: where an output has one position, compare it with the last of several.
+        assume: input -> the least and the largest integer that is given.
+        how: the other arguments of `prove_models`.
+    """
+    old, new = (function_of(model.program, name) for model in (a, b))
+    proof = prove_models(old, new, values, last=last, **how)
+    if last:
+        return shown_at(proof, old, new, values)
+    free = not how["contract"] and all(_alike(v, new.inputs.get(n)) for n, v in old.inputs.items())
+    plan = _plan(old, new, declared_lengths(a.program, a.spec)) if free else Plan(())
+    plan = replace(plan, others=(), gap="") if plan.alike and proof.proved else plan
+    proof = proof.tried(tried(old, new, values, assume=assume, plan=plan, **how))
+    if not free:
+        return shown_at(proof, old, new, values)
+    if plan.gap:
+        assert proof.trial is not None
+        lengths = [*_dynamic(old, values), *proof.trial.lengths]
+        return proof.on_lengths(min(lengths), max(lengths), plan.gap)
+    short = min(_dynamic(old, values), default=2) < 2  # what broadcasts is proved of nothing else
+    for lengths_here in (plan.first[:1] if short else ()) if plan.alike else plan.all:
+        if not proof.proved:
+            break
+        with with_lengths(lengths_here):
+            shapes = {v.name: drawn_shape(v) for v in _tensors(old)}
+        there = sample_inputs(
+            a.program, function=name, seed=how["seed"], shapes=shapes, images=images(a.described_inputs)
+        )
+        there |= {n: np.clip(there[n], *ends) for n, ends in assume.items() if n in there}
+        try:
+            proof = proof.weaker(prove_models(old, new, there, **how))
+        except InterpretError:
+            continue  # the first model takes no such length; where it does, the trial has run both
+    return proof
+
+
+def shown_at(proof: ModelProof, old: Function, new: Function, values: Mapping[str, Any]) -> ModelProof:
+    """A proof at the lengths of some inputs alone, as far as it says something about others."""
+    lengths = _dynamic(old, values)
+    if not lengths or not any(symbols_of([v]) for v in _tensors(new)) or _plan(old, new, NOTHING).alike:
+        return proof
+    return proof.on_lengths(min(lengths), max(lengths), NOT_TRIED)
+
+
+def _plan(old: Function, new: Function, declared: Declared) -> Plan:
+    """The lengths to try beside those of the sample, which stand for the first."""
+    results, sides = [*old.outputs, *new.outputs], (old.operations, new.operations)
+    plan = plan_of(_tensors(old), sides, results, declared, twins=_twins(old, new))
+    return replace(plan, first=plan.first[1:] or plan.first)
+
+
+def _twins(old: Function, new: Function) -> dict[Any, Any]:
+    """Symbol of the second function -> that of the first which has its place."""
+    pairs = ((v, old.inputs[v.name]) for v in _tensors(new) if v.name in old.inputs)
+    places = (place for v, w in pairs for place in zip(sizes_of(v), sizes_of(w), strict=False))
+    return {d: e for d, e in places if is_symbolic(d) and is_symbolic(e)}
+
+
+def _tensors(function: Function) -> list[Var]:
+    return [v for v in function.inputs.values() if not types.is_state(v.sym_type)]
+
+
+def _dynamic(function: Function, values: Mapping[str, Any]) -> list[int]:
+    """The lengths that some inputs have along dynamic axes."""
+    pairs = (
+        pair for v in _tensors(function) for pair in zip(v.shape or (), np.shape(values[v.name]), strict=True)
+    )
+    return [n for size, n in pairs if is_symbolic(size)]
+
+
+def _alike(a: Var, b: Var | None) -> bool:
+    """Have two inputs dynamic dimensions at the same places?"""
+    return b is not None and [*map(is_symbolic, a.shape or ())] == [*map(is_symbolic, b.shape or ())]
+
+
+# Say where two models are not called alike: functions that one lacks, and other inputs, outputs and states.
+
+
+def differences(a: Program, b: Program, function: str | None, declared: Collection[str] = ()) -> list[str]:
+    """How the second model is called differently from the first, in words.
+
+    Where each has one function its name does not matter: nobody gives it.
+
+    Args:
+        a: the first model.
+        b: the second.
+        function: the only one that counts; all by default.
+        declared: inputs, outputs and states that differ on purpose.
+    """
+    words = []
+    if function is None and max(len(a.functions), len(b.functions)) > 1:
+        words += [f"the second model has no function {n}" for n in a.functions if n not in b.functions]
+        words += [f"only the second model has a function {n}" for n in b.functions if n not in a.functions]
+    words += signature_apart(function_of(a, function), function_of(b, function), declared)
+    for name in common(a, b) if function is None else ():
+        apart = signature_apart(a.functions[name], b.functions[name], declared)
+        words += [f"function {name}: {difference}" for difference in apart]
+    return words
+
+
+def common(a: Program, b: Program) -> list[str]:
+    """The functions that both models have by name, but the default one of the first."""
+    default = function_of(a, None)
+    return [n for n, f in a.functions.items() if f is not default and n in b.functions]
+
+
+def signature_apart(a: Function, b: Function, declared: Collection[str] = ()) -> list[str]:
+    """How one function is called differently from another, in words."""
+    words = []
+    for kind, old, new in zip(("input", "state", "output"), _values(a), _values(b), strict=True):
+        for name in sorted((old.keys() | new.keys()) - set(declared)):
+            if difference := _value_apart(old.get(name), new.get(name)):
+                words.append(f"{kind} {name} {difference}")
+    return words
+
+
+def _values(function: Function) -> tuple[Mapping[str, Var], ...]:
+    """The inputs, states and outputs of a function by name."""
+    states = {n: v for n, v in function.inputs.items() if types.is_state(v.sym_type)}
+    inputs = {n: v for n, v in function.inputs.items() if n not in states}
+    return inputs, states, {v.name: v for v in function.outputs}
+
+
+def _value_apart(old: Var | None, new: Var | None) -> str:
+    """What differs of a value by its name; nothing where its numbers can be the same."""
+    if old is None or new is None:
+        return f"is only in the {'second' if old is None else 'first'} model"
+    if types.is_state(old.sym_type):
+        same = old.sym_type.wrapped_type().get_shape() == new.sym_type.wrapped_type().get_shape()
+    elif types.is_tensor(old.sym_type) and types.is_tensor(new.sym_type):
+        shapes = static_shape(old), static_shape(new)
+        same = None in shapes or shapes[0] == shapes[1]
+        same = same and len(old.shape) == len(new.shape) and _holds(np_dtype(new), np_dtype(old))
+    else:
+        same = True
+    return "" if same else f"is {type_text(old)} in the first model and {type_text(new)} in the second"
+
+
+def _holds(new: np.dtype[Any], old: np.dtype[Any]) -> bool:
+    """Can numbers of one type be given as the other? Floats are rounded, which numbers show."""
+    return np.can_cast(old, new) if old.kind in "iu" and new.kind in "iu" else old.kind == new.kind
+
+
+def described_apart(a: Any, b: Any, declared: Collection[str] = ()) -> list[str]:
+    """How two specifications describe what has one name differently, in words; nothing without one of them.
+
+    Args:
+        a: the specification of the first model, or None.
+        b: that of the second.
+        declared: what differs on purpose.
+    """
+    if a is None or b is None:
+        return []
+    words = []
+    for kind in ("input", "output"):
+        old, new = ({f.name: _feature(f) for f in getattr(spec.description, kind)} for spec in (a, b))
+        for name in sorted((old.keys() & new.keys()) - set(declared)):
+            apart = [k for k in old[name] if old[name][k] != new[name][k]]
+            words += [
+                f"{kind} {name} has another {what}: {old[name][what]}, then {new[name][what]}" for what in apart
+            ]
+    return words
+
+
+def lengths_apart(a: Loaded, b: Loaded, declared: Collection[str] = ()) -> list[str]:
+    """The lengths that the first model takes along a dynamic axis and the second does not, in words.
+
+    Args:
+        a: the first model.
+        b: the second.
+        declared: inputs that differ on purpose.
+    """
+    first, second = (declared_lengths(model.program, model.spec) for model in (a, b))
+    old, new = (function_of(model.program, None).inputs for model in (a, b))
+    words = []
+    for name in sorted((old.keys() & new.keys()) - set(declared) if a.spec and b.spec else ()):
+        for axis, (d, e) in enumerate(zip(sizes_of(old[name]), sizes_of(new[name]), strict=False)):
+            if not (is_symbolic(d) and is_symbolic(e)):
+                continue
+            (low, high), (least, most) = first.range_of(d), second.range_of(e)
+            if low < least or (most is not None and (high is None or most < high)):
+                words.append(
+                    f"input {name} takes {_ends(low, high)} along axis {axis}, then {_ends(least, most)}"
+                )
+    return words
+
+
+def _ends(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def _feature(feature: Any) -> dict[str, str]:
+    """What a caller has to know of a value beside its shape and type of numbers."""
+    form = feature.type.WhichOneof("Type") or "unknown"
+    picture, array = feature.type.imageType, feature.type.multiArrayType
+    colors = picture.ColorSpace.Name(picture.colorSpace) if form == "imageType" else "none"
+    default = array.WhichOneof("defaultOptionalValue") if form == "multiArrayType" else None
+    given = "none" if default is None else f"{getattr(array, default):g}"
+    return {"form": form, "order of colors": colors, "default": given}

@@ -14,10 +14,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from anesurgery.checking.addresses import ADDRESSES
-from anesurgery.checking.adversarial import Drawing, aimed, targets, weights
+from anesurgery.checking.adversarial import ADDRESSES, Drawing, aimed, targets, weights
 from anesurgery.checking.counterexample import written
-from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.grades import Promise
 from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.checking.numbers import (
@@ -28,10 +26,12 @@ from anesurgery.checking.numbers import (
     Difference,
     Numbers,
     Pairs,
+    apart_at,
     as_tensor,
     difference,
     drawn_numbers,
     measured,
+    rows_read,
 )
 from anesurgery.checking.proofs import Site
 from anesurgery.errors import InterpretError

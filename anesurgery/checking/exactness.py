@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import times_run
 from anesurgery.files.interface import InterfaceChange, adapt_inputs, adapt_outputs, call_of

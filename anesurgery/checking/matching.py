@@ -15,10 +15,18 @@ from typing import Any
 
 import torch
 
-from anesurgery.checking.grades import Grade
-from anesurgery.checking.metrics import psnr
-from anesurgery.checking.proofs import APART, NoProof, Proof, at_points, seed_of
-from anesurgery.checking.value_numbering import LARGEST_VALUE, Value, constants_of_ops, reason_of
+from anesurgery.checking.grades import Grade, psnr
+from anesurgery.checking.proofs import (
+    APART,
+    LARGEST_VALUE,
+    NoProof,
+    Proof,
+    Value,
+    at_points,
+    constants_of_ops,
+    reason_of,
+    seed_of,
+)
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic import field

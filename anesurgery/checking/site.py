@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.addresses import AS_DRAWN, Bounds, address_bounds, looked_up
-from anesurgery.checking.adversarial import PEAKS, Drawing, Sampler, constants_of, rows_apart
+from anesurgery.checking.adversarial import (
+    AS_DRAWN,
+    PEAKS,
+    Bounds,
+    Drawing,
+    Sampler,
+    address_bounds,
+    constants_of,
+    looked_up,
+    places_taken,
+    rows_apart,
+)
 from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.lengths import (
     NOTHING,
@@ -26,7 +36,6 @@ from anesurgery.checking.lengths import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.places_taken import places_taken
 from anesurgery.checking.proofs import Site, on_fewer_rows, site_of
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import math
+import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from anesurgery.checking.adversarial import constants_of
-from anesurgery.checking.length_use import LengthUse, Use, use_of
 from anesurgery.checking.lengths import (
     FARTHEST,
     NOTHING,
@@ -24,7 +29,25 @@ from anesurgery.checking.lengths import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.mil import Operation, Var
+from anesurgery.interpret.sampling import LOOKUPS
+from anesurgery.mil import (
+    Array,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    is_stored,
+    is_symbolic,
+    nested_ops,
+    np_dtype,
+    operands,
+    reads,
+    types,
+)
+from anesurgery.ops import BROADCASTING, COMPARISONS, JOINING, LOGICAL, POINTWISE, REDUCTIONS, VIEWS, names
+from anesurgery.semantics.intervals import interval
+from anesurgery.semantics.reading import ints
+from anesurgery.semantics.rows import BROADCAST, CONTRACTED, MIXED, places_of
 
 APART_LENGTHS = (4, 2, 7, 5)
 """Lengths of the symbolic dimensions after the first one, each with one of its own, in turn."""
@@ -227,3 +250,415 @@ def counting(inputs: Sequence[Var], ops: Sequence[Operation]) -> Callable[[Lengt
             return sum(count * math.prod(map(length_of, shape)) for shape, count in shapes.items())
 
     return elements
+
+
+# How ops use the length of a dynamic axis: what is shown at a few lengths may then hold at every length.
+#
+# An op is *alike* at every length where each dynamic axis is one of these:
+#
+# * an axis of the result, of which each slice is made of the same slice of each operand, in the same way at
+#   every place (the rows of `semantics.rows`: pointwise ops, broadcasts of length 1, permutations, lookups in
+#   tables by rows, products and norms over other axes, slices and pads of other axes);
+# * an axis that is reduced, or summed over with another dynamic axis (`reduce_sum`, `matmul`, attention);
+# * an axis along which a `softmax`, an `instance_norm`, a `cumsum` or a `reverse` works.
+#
+# No constant meets the length in such an op. A site of such ops adds, moves and reduces in one way, whatever
+# the length, so two sides that agree at several lengths, 1 among them, agree at all. What asks for a shape
+# only to reshape by it, with the same elements before and after each dynamic axis, is alike too.
+#
+# An op is *local* where constants name places on the axis: windows, kernels, slices, pads, joins. Once the
+# length is beyond all these constants together, nothing new happens, but for the remainder by the strides.
+#
+# Any other op makes *numbers* of the length (`shape`, `range_1d`, `fill`, a sum of what has known ends, as a
+# mask has), an order, or steps: constants meet these by any arithmetic. Sums of them turn at the neighbours
+# of the constants, and of these with the constants that are added; where they are multiplied or divided
+# before they are compared (*scaled*; a length plus itself is twice as long), where several lengths are
+# compared with each other (*joint*), or where one length looks up one row of a table that the other side has
+# not (*unlike*), no such lengths are known.
+
+
+SPREAD = names("softmax instance_norm reverse cumsum")
+"""Ops that work along an axis in one way, whatever its length, with no constant for its elements."""
+CONVOLUTIONS = names("conv conv_transpose")
+LOCAL = CONVOLUTIONS | names("avg_pool l2_pool max_pool pad slice_by_index slice_by_size concat crop reshape")
+LOCAL |= names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle")
+"""Ops whose constants say which places along an axis they read or make."""
+PERIODS = names("strides stride block_size upscale_factor downscale_factor")
+"""Parameters by which the length is divided or multiplied: ops do other things at each remainder."""
+NO_PLACES = names("axis axes perm groups batch_dims begin_mask end_mask squeeze_mask keep_dims")
+"""Parameters of integers that no place along an axis meets."""
+COUNTED = names("shape fill_like")
+"""Ops that make numbers, or constants, of a shape alone."""
+SHAPING = VIEWS | JOINING | names("gather slice_by_index cast identity split")
+"""Ops through which lengths go from a shape to a reshape."""
+SUMMING = SHAPING | COMPARISONS | LOGICAL | COUNTED
+SUMMING |= names(
+    "fill range_1d add sub select minimum maximum clip logical_not tile transpose slice_by_size abs"
+)
+SUMMING |= names("band_part one_hot reverse gather_along_axis gather_nd pad")
+"""Ops of whose results the constants are at most added to the lengths in them."""
+SUMS = names("reduce_sum reduce_l1_norm reduce_l2_norm reduce_sum_square cumsum matmul einsum")
+"""Ops whose results tell how many numbers they sum, where these have known ends: the sum of a mask counts."""
+EACH_AXIS = names("slice_by_index slice_by_size pad")
+"""Ops with a parameter that has a number, or two, for each axis."""
+ANGLES = names("cos sin")
+"""Ops of whose results nothing tells a length."""
+SMOOTH = ANGLES | names("add sub mul real_div exp identity select concat stack transpose expand_dims squeeze")
+SMOOTH |= names("matmul linear")
+"""Ops that do the same whatever number they read."""
+MEETING = COMPARISONS | names("minimum maximum clip floor_div mod abs relu")
+"""Ops that turn where a number that they read meets another one."""
+OFFSETS = names("add sub range_1d")
+"""Ops whose constants are added to a number."""
+LOOKED_UP = {op: table for op, (_, table) in LOOKUPS.items()} | dict.fromkeys(EACH_AXIS, "x")
+"""Op type -> the parameter whose numbers it looks up."""
+WHERE_TO = names("shape size end")
+"""Parameters by which a length says how many, not which ones."""
+WEIGHTS = names(
+    "weight bias gamma beta mean variance weight_ih weight_hh weight_ih_back weight_hh_back bias_back"
+)
+"""Parameters whose numbers no place and no length meets."""
+LARGEST = 1 << 24
+"""Numbers beyond this are no lengths."""
+SMALL = 64
+"""Constants of up to this many elements may hold a limit: parameters of ops do, weights and tables do not."""
+
+
+class Use(IntEnum):
+    """How the length is used, from the least to the most."""
+
+    ALIKE = 0
+    LOCAL = 1
+    NUMBERS = 2
+    SCALED = 3
+
+
+@dataclass(frozen=True)
+class LengthUse:
+    """How some ops use the lengths of their dynamic axes."""
+
+    use: Use = Use.ALIKE
+    constants: tuple[int, ...] = ()
+    """The integers that a length may meet, ascending."""
+    reach: int = 0
+    """Beyond this length, windows and places meet no constant."""
+    period: int = 1
+    """By its remainder the length is used differently."""
+    sizes: tuple[Any, ...] = ()
+    """The symbolic sizes that are met."""
+    offsets: tuple[int, ...] = ()
+    """What is added to numbers that are made of lengths, each as often as on the side that adds it most."""
+    joint: bool = False
+    """Are several lengths compared with each other?"""
+    compared: tuple[Any, ...] = ()
+    """The sizes of which numbers are compared."""
+    unlike: bool = False
+    """Does one length look up one row of a table that the other side has not?"""
+
+
+class _Number(NamedTuple):
+    """How a value follows from lengths."""
+
+    scaled: bool
+    """Was one of them multiplied?"""
+    times: Mapping[Any, tuple[float, float]]
+    """Size -> how often it is in the value, at least and at most."""
+
+
+Numbers = dict[Var, _Number]
+"""The values that are computed of lengths and constants alone."""
+
+
+def use_of(sides: Sequence[Iterable[Operation]], results: Sequence[Var] = ()) -> LengthUse:
+    """How the ops of both sides use dynamic lengths.
+
+    Args:
+        sides: the ops of each, in the order in which they run.
+        results: what others read of them.
+    """
+    apart = [[op for op in ops if op.op_type != "const"] for ops in sides]
+    computed = [op for ops in apart for op in ops]
+    if not any(_is_dynamic(op) for op in computed):
+        return LengthUse()
+    numbers = _numbers(computed)
+    if numbers and _only_shapes(computed, numbers, results):
+        computed, numbers = [op for op in computed if not numbers.keys() & {*op.outputs}], {}
+    met = [op for op in computed if not _alike(op)]
+    if not met:
+        return LengthUse()
+    use = max(_worst(op) for op in met)
+    use = Use.SCALED if any(_scales(op, numbers) for op in computed) else use
+    counted = {op: _constants(op) for op in (met if use is Use.LOCAL else computed)}
+    period = math.lcm(*(math.prod(_period(op) for op in ops if op in met) for ops in apart))
+    reach = period * max(sum(sum(counted.get(op, ())) for op in ops) for ops in apart)
+    sizes = {d: None for op in met for v in (*reads(op), *op.outputs) for d in sizes_of(v) if is_symbolic(d)}
+    constants = sorted({n for several in counted.values() for n in several})
+    offsets = [
+        Counter(n for op in ops if numbers.keys() & {*op.outputs} for n in _offsets(op)) for ops in apart
+    ]
+    together = [_compared(op, numbers) for op in computed]
+    return LengthUse(
+        use,
+        tuple(constants),
+        reach,
+        period,
+        tuple(sizes),
+        tuple(functools.reduce(operator.or_, offsets).elements()),
+        any(len(several) > 1 for several in together),
+        tuple({d: None for several in together for d in several}),
+        _unlike(apart, numbers),
+    )
+
+
+def _is_dynamic(op: Operation) -> bool:
+    """Has a value that the op reads or makes a symbolic size?"""
+    inner = (v for one in nested_ops(op) for v in one.outputs)
+    return any(any_symbolic(sizes_of(v)) for v in (*reads(op), *op.outputs, *inner))
+
+
+def _numbers(ops: Sequence[Operation]) -> Numbers:
+    """The values that are computed of lengths and constants alone."""
+    numbers: Numbers = {}
+    for op in ops:
+        read = [v for v in reads(op) if constant(v) is None and not is_stored(v)]
+        counted = op.op_type in COUNTED and any_symbolic(sizes_of(read[0])) if read else False
+        counted = counted or _counts(op)
+        if op.op_type in ANGLES or not (counted or (read and all(v in numbers for v in read))):
+            continue
+        if op.op_type in COMPARISONS | LOGICAL:
+            numbers |= dict.fromkeys(op.outputs, _Number(False, {}))
+            continue
+        times = _times(op, read, numbers, counted=counted)
+        plain = op.op_type in SUMMING and not _steps_apart(op)
+        scaled = not plain or any(v in numbers and numbers[v].scaled for v in read)
+        scaled = scaled or any(max(-low, high) > 1 for low, high in times.values())
+        numbers |= dict.fromkeys(op.outputs, _Number(scaled, times))
+    return numbers
+
+
+def _times(
+    op: Operation, read: Sequence[Var], numbers: Numbers, *, counted: bool
+) -> Mapping[Any, tuple[float, float]]:
+    """How often each size is in what an op of numbers makes."""
+    known = [d for d in np.ravel(np.asarray(op.outputs[0].sym_val, object)) if is_symbolic(d)]
+    if known and op.outputs[0].rank == 0 and known[0].is_Symbol:
+        return {known[0]: (1, 1)}
+    if known or counted:
+        return dict.fromkeys(known or [d for v in read for d in sizes_of(v) if is_symbolic(d)], (0, 1))
+    given: dict[Var | None, Mapping[Any, tuple[float, float]]] = {v: numbers[v].times for v in read}
+    sizes = {d for times in given.values() for d in times}
+    x, y = (given.get(op.inputs.get(name), {}) for name in ("x", "y"))
+    if op.op_type == "add":
+        return {d: tuple(np.add(x.get(d, (0, 0)), y.get(d, (0, 0))).tolist()) for d in sizes}
+    if op.op_type == "sub":
+        return {d: tuple(np.subtract(x.get(d, (0, 0)), y.get(d, (0, 0))[::-1]).tolist()) for d in sizes}
+    ends = {d: [0, *(end for times in given.values() for end in times.get(d, ()))] for d in sizes}
+    return {d: (min(several), max(several)) for d, several in ends.items()}
+
+
+def _offsets(op: Operation) -> list[int]:
+    """What an op adds to a number beside 1: the neighbours of all constants are met in any case."""
+    if op.op_type not in OFFSETS:
+        return []
+    values = (constant(v) for name, v in operands(op) if name != "step")
+    return [
+        abs(n) for value in values if value is not None for n in _whole(op, np.asarray(value)) if abs(n) > 1
+    ]
+
+
+def _compared(op: Operation, numbers: Numbers) -> set[Any]:
+    """The sizes of which an op compares the numbers."""
+    read = [numbers[v] for v in reads(op) if v in numbers] if op.op_type in MEETING else []
+    return {d for number in read for d, ends in number.times.items() if ends != (0, 0)}
+
+
+def _unlike(sides: Sequence[Sequence[Operation]], numbers: Numbers) -> bool:
+    """Has one side alone tables, or other large constants, that a single number meets?"""
+    tables = [
+        {
+            hashlib.blake2b(np.ascontiguousarray(value).data, digest_size=16).digest()
+            for op in ops
+            if any(
+                v in numbers and not any_symbolic(sizes_of(v))
+                for name, v in operands(op)
+                if name not in WHERE_TO
+            )
+            for name, v in operands(op)
+            if (value := constant(v)) is not None
+            and np.size(value) > (1 if name == LOOKED_UP.get(op.op_type) else SMALL)
+        }
+        for ops in sides
+    ]
+    return any(one != tables[0] for one in tables)
+
+
+def _steps_apart(op: Operation) -> bool:
+    """Is it a range by another step than 1?"""
+    return op.op_type == "range_1d" and constant(op.step) not in (1, 1.0)
+
+
+def _scales(op: Operation, numbers: Numbers) -> bool:
+    """Does the op compare, round or divide to integers what was multiplied or divided?"""
+    read = [v for v in reads(op) if v in numbers]
+    if read and op.op_type in ("floor_div", "mod"):
+        return True
+    whole = op.op_type == "cast" and np_dtype(op.outputs[0]).kind != "f"
+    return any(numbers[v].scaled for v in read) and (whole or op.op_type not in SMOOTH | {"cast"})
+
+
+def _only_shapes(ops: Sequence[Operation], numbers: Numbers, results: Sequence[Var]) -> bool:
+    """Are lengths only asked for to reshape by them?"""
+    carried = all(op.op_type in SHAPING | {"shape"} for op in ops if numbers.keys() & {*op.outputs})
+    readers = [op for op in ops if numbers.keys() & {*reads(op)} and not numbers.keys() & {*op.outputs}]
+    apart = not numbers.keys() & {*results}
+    return carried and apart and all(op.op_type == "reshape" and op.x not in numbers for op in readers)
+
+
+def _alike(op: Operation) -> bool:
+    """Does the op do the same at every place of each dynamic axis, whatever the length?"""
+    if not _is_dynamic(op):
+        return True
+    if op.blocks or _is_open(op):
+        return False
+    if op.op_type == "reshape":
+        return _keeps(op.x.shape, op.outputs[0].shape)
+    return _aligned(op) if op.op_type in POINTWISE else _by_places(op)
+
+
+def _is_open(op: Operation) -> bool:
+    """Has the op a list, or a value of any number of axes?"""
+    values = [*reads(op), *op.outputs]
+    variadic = (is_symbolic(d) and str(d).startswith("*") for v in values for d in sizes_of(v))
+    return any(types.is_list(v.sym_type) for v in values) or any(variadic)
+
+
+def _aligned(op: Operation) -> bool:
+    """Is each size of an operand dynamic where that of the result is, or 1?"""
+    out = op.outputs[0].shape
+    operands_aligned = [
+        v for name, v in operands(op) if op.op_type not in BROADCASTING or name in ("x", "y", "a", "b", "cond")
+    ]
+    pairs = [pair for v in operands_aligned for pair in zip(reversed(sizes_of(v)), reversed(out), strict=False)]
+    return all(
+        is_symbolic(size) == is_symbolic(length) or (not is_symbolic(size) and size == 1)
+        for size, length in pairs
+    )
+
+
+def _keeps(old: Sequence[Any], new: Sequence[Any]) -> bool:
+    """Do as many elements as before stand around each dynamic axis?"""
+    sides = [[i for i, d in enumerate(shape) if is_symbolic(d)] for shape in (old, new)]
+    dynamic = [[shape[i] for i in at] for shape, at in zip((old, new), sides, strict=True)]
+    if len(sides[0]) != len(sides[1]) or (len(sides[0]) > 1 and dynamic[0] != dynamic[1]):
+        return False
+    cut = [
+        [math.prod(shape[a + 1 : b]) for a, b in zip([-1, *at], [*at, len(shape)], strict=True)]
+        for shape, at in zip((old, new), sides, strict=True)
+    ]
+    return cut[0] == cut[1]
+
+
+def _by_places(op: Operation) -> bool:
+    """Where the axes go by the row of the op type: see the first lines of this file."""
+    placed = places_of(op)
+    stated = {o.var for o in placed or ()}
+    if not placed or any(v not in stated and constant(v) is None for v in reads(op)):
+        return False
+    fed, summed = set[int](), list[Any]()
+    for size, place in ((d, at) for o in placed for d, at in zip(o.var.shape, o.places, strict=True)):
+        dynamic = is_symbolic(size)
+        if isinstance(place, int):
+            if any(is_symbolic(v.shape[place]) != dynamic for v in op.outputs):
+                return False
+            fed |= {place} if dynamic else set()
+        elif place == BROADCAST and (dynamic or size != 1):
+            return False
+        elif place == CONTRACTED:
+            summed.append(size)
+        elif dynamic and op.op_type not in SPREAD:
+            return False
+    dynamic_axes = {a for v in op.outputs for a, d in enumerate(v.shape) if is_symbolic(d)}
+    alone = op.op_type in REDUCTIONS or _in_pairs(summed)
+    return (dynamic_axes <= fed or op.op_type in SPREAD) and alone and not _counts(op)
+
+
+def _counts(op: Operation) -> bool:
+    """Does the op sum along a dynamic axis what has known ends, so that the sum tells the length?"""
+    placed = places_of(op) if op.op_type in SUMS and not _is_open(op) else None
+    summed = any(
+        is_symbolic(d) and at in (CONTRACTED, MIXED)
+        for o in placed or ()
+        for d, at in zip(o.var.shape, o.places, strict=True)
+    )
+    return summed and all(math.isfinite(end) for o in placed or () for end in interval(o.var))
+
+
+def _in_pairs(summed: Sequence[Any]) -> bool:
+    """Is each size that is summed over that of two operands, where one of them is dynamic?"""
+    return not any_symbolic(summed) or all(summed.count(size) > 1 for size in summed)
+
+
+def _worst(op: Operation) -> Use:
+    """How an op that is not alike uses the length."""
+    if op.blocks:
+        return Use.SCALED  # what is in a loop may be multiplied in any round
+    parameters = [v for name, v in operands(op) if name not in ("x", "values")]
+    plain = op.op_type in LOCAL and all(constant(v) is not None or is_stored(v) for v in parameters)
+    if op.op_type == "reshape":
+        plain = plain and _ratio(op) is not None
+    return Use.LOCAL if plain else Use.NUMBERS
+
+
+def _ratio(op: Operation) -> int | None:
+    """By what a reshape divides or multiplies a dynamic axis; None where that is no integer."""
+    old, new = ([d for d in v.shape if is_symbolic(d)] for v in (op.x, op.outputs[0]))
+    if not old or not new:
+        return None
+    ratio = math.prod(old) / math.prod(new)
+    whole = [r for r in (ratio, 1 / ratio) if r.is_number and int(r) == r]
+    return int(whole[0]) if whole else None
+
+
+def _period(op: Operation) -> int:
+    """By what the op divides or multiplies the length of an axis."""
+    if op.op_type == "reshape":
+        return _ratio(op) or 1
+    steps = [abs(n) for name, _ in operands(op) if name in PERIODS for n in ints(op, name)]
+    return max(steps, default=1)
+
+
+def _constants(op: Operation) -> list[int]:
+    """The integers of an op that a place, or a number made of a length, may meet."""
+    met: list[Any] = []
+    for one in (op, *nested_ops(op)):
+        for name, var in operands(one):
+            if name in NO_PLACES or name in WEIGHTS:
+                met += _kernel(one) if one.op_type in CONVOLUTIONS and name == "weight" else []
+            elif not is_stored(var):
+                beside = one.op_type in JOINING or not (one.op_type in LOCAL or _alike(one))
+                met += sizes_of(var) if beside else ()
+            elif (value := constant(var)) is not None and not isinstance(value, str):
+                met += _whole(one, np.asarray(value))
+            else:
+                met += sizes_of(var)
+    return [abs(int(n)) for n in met if not is_symbolic(n) and abs(n) > 1]
+
+
+def _kernel(op: Operation) -> list[int]:
+    """How far the kernel of a convolution reaches along each axis."""
+    sizes, apart = [1 if is_symbolic(d) else d for d in op.weight.shape[2:]], ints(op, "dilations")
+    return [(int(n) - 1) * d + 1 for n, d in zip(sizes, apart or [1] * len(sizes), strict=True)]
+
+
+def _whole(op: Operation, numbers: Array) -> list[int]:
+    """The whole numbers of a small constant, and its lengths; of places by axis, those of dynamic ones."""
+    local, lengths = op.op_type in LOCAL, list[int]() if op.op_type in LOCAL else list(numbers.shape)
+    if numbers.dtype.kind not in ("iu" if local else "fiu") or not numbers.size:
+        return lengths
+    if numbers.size > SMALL:
+        return [*lengths, int(numbers.max())] if numbers.dtype.kind in "iu" else lengths
+    if op.op_type in EACH_AXIS and numbers.ndim == 1 and len(numbers) in (op.x.rank, 2 * op.x.rank):
+        each = len(numbers) // op.x.rank
+        numbers = np.array([n for i, n in enumerate(numbers) if is_symbolic(op.x.shape[i // each])])
+    kept = [n for n in map(float, numbers.ravel()) if abs(n) < LARGEST]
+    return lengths + [int(n) for n in kept if n == int(n)]

@@ -17,14 +17,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.addresses import Bounds, address_bounds, looked_up
-from anesurgery.checking.adversarial import Drawing, aimed, constants_of, crossed, rows_apart, targets
+from anesurgery.checking.adversarial import (
+    Bounds,
+    Drawing,
+    address_bounds,
+    aimed,
+    constants_of,
+    crossed,
+    looked_up,
+    places_taken,
+    rows_apart,
+    targets,
+)
 from anesurgery.checking.counterexample import made_smaller, written
-from anesurgery.checking.every_index import apart_at, rows_read
 from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
-from anesurgery.checking.numbers import DRAWS, ROUNDED_OFF, Numbers, as_tensor, row_axes, rows_along
-from anesurgery.checking.places_taken import places_taken
+from anesurgery.checking.numbers import (
+    DRAWS,
+    ROUNDED_OFF,
+    Numbers,
+    apart_at,
+    as_tensor,
+    row_axes,
+    rows_along,
+    rows_read,
+)
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import times_run

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.mil import Array
 
 Tensor = torch.Tensor

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.checking.exactness import repairs_of_squares
-from anesurgery.checking.metrics import OutputComparison, compare_arrays
+from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.interpret.abreast import Shown
 from anesurgery.interpret.arithmetic.neural_engine import largest_of
 from anesurgery.mil import operands

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.interpret import Executable, Listener, sampling
 from anesurgery.mil import Array, Operation, Program, np_dtype
 from anesurgery.semantics.bounds import LARGEST

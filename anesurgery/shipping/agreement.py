@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.errors import LoadError
 from anesurgery.interpret.decoding import Decoder

@@ -24,7 +24,7 @@ from unittest.mock import patch
 import numpy as np
 
 from anesurgery import __version__, registry
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
 from anesurgery.doors import door

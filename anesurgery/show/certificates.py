@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Group
 from rich.table import Table
 
-from anesurgery.checking.metrics import OutputComparison
+from anesurgery.checking.grades import OutputComparison
 from anesurgery.display import short_name
 from anesurgery.placement.certifying import Certificate
 from anesurgery.placement.choices import Choice

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anesurgery.checking.comparison import Comparison
-from anesurgery.checking.grades import summary
-from anesurgery.checking.metrics import OutputComparison
+from anesurgery.checking.grades import OutputComparison, summary
 from anesurgery.checking.ranges import Ranges
 from anesurgery.display import draws, written
 from anesurgery.errors import Refusal

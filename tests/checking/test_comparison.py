@@ -11,7 +11,7 @@ import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.errors import InterfaceError, ProofError
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.mil import Array, Program, Var, ct, mb, types

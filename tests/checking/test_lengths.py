@@ -12,10 +12,9 @@ from coremltools.converters.mil.mil import get_new_symbol
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import Grade, summary
-from anesurgery.checking.length_use import Use, use_of
 from anesurgery.checking.lengths import declared_lengths
 from anesurgery.checking.model_proofs import ModelProof
-from anesurgery.checking.trial_lengths import plan_of
+from anesurgery.checking.trial_lengths import Use, plan_of, use_of
 from anesurgery.errors import ProofError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded

@@ -12,7 +12,7 @@ from decoders import Decoder as Small
 
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.facts import rings
 from anesurgery.interpret import Predictor

@@ -13,7 +13,7 @@ import torch
 from standings import stand
 
 import anesurgery as ane
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.metrics import compare_arrays
+from anesurgery.checking.grades import compare_arrays
 from anesurgery.facts import causal_windows, rings
 from anesurgery.interpret.decoding import Decoder
 from anesurgery.mil import Array, Program, Var, ct, mb, types

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.double import Double

@@ -13,7 +13,7 @@ from narrow_arithmetics import Flushed, OneByOne
 from published_values import tables
 
 from anesurgery import registry
-from anesurgery.checking.metrics import psnr
+from anesurgery.checking.grades import psnr
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Program

@@ -55,7 +55,7 @@ class MeanQuotient(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """A quotient of sums of which one may overflow."""
-        quotient = an.quotients_of_sums.quotient_of_sums(m.root)
+        quotient = an.quotients.quotient_of_sums(m.root)
         if quotient is None:
             return an.NO_MATCH
         if not quotient.overflows:

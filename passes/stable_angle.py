@@ -66,7 +66,7 @@ class StableAngle(Rewrite):
 
     name = "stable_angle"
     mends = True
-    kinds = an.quotients_of_sums.ENDS
+    kinds = an.quotients.ENDS
     """Every op that may end such an angle."""
     tolerance = an.Tolerance(2e-3)
     """pi is stored in fp16."""
@@ -74,7 +74,7 @@ class StableAngle(Rewrite):
 
     def check(self, m: Match) -> Match | None:
         """It is an angle whose divisor may be 0."""
-        angle = an.quotients_of_sums.quotient_angle(m.root)
+        angle = an.quotients.quotient_angle(m.root)
         return None if angle is None else m.bind(ops=angle.ops, angle=angle)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:

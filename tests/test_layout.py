@@ -520,7 +520,6 @@ ENGINE_PARTS = {
         "interpret.predictor",
         "rewriting.ml_program",
     },
-    "fold_constants": {"checking.host_values"},
     "fold_layer_constants": {"files.protobuf"},
     "fuse_exponential": {"facts.written_exponentials", "interpret.arithmetic.engine_faults"},
     "group_by_unit": {"placement.verdicts"},

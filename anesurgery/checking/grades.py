@@ -1,4 +1,4 @@
-"""How sure it is that two computations are the same: the grades, and what each site's check found."""
+"""How far two results are apart, and how sure it is that two computations are the same: metrics and grades."""
 
 from __future__ import annotations
 

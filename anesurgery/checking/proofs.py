@@ -21,9 +21,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import SMALL_CONSTANT, address_bounds, weights
+from anesurgery.checking.adversarial import (
+    SMALL_CONSTANT,
+    address_bounds,
+    drawn_shape,
+    evaluator,
+    length_of,
+    weights,
+    with_rows,
+)
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lengths import drawn_shape, evaluator, length_of, with_rows
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.checking.adversarial import constants_of
-from anesurgery.checking.lengths import (
-    FARTHEST,
+from anesurgery.checking.adversarial import (
+    LONGEST_DRAWN,
     NOTHING,
     SYMBOL_LENGTH,
     Declared,
     Lengths,
+    constants_of,
     least_length,
     length_of,
     sizes_of,
@@ -215,7 +215,7 @@ def _farther(symbols: Sequence[Any], ops: Sequence[Operation], declared: Declare
     met = {2 * n for c in sizes for n in (c, 1 / c, c * c, math.exp(min(c, LONGEST)))}
     ranges = [declared.range_of(s) for s in symbols]
     ends = {low for low, _ in ranges} | {high for _, high in ranges if high is not None}
-    wanted = [dict.fromkeys(symbols, round(n)) for n in sorted({*met, *ends}) if 1 <= n < FARTHEST]
+    wanted = [dict.fromkeys(symbols, round(n)) for n in sorted({*met, *ends}) if 1 <= n < LONGEST_DRAWN]
     endless = any(high is None for _, high in ranges)
     gap = "the model declares no largest length" if endless else ""
     return [_inside(lengths, declared) for lengths in wanted], gap

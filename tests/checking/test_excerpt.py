@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from anesurgery.checking import proofs
+from anesurgery.checking.adversarial import drawn_shape
 from anesurgery.checking.grades import Grade
-from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.proofs import constants_among, on_fewer_rows, row_axes, site_of
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types

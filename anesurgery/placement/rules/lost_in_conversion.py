@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.facts.quotients_of_sums import quotient_angle
+from anesurgery.facts.quotients import quotient_angle
 from anesurgery.facts.window_pads import window_axes
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (

@@ -16,7 +16,7 @@ import numpy as np
 from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
-from anesurgery.facts.quotients_of_sums import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
+from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
 from anesurgery.facts.sums_of_squares import read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential

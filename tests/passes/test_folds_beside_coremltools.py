@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from anesurgery.checking.grades import Grade, SiteCheck
-from anesurgery.checking.host_values import against_host, is_inferred
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Var, mb
 from anesurgery.passes import fold_constants
+from anesurgery.passes.fold_constants import against_host, is_inferred
 from anesurgery.testing import apply_pass, assert_refuses
 
 

@@ -1,4 +1,4 @@
-"""Quotients in which a sum may overflow though the result is small: means by a mask, shares of a total."""
+"""Quotients that need care in fp16: of sums, by a mask or of a total, and those whose angle is taken."""
 
 from __future__ import annotations
 

@@ -117,9 +117,7 @@ from anesurgery.neuralnetwork.making import make_network as make_network
 from anesurgery.neuralnetwork.making import weights as weights
 from anesurgery.placement import findings_in_words as findings_in_words
 from anesurgery.placement import loadable as loadable
-from anesurgery.placement.rules import block_scales as block_scales
 from anesurgery.placement.rules import conditions as conditions
-from anesurgery.placement.rules import doubtful as doubtful
 from anesurgery.placement.rules import finds_sequence_layout as finds_sequence_layout
 from anesurgery.placement.rules import ignored_masks as ignored_masks
 from anesurgery.placement.rules import layer_rules as layer_rules

@@ -84,10 +84,10 @@ class ChannelScales(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Blocks, and numbers that another form holds well enough."""
         op, stored = m.root, an.weight(m.root)
-        if stored is None or stored.op is None or not an.block_scales.block_scales(op, an.Target()):
+        if stored is None or stored.op is None or not an.legality.block_scales(op, an.Target()):
             return an.NO_MATCH
         numbers, name = an.decoded(stored), f"%{stored.name}"
-        axis = an.block_scales.output_axis(op, numbers.ndim)
+        axis = an.legality.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
         bound = m.bind(stored=stored, exact=True)
@@ -97,7 +97,7 @@ class ChannelScales(Rewrite):
             held = an.in_words(an.reencoding.stored_bytes(stored))
             words = f"{name}: {held} become {an.in_words(numbers.nbytes)}, exactly"
             return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
-        if self.form == "palette" and stored.op.op_type == an.block_scales.AFFINE:
+        if self.form == "palette" and stored.op.op_type == an.legality.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
         rounded, encode = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
         off, average = _errors(numbers, rounded, axis)

@@ -49,7 +49,7 @@ class DepthwiseSum(Rewrite):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where the engine was seen to refuse them."""
-        return (cls(least=an.doubtful.MANY_GROUPS),)
+        return (cls(least=an.legality.MANY_GROUPS),)
 
     def check(self, m: Match) -> Match | Refusal:
         """One channel for each group, one position, and no padding."""

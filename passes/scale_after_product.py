@@ -64,7 +64,7 @@ class ScaleAfterProduct(Rewrite):
             return Refusal(f"%{stored.name} has offsets beside its scales", op)
         if (bias := op.inputs.get("bias")) is not None and an.constant(bias) is None:
             return Refusal(f"the bias %{bias.name} is compressed or dynamic", op)
-        axis = an.block_scales.output_axis(op, data.rank)
+        axis = an.legality.output_axis(op, data.rank)
         if math.prod(np.shape(scale)) != np.shape(scale)[axis]:
             return Refusal(f"{an.shape_in_words(np.shape(scale))} scales: several for one output channel", op)
         count = int(data.shape[axis])

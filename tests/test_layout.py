@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from itertools import pairwise
@@ -71,9 +70,6 @@ ROOMS = tuple(
     """.strip().splitlines()
 )
 """The rooms from the top of the house to its ground: a file imports from its own room or from those below."""
-
-ROOT_FILES = 14
-"""Ceiling of the Python files at the root of `anesurgery/`."""
 
 FUNCTION_LINES = 40
 
@@ -466,15 +462,6 @@ def test_no_test_judges_by_the_clock() -> None:
 )
 def test_a_clock_in_a_test_is_noticed(line: str) -> None:
     assert clocks(f"x = 1\n{line}\n") == [line]
-
-
-def test_no_file_name_is_used_in_two_rooms() -> None:
-    names = Counter(path.name for path in sources() if path.name not in ("__init__.py", "_template.py"))
-    assert not [name for name, count in names.items() if count > 1]
-
-
-def test_the_root_of_the_engine_stays_small() -> None:
-    assert len(list(ENGINE.glob("*.py"))) <= ROOT_FILES
 
 
 def pass_files() -> list[Path]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.exactness import repairs_of_squares
+from anesurgery.checking.exactness import nearness, repairs_of_squares
 from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError
+from anesurgery.errors import SurgeryError, near_matches
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
@@ -30,7 +31,8 @@ from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, function_of
+from anesurgery.mil import Array, Program, Var, function_of, np_dtype, static_shape, types
+from anesurgery.ops import names
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
 from anesurgery.placement.epsilon_watch import EpsilonWatch, without_small
 from anesurgery.placement.findings_in_words import reported, unseen
@@ -38,7 +40,6 @@ from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
-from anesurgery.placement.over_steps import StepErrors, step_errors
 from anesurgery.placement.target import Target
 from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
 from anesurgery.semantics.bounds import LARGEST
@@ -472,3 +473,164 @@ def _verdict(
     if least == math.inf:
         return "holds", "every output is identical"
     return "holds", f"every output reaches {least:.1f} dB, and at least {gate:g} dB were asked for"
+
+
+# Errors over many calls: outputs that feed inputs, and states, carry them from one call to the next.
+
+SIDES = names("in out input output new next old prev previous past present updated n t")
+"""Words of a name that say on which side of a call a value is."""
+
+
+@dataclass(frozen=True)
+class StepErrors:
+    """How near the outputs stay to the exact ones while they feed themselves.
+
+    Attributes:
+        feedback: output -> the input that it is given to in the next call.
+        guessed: were the pairs found by their shapes, and not by their names or by the caller?
+        states: names of the states that live on from call to call.
+        decibels: arithmetic -> PSNR in dB of the worst output of each call.
+    """
+
+    feedback: Mapping[str, str]
+    guessed: bool
+    states: tuple[str, ...]
+    decibels: Mapping[str, tuple[float, ...]]
+
+    @property
+    def count(self) -> int:
+        """The number of calls."""
+        return len(next(iter(self.decibels.values())))
+
+    def below(self, gate: float) -> dict[str, int]:
+        """Arithmetic -> the first call, from 1, whose outputs miss the gate; only those that do."""
+        first = {a: next((k for k, v in enumerate(row, 1) if v < gate), 0) for a, row in self.decibels.items()}
+        return {a: k for a, k in first.items() if k}
+
+    @property
+    def words(self) -> str:
+        """What feeds what, and the error of the first and of the last call."""
+        fed = ", ".join(f"{out} -> {name}" for out, name in self.feedback.items())
+        fed += " (guessed from equal shapes; feedback= changes it)" if self.guessed else ""
+        fed = "; ".join(filter(None, (fed, f"states {', '.join(self.states)}" if self.states else "")))
+        ends = ", ".join(f"{_decibels(v[0])} -> {_decibels(v[-1])} in {a}" for a, v in self.decibels.items())
+        return f"{self.count} steps, fed back: {fed}: {ends}"
+
+
+def _decibels(value: float) -> str:
+    if math.isinf(value):
+        return "identical" if value > 0 else "not finite"
+    return f"{value:.0f} dB"
+
+
+def step_errors(
+    loaded: Loaded,
+    function: str | None,
+    arithmetics: Sequence[str],
+    samples: Sequence[Mapping[str, Any]],
+    steps: int,
+    feedback: Mapping[str, str] | None,
+) -> StepErrors:
+    """Call a model again and again in each arithmetic, each with its own states and its own outputs.
+
+    Args:
+        loaded: the model.
+        function: which function; `main` or the first by default.
+        arithmetics: those beside the exact one.
+        samples: sets of inputs, used in turn; of an input that is fed back the first set counts.
+        steps: how many calls.
+        feedback: output -> input; found by names, and else by shapes, when absent.
+
+    Raises:
+        SurgeryError: no output feeds an input, or the pairs that were given do not fit.
+    """
+    predictors = {
+        a: Predictor(loaded, function=function, precision=a, fuse=False) for a in ("fp32", *arithmetics)
+    }
+    entries, exits = predictors["fp32"].ports
+    states = tuple(n for n, v in entries.items() if types.is_state(v.sym_type))
+    pairs, guessed = (dict(feedback), False) if feedback else pairs_of(entries, exits, bool(states))
+    _check(pairs, entries, exits, states)
+    runs = [_calls(predictor, samples, pairs, steps) for predictor in predictors.values()]
+    rows: list[list[float]] = [[] for _ in arithmetics]
+    for exact, *others in zip(*runs, strict=True):
+        for row, outputs in zip(rows, others, strict=True):
+            row.append(nearness(exact, outputs))
+    decibels = {a: tuple(row) for a, row in zip(arithmetics, rows, strict=True)}
+    return StepErrors(pairs, guessed, states, decibels)
+
+
+def _calls(
+    predictor: Predictor, samples: Sequence[Mapping[str, Any]], pairs: Mapping[str, str], steps: int
+) -> Iterator[Mapping[str, Any]]:
+    """The outputs of each call."""
+    states = predictor.make_state() or None
+    fed: dict[str, Array] = {}
+    for k in range(steps):
+        values = {**samples[k % len(samples)], **fed} if k else dict(samples[0])
+        outputs = predictor(values, state=states)
+        fed = {name: np.asarray(outputs[out]).astype(values[name].dtype) for out, name in pairs.items()}
+        yield outputs
+
+
+def pairs_of(
+    entries: Mapping[str, Var], exits: Mapping[str, Var], has_states: bool = False
+) -> tuple[dict[str, str], bool]:
+    """Which output feeds which input, and whether that was guessed from shapes.
+
+    Names that differ only in words such as in and out are pairs. Where there are none, and no states, an input
+    and an output of the same shape are, if they are the only ones of that shape.
+    """
+    plain = {n: v for n, v in entries.items() if _is_array(v)}
+    by_stem = {_stem(name): name for name in plain}
+    named = {
+        out: by_stem[_stem(out)]
+        for out, var in exits.items()
+        if _is_array(var) and _stem(out) in by_stem and _like(var, plain[by_stem[_stem(out)]])
+    }
+    if named or has_states:
+        return named, False
+    alike = {
+        out: [n for n, v in plain.items() if _like(var, v)] for out, var in exits.items() if _is_array(var)
+    }
+    single = {out: fitting[0] for out, fitting in alike.items() if len(fitting) == 1}
+    taken = list(single.values())
+    return {out: name for out, name in single.items() if taken.count(name) == 1}, True
+
+
+def _stem(name: str) -> str:
+    """A name without the words that say on which side of a call it is."""
+    words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+", name)
+    return "_".join(w.lower() for w in words if w.lower() not in SIDES) or name
+
+
+def _is_array(var: Var) -> bool:
+    return types.is_tensor(var.sym_type) and np_dtype(var).kind in "fiu"
+
+
+def _like(a: Var, b: Var) -> bool:
+    """Have two values the same static shape and kind?"""
+    shape = static_shape(a)
+    return shape is not None and shape == static_shape(b) and np_dtype(a).kind == np_dtype(b).kind
+
+
+def _check(
+    pairs: Mapping[str, str], entries: Mapping[str, Var], exits: Mapping[str, Var], states: Sequence[str]
+) -> None:
+    """See that outputs feed inputs.
+
+    Raises:
+        SurgeryError: none does, one of a pair is unknown, or their shapes differ.
+    """
+    if not pairs and not states:
+        raise SurgeryError(
+            "steps= feeds outputs back, and none is like an input by name or shape; "
+            'give feedback={"output": "input"}'
+        )
+    for out, name in pairs.items():
+        for side, wanted, there in (("output", out, exits), ("input", name, entries)):
+            if wanted not in there:
+                raise SurgeryError(f"feedback: no {side} {wanted!r}; {near_matches(wanted, there)}")
+        if not _like(exits[out], entries[name]):
+            shapes = [tuple(v.shape or ()) for v in (exits[out], entries[name])]
+            raise SurgeryError(f"feedback: {out} is {shapes[0]}, and {name} is {shapes[1]}")

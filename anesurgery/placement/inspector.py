@@ -22,9 +22,9 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
     aborting_loads,
-    doubtful,
     faulty_ops,
     ignored_masks,
+    legality,
     lost_in_conversion,
     numeric,
     recurrent_loops,
@@ -64,7 +64,7 @@ NO_GPU = (
 
 BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
-RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *doubtful.SPEED, *repairs.RULES, *recurrent_loops.RULES)
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *repairs.RULES, *recurrent_loops.RULES)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
 TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "

@@ -7,24 +7,26 @@ inferred by building the layers as MIL ops; where that fails, those that the fil
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from typing import Any
 
 from anesurgery.errors import LoadError, NotExpressible, SurgeryError
-from anesurgery.mil import nested_ops
+from anesurgery.mil import Operation, any_symbolic, is_weight, nested_ops
 from anesurgery.neuralnetwork.blob_shapes import Blobs
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.spec import network_of, walk_layers
+from anesurgery.placement import cost
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow, Segment
-from anesurgery.placement.network_times import time_of_network
 from anesurgery.placement.rules.faulty_ops import of_layers
 from anesurgery.placement.rules.layer_rules import BROADCASTABLE, OLD_FORMAT, RANK_FREE, Described, judge
 from anesurgery.placement.target import Target
-from anesurgery.placement.verdicts import with_times
-from anesurgery.semantics.rows import work_of
+from anesurgery.placement.timing import Timed, load_of, timed, why_not_of
+from anesurgery.placement.verdicts import Judged, with_times
+from anesurgery.semantics.reading import kind_of
+from anesurgery.semantics.rows import Work, work_of
 
 CONSTANTS = {"loadConstant", "loadConstantND"}
 """Layers that compute nothing; the first kind is left out, the second gets a row for what is said of it."""
@@ -275,3 +277,50 @@ def _damage(spec: Any) -> LoadError | None:
     except NotExpressible:
         return None
     return next((error for error in errors if not isinstance(error, NotExpressible)), None)
+
+
+# Estimate how long a neural network takes, from the ops that stand for its layers, in fp16.
+
+FULL = "fp32"
+"""The dtype in which layers are built; the engine computes in fp16, which moves half of the bytes."""
+
+
+def time_of_network(blobs: Blobs | None, layers: Sequence[tuple[OpRow, str]], target: Target) -> Timed:
+    """The time of a network, and that of each layer.
+
+    Args:
+        blobs: what is known of the blobs; None where an input cannot be read.
+        layers: the row of each layer, and the name of its first output.
+        target: names one chip, or chips of one generation.
+    """
+    if why := why_not_of(target):
+        return Timed(None, why)
+    if blobs is None or blobs.missing or any(row.depth for row, _ in layers):
+        return Timed(None, "some layers cannot be built as ops, or are nested: nothing prices them")
+    if any(any_symbolic(v.shape or ()) for v in blobs.function.inputs.values()):
+        return Timed(None, "its shapes vary, and published times of such models disagree several times")
+    owned = [(at, op) for at, (_, name) in enumerate(layers) for op in _ops(blobs, name)]
+    rows = [layers[at][0] for at, _ in owned]
+    judged = [_judged(op, row, target) for row, (_, op) in zip(rows, owned, strict=True)]
+    spent = timed(load_of(judged, [row.preferred for row in rows]), target)
+    each = [0.0] * len(layers)
+    for (at, _), ms in zip(owned, spent.each, strict=bool(spent.each)):
+        each[at] += ms
+    return replace(spent, each=tuple(each) if spent.each else ())
+
+
+def _ops(blobs: Blobs, name: str) -> Iterable[Operation]:
+    return (op for op in blobs.ops.get(name, ()) if not is_weight(op))
+
+
+def _judged(op: Operation, row: OpRow, target: Target) -> Judged:
+    work = _halved(op)
+    return Judged(op, 0, row.legal, (), work, cost.estimate(op, work, target))
+
+
+def _halved(op: Operation) -> Work:
+    """What an op asks for when its numbers are fp16."""
+    work = work_of(op)
+    if kind_of(op.outputs[0]).dtype != FULL:
+        return work
+    return Work(work.read // 2, work.constant // 2, work.written // 2, work.flop)

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.doubtful import JOINT
+from anesurgery.placement.rules.legality import JOINT
 
 SCRIPT = Path(__file__).resolve().parents[1] / "benchmarks" / "placement" / "citations.py"
 

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import anesurgery as ane
-from anesurgery.facts.recurrences import recurrent_step
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes import UnrollLoop
 from anesurgery.placement.rules import recurrent_loops
+from anesurgery.placement.rules.recurrent_loops import recurrent_step
 
 WIDTH = 16
 RNG = np.random.default_rng(0)

@@ -52,7 +52,6 @@ from itertools import product
 import torch
 
 from anesurgery.checking.adversarial import ADDRESSES, aimed, targets, weights
-from anesurgery.checking.counterexample import written
 from anesurgery.checking.numbers import (
     DRAWS,
     OWN,
@@ -67,6 +66,7 @@ from anesurgery.checking.numbers import (
     drawn_numbers,
     measured,
     rows_read,
+    written,
 )
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
@@ -379,8 +379,7 @@ def _at_lengths(site: Site, sample: Sampler, trial: _Trial) -> SiteCheck | Refus
 
 
 def _on_numbers(site: Site, sides: BothSides, sample: Sampler, trial: _Trial) -> SiteCheck:
-    from anesurgery.checking.counterexample import shrunk
-    from anesurgery.checking.numbers import compare_numbers
+    from anesurgery.checking.numbers import compare_numbers, shrunk
 
     seed, promise = trial.seed, trial.promise
     drawing = _drawing(site, sample, seed, promise)

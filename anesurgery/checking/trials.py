@@ -32,7 +32,6 @@ from anesurgery.checking.adversarial import (
     targets,
     with_lengths,
 )
-from anesurgery.checking.counterexample import made_smaller, written
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import (
     DRAWS,
@@ -40,9 +39,11 @@ from anesurgery.checking.numbers import (
     Numbers,
     apart_at,
     as_tensor,
+    made_smaller,
     row_axes,
     rows_along,
     rows_read,
+    written,
 )
 from anesurgery.checking.trial_lengths import Plan
 from anesurgery.errors import InterpretError

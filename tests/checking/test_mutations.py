@@ -11,7 +11,7 @@ import pytest
 from mutations import mutations
 
 from anesurgery import registry
-from anesurgery.checking import counterexample
+from anesurgery.checking import numbers
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.errors import SurgeryError
@@ -116,7 +116,7 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 @pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.slow)])
 def test_nearly_all_are_caught(every: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each survivor is listed with the reason why it computes the same, and there are no others."""
-    monkeypatch.setattr(counterexample, "shrunk", lambda *given: "not made smaller: that takes half the time")
+    monkeypatch.setattr(numbers, "shrunk", lambda *given: "not made smaller: that takes half the time")
     names = [
         name for name in NAMES if zlib.crc32(name.encode()) % every == 0
     ]  # the same, whatever comes between

@@ -28,7 +28,7 @@ from anesurgery.mil import Program, exclusive
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.checks import (
     check_assumed,
@@ -70,8 +70,8 @@ class Surgery(Report):
     """The inspections before and after; of neural networks alone, which cost next to nothing."""
     times: tuple[Time | None, Time | None] = (None, None)
     """The estimated times before and after."""
-    stands: tuple[Standing | None, Standing | None] = (None, None)
-    """How the model stood and stands on the target, or on all chips; None where nobody asked or knows."""
+    scores: tuple[Score | None, Score | None] = (None, None)
+    """The scores before and after on the target, or on all chips; None where nobody asked or knows."""
     proof: Comparison | None = None
     """The comparison of whole models, when it was asked for."""
 
@@ -346,7 +346,7 @@ class _Job:
         if misfits and self.recipe.strict:
             raise Unsuited(f"{self.recipe.name} is not for this model: {misfits[0]}")
         try:
-            wish = self.wish.without_repairs() if misfits else self.wish
+            wish = replace(self.wish, repairs=()) if misfits else self.wish
             chosen = choose(self.given, wish, self.session, self.gate)
         except SurgeryError as error:
             if not rescue:
@@ -418,7 +418,7 @@ class _Job:
         idle = (self.recipe is not None or self.plan is not None) and not session.changes
         if idle and self.given.was_layers:  # nothing was gained by making a program of it
             edited = self.given = NeuralNetwork.read(self.model)
-        before, after = self._stands(chosen, edited, session, target)
+        before, after = self._scores(chosen, edited, session, target)
         for words in (*session.alarms, *plan.warnings):
             warn(words)
         inspected = (self.given.inspect(session.target), edited.inspect(session.target))
@@ -446,7 +446,7 @@ class _Job:
             after=edited.op_counts,
             inspected=inspected,
             times=(None if before is None else before.time, None if after is None else after.time),
-            stands=(before, after),
+            scores=(before, after),
         )
 
     def _measured(self, chosen: Chosen, edited: Subject, session: Session) -> Plan:
@@ -459,8 +459,8 @@ class _Job:
             return plan
         own = self.session.again()
         own.inputs = samples[:1] if self.recipe is None and self.plan is None else samples
-        start = Trial(self.given, Target.parse(own.target), (), own)
-        end = Trial(edited, start.target, plan.passes, session, start) if session.changes else start
+        start = Trial(self.given, Target.parse(own.target), own)
+        end = Trial(edited, start.target, session, plan.passes, start) if session.changes else start
         outputs = Outputs.of(start, own, self.gate, seeds=1, most_flop=FLOP)
         near = (outputs.near(start), outputs.near(end))
         return replace(plan, outputs=near, wrong=outputs.wrong(near[1]))
@@ -469,17 +469,17 @@ class _Job:
         """Does a report have a refusal? Recipes that run a pass for safety alone say nothing of idle ones."""
         return self.recipe is None or not refusal.idle or name in self.wish.asked
 
-    def _stands(
+    def _scores(
         self, chosen: Chosen, edited: Subject, session: Session, target: Target
-    ) -> tuple[Standing | None, Standing | None]:
-        """How the model stood and stands on the target; None where nobody asked, or one call became several."""
+    ) -> tuple[Score | None, Score | None]:
+        """The scores before and after on the target; None where nobody asked, or one call became several."""
         if self.session.target is None or call_of(session.contract) is not None:
             return None, None
         tried = chosen.start is not None and chosen.start.model is self.given and not self.given.was_layers
-        before = chosen.start.standing if tried and chosen.start else self.given.as_given(target)
+        before = chosen.start.scored if tried and chosen.start else self.given.as_given(target)
         if edited is self.given or before is None:
             return before, before
-        after = edited.standing(target) if chosen.end is None else chosen.end.standing
+        after = edited.score(target) if chosen.end is None else chosen.end.scored
         named = self.recipe is None and (self.plan is None or not chosen.plan.judged)
         if named and after is not None and session.changes and (loss := after.loss(before)):
             names = ", ".join(dict.fromkeys(change.pass_name for change in session.changes))

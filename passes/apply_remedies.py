@@ -139,12 +139,11 @@ class ApplyRemedies(Searching):
 
     def report(self, search: Search, end: Trial) -> tuple[list[str], list[tuple[str, Refusal]]]:
         """What was gained, what was not kept, what keeps ops off the ANE still, and what is wrong still."""
-        start = search.start
-        refusals = [*search.rejected.values(), *_refused(search, end), *_left(start, end), *_wrong(end)]
+        refusals = [*search.rejected.values(), *_refused(search, end), *_left(search.begun, end), *_wrong(end)]
         stay = [steps for steps in search.kept if all(step in end.steps for step in steps)]
         kept = [f"kept {' and then '.join(map(str, steps))}: {search.kept[steps]}" for steps in stay]
-        stood = [f"before: {start.stands}", *kept, f"after: {end.stands}"] if kept else []
-        return [*stood, *_open(end, search)], refusals
+        scores = [f"before: {search.begun.score}", *kept, f"after: {end.score}"] if kept else []
+        return [*scores, *_open(end, search)], refusals
 
 
 def _open(end: Trial, search: Search) -> Iterator[str]:
@@ -171,7 +170,7 @@ def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[s
 
 def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What remedies say of ops that the given model had and the new one still has."""
-    stay = {row.name for part in search.start.inspections for row in part.ops}
+    stay = {row.name for part in search.begun.inspections for row in part.ops}
     stay &= {row.name for part in end.inspections for row in part.ops}
     ran = {step.name for step in end.steps}
     yield from (said for op, said in search.refused.items() if op in stay and said[0] not in ran)

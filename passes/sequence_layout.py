@@ -63,7 +63,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import OFF, Score, placed
 
 
 @dataclass(frozen=True)
@@ -118,8 +118,8 @@ class SequenceLayout(Pass):
         """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
         trial, target = an.copied(program), an.Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
-        before, after = (Standing.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
-        return after.leaves(before)
+        before, after = (Score.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
+        return after.loss(before, OFF)
 
     def run_parts(self, program: Program, session: Session) -> None:
         """One after another."""

@@ -517,7 +517,7 @@ ENGINE_PARTS = {
     "pointwise_convolution": {"placement.cost"},
     "position_function": {"files.copying", "interpret.decoder_calls", "interpret.decoding", "interpret.state"},
     "scale_ranges": {"checking.comparison", "checking.ranges", "files.copying"},
-    "sequence_layout": {"files.package", "placement.standing"},
+    "sequence_layout": {"files.package", "placement.score"},
     "restore_meaning": {"placement.rules"},
     "scale_residual": {"checking.ranges"},
     "replace_faulty_ops": {

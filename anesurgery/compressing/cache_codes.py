@@ -59,7 +59,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.placement.loadable import of_version, refusal
-from anesurgery.placement.standing import placed
+from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.newer_opsets import raised

@@ -54,7 +54,7 @@ from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np
 from anesurgery.placement.durations import Change, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.loadable import newest_for, of_version, refusal
-from anesurgery.placement.standing import placed
+from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import rows_of
 from anesurgery.regions.reencoding import stored_bytes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from functools import lru_cache
 from typing import Any, cast
@@ -14,6 +16,19 @@ from anesurgery.mil import Block, Function, Operation, Program, Var
 
 LARGEST_RANK = 8
 """Arrays of no more elements are copied."""
+
+
+_NOTED: ContextVar[dict[Any, Any] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def origins(noted: dict[Any, Any]) -> Iterator[None]:
+    """Note within of which op or value each copy was made, through copies of copies."""
+    token = _NOTED.set(noted)
+    try:
+        yield
+    finally:
+        _NOTED.reset(token)
 
 
 def copied(program: Program) -> Program:
@@ -42,6 +57,9 @@ class _Copy:
         filled = cast(Function, self.filled(old, empty))
         for var, new in self.vars.items():
             self.wire(var, new)
+        if (noted := _NOTED.get()) is not None:
+            for copies in (self.ops, self.vars):
+                noted.update((new, noted.get(old, old)) for old, new in copies.items())
         return filled
 
     def input(self, name: str, old: Any) -> Any:

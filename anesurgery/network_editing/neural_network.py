@@ -26,7 +26,7 @@ from anesurgery.neuralnetwork.spec import network_of, networks_of, walk_layers
 from anesurgery.placement.durations import Time, total_of
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.networks import inspect_network
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import Comparing, Subject, counted
 
@@ -168,11 +168,11 @@ class NeuralNetwork(Subject):
         aim = Target.parse(target, None)
         return tuple(inspect_network(part, aim, "") for part in networks_of(self.spec))
 
-    def standing(self, target: Target) -> Standing:
+    def score(self, target: Target) -> Score:
         """By the rules of the format: there is no time, and what can run on the ANE is all that counts."""
         self.finish()
         parts = [inspect_network(part, target, "") for part in networks_of(self.spec)]
-        return Standing.of([one for part in parts for one in Standing.computing(part)])
+        return Score.of_layers(*parts)
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each network; a target of several generations asks for no inspection."""

@@ -109,6 +109,7 @@ class Rule:
         kind: of the findings it makes.
         remedy: a pass by name.
         advice: what to do where no pass exists.
+        far: does its test look further than what an op reads, and what reads its results?
     """
 
     id: str
@@ -122,6 +123,7 @@ class Rule:
     kind: str = "legality"
     remedy: str | None = None
     advice: str = ""
+    far: bool = False
 
     def finding(self, message: str, op: str = "") -> Finding:
         """What the rule says about an op."""

@@ -6,10 +6,14 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
 from operator import add
+from typing import Any, TypeAlias
 
 from anesurgery.facts.dependence import fixed_ops, rounds
+from anesurgery.files.copying import origins
 from anesurgery.files.package import Loaded
 from anesurgery.mil import (
     Block,
@@ -52,6 +56,7 @@ class Legality:
         self.target = target
         speaking = [r for r in FORBIDDEN if r.scope.concerns(target)]
         self._any = [r for r in speaking if not r.ops]
+        self._far = [rule for rule in speaking if rule.far]
         self._own: dict[str, list[Rule]] = {}
         for rule in speaking:
             for op_type in rule.ops:
@@ -64,6 +69,10 @@ class Legality:
     def _found(self, rule: Rule, op: Operation) -> str:
         """What a row finds in an op, in words; "" where it does not speak of it."""
         return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
+
+    def looks_far(self, op: Operation) -> bool:
+        """Does a row speak that looks further than at the neighbours of an op?"""
+        return any(self._found(r, op) for r in self._far if not r.ops or op.op_type in r.ops)
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
         """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
@@ -194,12 +203,72 @@ class Findings:
         return tuple(r.finding(value, op.outputs[0].name) for r, value in said if value)
 
 
+Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]
+"""Can the ANE run an op, why not, what it computes, and what that costs."""
+
+
+@dataclass(eq=False)
+class Known:
+    """Verdicts of the ops of a program, for copies of it made within: what an edit left is not judged again."""
+
+    origins: dict[Any, Any] = field(default_factory=dict)
+    """Op or value of a copy -> of which it is one, through copies of copies."""
+    verdicts: dict[tuple[Any, ...], Verdict] = field(default_factory=dict)
+    judged: int = 0
+    """Ops that were judged anew."""
+
+    @contextmanager
+    def within(self) -> Iterator[None]:
+        """Note copies, and take verdicts of them from here."""
+        token = _KNOWN.set(self)
+        try:
+            with origins(self.origins):
+                yield
+        finally:
+            _KNOWN.reset(token)
+
+    def verdict(self, op: Operation, legality: Legality) -> Verdict:
+        """That of an op that reads the same values, and whose results the same ops read."""
+        key = None if legality.looks_far(op) else (legality.target, *self._neighbours(op))
+        if key is None or (found := self.verdicts.get(key)) is None:
+            self.judged += 1
+            found = _verdict(op, legality)
+            self.verdicts |= {} if key is None else {key: found}
+        return found
+
+    def _neighbours(self, op: Operation) -> Iterator[Any]:
+        """What a verdict looks at: values are the same where name and type are too, which edits may change."""
+        first = self.origins.get
+        yield first(op, op)
+        for v in (*op.outputs, *self._read(op)):
+            yield from (first(v, v), v.name, v.sym_type)
+        for v in op.outputs:
+            yield bool(v.consuming_blocks)
+            yield from (first(reader, reader) for reader in v.child_ops)
+
+    def _read(self, op: Operation) -> Iterator[Var]:
+        """The operands, and those of the ops that make weights."""
+        for _, v in operands(op):
+            yield v
+            if v.op is not None and v.op.op_type.startswith("constexpr_"):
+                yield from self._read(v.op)
+
+
+_KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)
+
+
+def _verdict(op: Operation, legality: Legality) -> Verdict:
+    work = work_of(op)
+    return *legality.verdict(op), work, cost.estimate(op, work, legality.target)
+
+
 def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> list[Judged]:
     """Every op in file order, constants left out, nested blocks included.
 
     What an op of a loop computes and costs counts once for each round, where their number is known.
     """
     legality, notes = Legality(target), Findings(rules, target)
+    verdict = _verdict if (known := _KNOWN.get()) is None else known.verdict
     rows: list[Judged] = []
 
     def walk(block: Block, depth: int, times: int) -> None:
@@ -207,15 +276,13 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
         for op in block.operations:
             if is_weight(op):
                 continue
-            legal, why = legality.verdict(op)
+            legal, why, work, costs = verdict(op, legality)
             if depth and legal is not False:
                 legal, why = False, _nested(op)
             findings = ((why,) if why else ()) + notes.about(op)
             if op in fixed and not any(is_output(v) for v in op.outputs):
                 name = op.outputs[0].name
                 findings += (FIXED.finding(f"%{name} is the same in every run", name),)
-            work = work_of(op)
-            costs = cost.estimate(op, work, target)
             costs, work = costs and costs.times(times), work.times(times)
             rows.append(Judged(op, depth, legal, findings, work, costs, times))
             inner = times * (rounds(op) or 1) if op.op_type == "while_loop" else times

@@ -16,7 +16,7 @@ from anesurgery.display import Drawn, drawn, draws, written
 from anesurgery.doors import check_fields
 from anesurgery.errors import LoadError, Refusal
 from anesurgery.placement.durations import Change, change
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 
@@ -205,7 +205,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def figures(before: Standing | None, after: Standing | None) -> dict[str, Any]:
+def figures(before: Score | None, after: Score | None) -> dict[str, Any]:
     """The expected time, the share of the ANE and the switches before and after, as plain data."""
     if before is None or after is None:
         return {}

@@ -38,7 +38,7 @@ from anesurgery.placement.durations import Time, total_of
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
 
 if TYPE_CHECKING:
@@ -194,13 +194,13 @@ class Subject(ABC):
     was_layers: bool = False
     """Was it made of the layers of a neural network?"""
 
-    def standing(self, target: Target) -> Standing | None:
-        """How it stands on a target, findings left out; None where that is not estimated."""
+    def score(self, target: Target) -> Score | None:
+        """Its score on a target, findings left out; None where there is none."""
         return None
 
-    def as_given(self, target: Target) -> Standing | None:
-        """How the file stands that it was made of, in its own format."""
-        return self.standing(target)
+    def as_given(self, target: Target) -> Score | None:
+        """The score of the file that it was made of, in its own format."""
+        return self.score(target)
 
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each of its functions, with every finding."""
@@ -372,14 +372,14 @@ class MLProgram(Subject):
         """Was it made of a neural network?"""
         return self.layers is not None
 
-    def standing(self, target: Target) -> Standing:
-        """How the model stands by the inspection of all functions of all programs."""
-        return Standing.of([one for part in self.parts for one in placed(part, target)])
+    def score(self, target: Target) -> Score:
+        """By the inspection of all functions of all programs."""
+        return Score.of([one for part in self.parts for one in placed(part, target)])
 
-    def as_given(self, target: Target) -> Standing:
+    def as_given(self, target: Target) -> Score:
         """By the layers of the network, where it was one."""
         layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
-        return self.standing(target) if layers is None else Standing.of_layers(layers)
+        return self.score(target) if layers is None else Score.of_layers(layers)
 
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each function of all programs, with advice."""
@@ -410,10 +410,10 @@ class MLProgram(Subject):
         layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
         if layers is None:
             return ""
-        upgraded, stood = Standing.of_upgraded(self.loaded, target), Standing.of_layers(layers)
-        less = upgraded.can_run_less(stood) or upgraded.shown_less(stood)
-        if not less and upgraded.expected.times(stood.expected) is not None and upgraded.slower(stood):
-            less = f"the {upgraded.takes(stood, ' would rise')}"
+        upgraded, before = Score.of_upgraded(self.loaded, target), Score.of_layers(layers)
+        less = upgraded.loss(before, ("can run", "shown"))
+        if not less and upgraded.expected.times(before.expected) is not None and upgraded.over(before).slower:
+            less = f"the {upgraded.takes(before, ' would rise')}"
         return less and (
             f"{less} in the ML Program that these steps make of this neural network: apply them to what "
             "anesurgery.upgrade gives, or neuralnetwork_ane to its layers"

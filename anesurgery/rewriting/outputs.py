@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from anesurgery.checking.comparison import compare
 from anesurgery.checking.exactness import MOST_FLOP, Yardstick, in_decibels, less_exact
+from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
 from anesurgery.placement.rules.faulty_ops import CLAIMS
@@ -43,14 +46,12 @@ class Outputs:
         programs = [graph for graph in start.held.chosen if isinstance(graph, Program)]
         inputs = session.samples if len(programs) == 1 else []
         engine = arithmetic_of(session.target)
-        made = [Yardstick(one, engine, inputs, session.images, session.seed, **how) for one in programs]
-        return cls(made, gate)
+        return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
 
     def near(self, trial: Trial) -> Near | None:
         """How near the outputs of a trial are to what the model means; None where that cannot be told."""
         if trial.steps not in self.seen:
-            pairs = zip(self.measures, trial.held.chosen, strict=True) if self.measures else ()
-            each = [one.measure(program, trial.contract) for one, program in pairs]
+            each = [one.measure(program, trial.contract) for one, program in self._pairs(trial)]
             told = [one for one in each if one is not None]
             names = told[0] if told and len(told) == len(each) else ()
             self.seen[trial.steps] = {n: min(one[n] for one in told) for n in names} or None
@@ -61,22 +62,59 @@ class Outputs:
         later = [change for change in end.contract if not change.retypes]
         if not later:
             return self.near(start), self.near(end)
-        each = [
-            (one.seen_as(before, (), later), one.seen_as(after, end.contract))
-            for one, before, after in zip(self.measures, start.held.chosen, end.held.chosen, strict=True)
-        ]
-        was, now = each[0] if len(each) == 1 else (None, None)  # a pipeline keeps its results
-        return was, now
+        if len(self.measures) != 1:  # a pipeline keeps its results
+            return None, None
+        (one, before), (_, after) = *self._pairs(start), *self._pairs(end)
+        return one.seen_as(before, (), later), one.seen_as(after, end.contract)
 
     def undefined(self, trial: Trial) -> int:
         """On how many inputs of one number everywhere outputs in fp16 are not finite."""
-        pairs = zip(self.measures, trial.held.chosen, strict=True) if self.measures else ()
-        return sum(one.undefined(program, trial.contract) for one, program in pairs)
+        return sum(one.undefined(program, trial.contract) for one, program in self._pairs(trial))
+
+    def _pairs(self, trial: Trial) -> list[tuple[Yardstick, Any]]:
+        return list(zip(self.measures, trial.held.chosen, strict=True)) if self.measures else []
 
     def wrong(self, near: Near | None) -> str:
         """How wrong outputs are, in words; "" where they are right, or nobody knows."""
         low = [f"{in_decibels(v)} in {name}" for name, v in (near or {}).items() if v < self.gate]
         return f"outputs are wrong still on the inputs at hand, {', '.join(low)}" if low else ""
+
+    def loss(self, old: Trial, new: Trial) -> str:
+        """How outputs are less exact, in words; "" too where wrong ones become right, and all are then."""
+        was, now = self.near(old), self.near(new)
+        return "" if was is None or now is None or self._mends(was, now) else less_exact(was, now)
+
+    def repaired(self, old: Trial, new: Trial) -> bool:
+        """Are outputs clearly nearer in an arithmetic in which they were wrong, and nowhere further off?"""
+        was, now = self.near(old) or {}, self.near(new)
+        if now is None or min(now.values()) == -float("inf"):
+            return False
+        nearer = any(old < now[name] >= old + HALVES for name, old in was.items() if old < self.gate)
+        return nearer and not self.loss(old, new)
+
+    def _mends(self, was: Near, now: Near) -> bool:
+        return min(now.values()) >= RIGHT and any(old < self.gate <= now[name] for name, old in was.items())
+
+
+GATE = 60.0
+"""PSNR in dB that outputs must keep where a step rounds: what recipes promise."""
+
+
+def too_far(old: Trial, new: Trial) -> str:
+    """What rounding does to outputs on a sampled input, where it is more than `GATE` allows, in words; else "".
+
+    The description of the model before says which inputs are images: their pixels go from 0 to 255.
+    """
+    steps = new.steps[len(old.steps) :]
+    pairs = zip(old.held.chosen, new.held.chosen, strict=True) if any(step.rounds for step in steps) else ()
+    for graph, other in pairs:
+        before = Loaded(graph, old.held.spec_of(graph))
+        how = partial(compare, before, other, precision="fp16", contract=new.contract, gate=GATE)
+        each = (how(function=name) for name in graph.functions)
+        if (failed := next((one for one in each if not one.ok), None)) is not None:
+            undefined = next((o.failure for o in failed.outputs if o.failure), "")
+            return f"{undefined or f'it keeps {failed.psnr:.1f} dB of {GATE:g}'} on a sampled input"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -106,22 +144,26 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
 
     Nothing is run of a model without a finding about its numbers, unless inputs are given. Ops that reports
     call wrong on the target are repaired as well where no arithmetic computes what they give, or where no
-    inputs are
-    given: random numbers are small, and show nothing of it.
+    inputs are given: random numbers are small, and show nothing of it.
     """
-    session = trials.session
+    samples = trials.session.samples
     if not steps or not outputs.measures:
         return
-    findings = start.findings
-    if not session.samples and not any(finding.kind == "numeric" for finding in findings):
+    if not samples and not any(finding.kind == "numeric" for finding in start.findings):
         return
-    claims = {f.rule: f.remedy for f in findings if f.rule in CLAIMS}
+    claims = {f.rule: f.remedy for f in start.findings if f.rule in CLAIMS}
     own = [_of_claims(step, claims) for step in steps]
     reached = _reached(own, start, trials, outputs)
     yield from () if reached is None else (reached,)
-    shown = {rule for rule in claims if session.samples and CLAIMS[rule].wrong is not None}
+    shown = {rule for rule in claims if samples and CLAIMS[rule].wrong is not None}
     left = {rule: remedy for rule, remedy in claims.items() if rule not in shown}
-    yield from _reported(own, left, () if reached is None else reached.steps)
+    done = () if reached is None else reached.steps
+    if named := tuple(step for step in own if step.name in left.values() and step not in done):
+        rules = tuple(rule for rule, remedy in left.items() if remedy in {step.name for step in named})
+        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
+        unless = "; give inputs to see whether they reach it" if reachable else ""
+        why = f"{', '.join(rules)} was reported on this target{unless}"
+        yield Repairs(named, why, "repairs what was reported wrong on the target", rules)
 
 
 def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
@@ -130,73 +172,37 @@ def _of_claims(step: Pass, claims: Mapping[str, str | None]) -> Pass:
     return replace(step, **{"only": names}) if names and "only" in step.options() else step
 
 
-def _reported(
-    steps: Sequence[Pass], claims: Mapping[str, str | None], reached: Sequence[Pass]
-) -> Iterator[Repairs]:
-    """The steps that claims name, but for those that inputs reach."""
-    named = tuple(step for step in steps if step.name in claims.values() and step not in reached)
-    if named:
-        rules = tuple(rule for rule, remedy in claims.items() if any(step.name == remedy for step in named))
-        reachable = any(CLAIMS[rule].wrong is not None for rule in rules)
-        unless = "; give inputs to see whether they reach it" if reachable else ""
-        why = f"{', '.join(rules)} was reported on this target{unless}"
-        yield Repairs(named, why, "repairs what was reported wrong on the target", rules)
-
-
 def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outputs) -> Repairs | None:
     """The fewest of some repairs that bring wrong outputs nearer to what the model means.
 
     All run at first, as two hazards of one model hide each other; then each is left out once, the last one
-    first, and stays away where the outputs are as near without it, or right, and the model stands no worse:
+    first, and stays away where the outputs are as near without it, or right, and the model scores no worse:
     what one repair keeps on the engine another may take off it. What leaves outputs that are not finite repairs
     nothing.
 
     Returns:
         None where the outputs are right as they are, or cannot be told; no steps where none helps.
     """
-    before = outputs.near(start)
+    before, end = outputs.near(start), start
     if before is None or min(before.values()) >= outputs.gate:
         return None
-    end = _led(start, steps, trials)
-    after = outputs.near(end)
-    if after is None or not _nearer(before, after, outputs.gate):
-        left = outputs.wrong(before)
-        words = f"{left}, and no repair that is tried by itself helps: certify says where errors enter"
-        return Repairs((), words)
-    for step in reversed(end.steps):
-        other = _led(start, [one for one in end.steps if one is not step], trials)
-        enough = {name: min(value, RIGHT) for name, value in after.items()}
-        near = outputs.near(other)
-        if near is not None and not less_exact(enough, near) and not other.stands.loss(end.stands):
-            end, after = other, near
-    gains = ", ".join(
-        f"{in_decibels(old)} -> {in_decibels(after[name])} in {name}"
-        for name, old in before.items()
-        if old < outputs.gate
-    )
-    words = f"without it outputs are wrong on the inputs at hand, {gains} of what the model means"
-    return Repairs(end.steps, words)
-
-
-def _nearer(before: Near, after: Near, gate: float) -> bool:
-    """Are outputs clearly nearer in an arithmetic in which they were wrong, finite, and nowhere further off?"""
-    gains = [old < after[name] >= old + HALVES for name, old in before.items() if old < gate]
-    return any(gains) and min(after.values()) > -float("inf") and not _loss(before, after, gate)
-
-
-def _loss(before: Near, after: Near, gate: float) -> str:
-    """How outputs are less exact, in words; "" too where wrong ones become right, and all are right then."""
-    mended = any(old < gate <= after[name] for name, old in before.items()) and min(after.values()) >= RIGHT
-    return "" if mended else less_exact(before, after)
-
-
-def _led(start: Trial, steps: Sequence[Pass], trials: Trials) -> Trial:
-    """A model after those steps that change it, and leave its interface."""
-    end = start
     for step in steps:
         new = trials.after(end, step)
         end = new if isinstance(new, Trial) and not new.session.contract else end
-    return end
+    if not outputs.repaired(start, end):
+        words = f"{outputs.wrong(before)}, and no repair that is tried by itself helps"
+        return Repairs((), f"{words}: certify says where errors enter")
+    for step in reversed(end.steps):
+        other = trials.without(start, end, step)
+        near = None if other is None else outputs.near(other)
+        enough = {name: min(value, RIGHT) for name, value in (outputs.near(end) or {}).items()}
+        if other and near is not None and not less_exact(enough, near) and not other.score.loss(end.score):
+            end = other
+    after = outputs.near(end) or {}
+    wrong = {name: old for name, old in before.items() if old < outputs.gate}
+    gains = ", ".join(f"{in_decibels(v)} -> {in_decibels(after[name])} in {name}" for name, v in wrong.items())
+    words = f"without it outputs are wrong on the inputs at hand, {gains} of what the model means"
+    return Repairs(end.steps, words)
 
 
 @dataclass
@@ -223,21 +229,19 @@ def exact(start: Trial, end: Trial, trials: Trials, outputs: Outputs) -> Exact:
         return Exact(end)
     left = Exact(start)
     for step in end.steps[len(start.steps) :]:
-        if not (loss := _step(left, step, trials, outputs)):
+        if not isinstance(new := trials.after(left.end, step), Trial):
             continue
-        gentler = step.gentler()
-        if gentler is not None and not _step(left, gentler, trials, outputs):
-            continue
-        new = trials.after(left.end, step)
-        assert isinstance(new, Trial)
-        repaired = "" if trials.session.samples else _repaired(new)
-        if step.rounds:  # it has a gate of its own
-            left.end = new
-        elif repaired and min((outputs.near(new) or {"": 0.0}).values()) >= RIGHT:
-            left.end = new
+        loss, gentler = outputs.loss(left.end, new), step.gentler()
+        gentle = trials.after(left.end, gentler) if loss and gentler is not None else None
+        if isinstance(gentle, Trial) and not outputs.loss(left.end, gentle):
+            new, loss = gentle, ""
+        if loss and not step.rounds:  # that has a gate of its own
+            repaired = "" if trials.session.samples else _repaired(new)
+            if not repaired or min((outputs.near(new) or {"": 0.0}).values()) < RIGHT:
+                left.losses[step.name] = loss
+                continue
             left.notes.append(f"{step.name}: {loss}; kept, as it repairs what may go wrong: {repaired}")
-        else:
-            left.losses[step.name] = loss
+        left.end = new
     return left
 
 
@@ -250,15 +254,3 @@ def _repaired(new: Trial) -> str:
     edited = names.union(v.name for op in ops for v in op.outputs)  # a finding names an op by what it makes
     remedied = [f.rule for f in findings if f.remedy == new.steps[-1].name or f.op in edited]
     return ", ".join(dict.fromkeys(remedied))
-
-
-def _step(left: Exact, step: Pass, trials: Trials, outputs: Outputs) -> str:
-    """Take a step where outputs stay as exact; else by how much they would not, in words."""
-    new = trials.after(left.end, step)
-    if not isinstance(new, Trial):
-        return ""
-    was, now = outputs.near(left.end), outputs.near(new)
-    loss = "" if was is None or now is None else _loss(was, now, outputs.gate)
-    if not loss:
-        left.end = new
-    return loss

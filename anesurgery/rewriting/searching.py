@@ -1,26 +1,32 @@
-"""The search for steps that improve how a model stands on a target: on copies, singly and in pairs."""
+"""The search for the steps of a plan: on copies of the model, each step is tried, and stays where it pays.
+
+Candidates are the steps of a recipe, in order, or the remedies that findings name, which are asked for again
+after each that is kept. A step of a recipe stays unless it loses something; one that was only found has to gain
+something, alone or in a pair. What changes results has to gain clearly more than what is reached without it.
+Then each step that may be useless is left out once, since a later one may do without it; and each of the recipe
+that was left out is tried once more after the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from anesurgery.checking.comparison import compare
 from anesurgery.errors import Refusal
-from anesurgery.files.interface import InterfaceChange
-from anesurgery.files.package import Loaded
-from anesurgery.mil import Operation, Program, walk_ops
+from anesurgery.mil import Operation, walk_ops
 from anesurgery.placement.evidence import Finding
-from anesurgery.placement.standing import CLEARLY
+from anesurgery.placement.expected import CLEARLY
+from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting.ml_program import Subject
+from anesurgery.rewriting.outputs import too_far
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import LEAST, Idle, Trial, Trials
 
-GATE = 60.0
-"""PSNR in dB that the outputs must keep where a step rounds: what recipes promise."""
+NOTHING = "it gains nothing on this target"
+ALL = float("inf")
 
 
 class Searching(Pass, abstract=True):
@@ -52,96 +58,166 @@ class Searching(Pass, abstract=True):
 
 @dataclass
 class Search:
-    """What was tried, what was kept, and what was not, with why."""
+    """What was tried for one plan, what was kept, and what was not, with why."""
 
-    trials: Trials
-    step: Searching
     start: Trial
+    """The model as given."""
+    trials: Trials
+    timed: bool = True
+    """Is a target named, so that time counts?"""
+    wanted: dict[str, str] = field(default_factory=dict)
+    """Name of a step that stays whatever it costs -> why, in words that follow its name."""
+    sought: Searching | None = None
+    """The step that stands for a search for remedies."""
     kept: dict[tuple[Pass, ...], str] = field(default_factory=dict)
-    """What was gained, by the steps that gained it."""
+    """What was gained, by the steps that were found and gained it."""
     rejected: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
-    """By the words for the step."""
+    """What was found and is not kept, by the words for the step."""
     refused: dict[str, tuple[str, Refusal]] = field(default_factory=dict)
     """By op of the model as given: what a remedy says of an op that names it."""
-    barred: tuple[Pass, ...] = ()
-    """Steps that are not tried for now."""
+    losses: dict[str, str] = field(default_factory=dict)
+    """What speaks against each step of the recipe that is left out, by name."""
+    less_exact: dict[str, str] = field(default_factory=dict)
+    """By how much outputs would be less exact, by name of a step that is left out for it."""
+    needed: dict[Pass, str] = field(default_factory=dict)
+    """What would be lost without a step that gains nothing by itself."""
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    idle: list[tuple[str, Refusal]] = field(default_factory=list)
+    """What steps of the recipe say that changed nothing."""
     dearer: list[Trial] = field(default_factory=list)
-    """The states after single steps that did not pay."""
+    """The trials after single remedies that did not pay."""
+    barred: set[Pass] = field(default_factory=set)
+    """Remedies that are not tried for now."""
     ended: bool = False
     """Did the trials run out?"""
 
     def __post_init__(self) -> None:
-        self.target = self.start.target
+        self.begun, self.target = self.start, self.start.target
 
-    def improve(self) -> Trial:
-        """The best state that single steps, and then pairs of them, lead to; results change only if it pays."""
-        self.trials.left = self.step.trials
-        self.trials.ops = self.step.trials * max(self.start.size, LEAST)
-        end = self.pruned(self.climb(self.start))
-        earlier = len(self.start.steps)
-        changing = tuple(step for step in end.steps[earlier:] if step in end.changing)
-        end = self.without(end, changing) if changing else end
-        self.ended = self.trials.exhausted
+    def best(self, steps: Sequence[Pass]) -> Trial:
+        """The model after the steps that stay.
+
+        Raises:
+            SurgeryError: a step of the recipe fails.
+        """
+        whole = self.straight(steps)
+        if self.start.scored is None or whole is self.start:
+            return whole
+        loses, end = self.loss(self.start, whole), whole
+        if loses or self.timed:
+            end = self.start
+            for step in whole.steps:
+                end = self.further(end, step)
+        if self.losses and not loses and whole.score.gain(end.score):
+            end, self.losses = whole, {}
+        end = self.pruned(end)
+        for step in steps if self.losses else ():
+            if step not in end.steps and not self.losses.get(step.name, "").startswith(USELESS):
+                end = self.further(end, step, again=True)
+        return end
+
+    def straight(self, steps: Sequence[Pass]) -> Trial:
+        """All steps one after the other, and in the place of a search what it finds."""
+        end = self.start
+        for step in steps:
+            if isinstance(step, Searching):
+                end = self.seek(step, end)
+                continue
+            new = self.trials.after(end, step)
+            if isinstance(new, Trial):
+                end = new
+            elif new.error is not None:
+                raise new.error
+            else:
+                self.idle += new.refusals
+        return end
+
+    def further(self, old: Trial, step: Pass, *, again: bool = False) -> Trial:
+        """One step of the recipe more, if it loses nothing; if it is tried again, where it gains something."""
+        if isinstance(step, Searching):
+            return old
+        new = self.trials.after(old, step)
+        if isinstance(new, Idle):
+            if new.error is not None:
+                self.losses[step.name] = f"on what the steps before it left, it failed: {new.error}"
+            return old
+        loss = "" if step.essential or step in self.found else self.loss(old, new)
+        if loss and not new.score.loss(old.score, OFF) and (gain := self.measured([step], old)):
+            self.notes.append(f"{step.name}: {_overruled(gain, loss)}")
+        elif loss and step.name in self.wanted:
+            words = f"{step.name} {self.wanted[step.name]}, and is kept although {loss}"
+            self.warnings += [] if words in self.warnings else [words]
+        elif loss:
+            self.losses.setdefault(step.name, loss)
+            return old
+        elif again and self.timed and not new.score.gain(old.score):
+            return old
+        self.losses.pop(step.name, None)
+        return new
+
+    def loss(self, old: Trial, new: Trial) -> str:
+        """Without a chip there is no time: then the rules of all chips, and the flop, are all that counts."""
+        return new.score.loss(old.score) if self.timed else new.score.loss(old.score, OFF)
+
+    def measured(self, steps: Iterable[Pass], trial: Trial) -> str:
+        """What was measured to be gained on the target by one of some steps, in words; "" for nothing."""
+        own = [s for s in steps if type(s).known_gain is not Pass.known_gain] if self.timed else []
+        each = (step.known_gain(graph, self.target) for step in own for graph in trial.held.chosen)
+        return next(filter(None, each), "")
+
+    @property
+    def found(self) -> set[Pass]:
+        """The steps that nobody asked for."""
+        return {step for steps in self.kept for step in steps}
+
+    def pruned(self, end: Trial) -> Trial:
+        """Without the steps that others made useless: the model scores better, or is smaller, without."""
+        for trial in end.way:
+            step, found = trial.steps[-1], trial.steps[-1] in self.found
+            bound = step.essential or step.name in self.wanted or not (self.timed or found)
+            if bound or not _doubtful(trial, end) or self.measured([step], self.start):
+                continue
+            other = self.trials.without(self.start, end, step)
+            if other is None or other.score.loss(end.score):
+                continue
+            if found and (other.cost_to_callers > end.cost_to_callers or too_far(self.start, other)):
+                continue
+            if better := other.score.gain(end.score) or other.score.gain(end.score, ("size",)):
+                self.leave_out(step, f"{USELESS} ({better})")
+            elif better := end.score.gain(other.score) or end.advised.gain(other.advised, ("findings",)):
+                self.needed[step] = better
+                continue
+            else:
+                self.leave_out(step, NOTHING)
+            end = other
+        return end
+
+    def leave_out(self, step: Pass, why: str) -> None:
+        """Take back a step that was kept."""
+        if step not in self.found:
+            self.losses[step.name] = why
+            return
+        self.reject((step,), f"kept first, and undone: {why}")
+        self.kept = {steps: words for steps, words in self.kept.items() if step not in steps}
+
+    def seek(self, step: Searching, start: Trial) -> Trial:
+        """As far as single remedies, and then pairs of them, lead."""
+        self.sought = step
+        self.begun = end = start
+        self.trials.left, self.trials.ops = step.trials, step.trials * max(start.size, LEAST)
+        while (better := self.single(end) or self.pair(end)) is not None:
+            end = better
+        end = self.unchanged(end)
+        self.ended, self.trials.left, self.trials.ops = self.trials.exhausted, ALL, ALL
         return end
 
     def remedies(self, findings: Sequence[Finding]) -> Sequence[Pass]:
         """The passes that findings name."""
-        return self.step.remedies(findings, self.target)
-
-    def pruned(self, end: Trial) -> Trial:
-        """The end without the steps that the others made useless: each is left out once, the first one first.
-
-        Of two ends that stand equally well the one with fewer steps is preferred; what was measured stays.
-        """
-        start, found = self.start, end.steps[len(self.start.steps) :]
-        if len(found) < 2 or not end.stands.growth(start.stands):
-            return end
-        for step in found[:-1]:
-            if self.measured(step, start):
-                continue
-            left = [one for one in end.steps[len(start.steps) :] if one != step]
-            other = self.trials.led(start, left)
-            if isinstance(other, Idle) or len(other.steps) < len(start.steps) + len(left):
-                continue
-            if other.stands.loss(end.stands) or self.too_far(start, left):
-                continue
-            if (other.retyped, len(other.changing)) > (end.retyped, len(end.changing)):
-                continue
-            better = other.stands.gain(end.stands)
-            self.drop(step, f"the other steps do as well without it{f': {better}' if better else ''}")
-            end = other
-        return end
-
-    def drop(self, step: Pass, why: str) -> None:
-        """Take back a step that was kept."""
-        self.reject((step,), f"kept first, and undone: {why}")
-        self.kept = {steps: words for steps, words in self.kept.items() if step not in steps}
-
-    def climb(self, trial: Trial) -> Trial:
-        """As far as single steps, and then pairs of them, lead up."""
-        better: Trial | None = trial
-        while better is not None:
-            trial = better
-            better = self.single(trial) or self.pair(trial)
-        return trial
-
-    def without(self, end: Trial, changing: tuple[Pass, ...]) -> Trial:
-        """The end that is reached without the steps that change results, where it stands as well or better."""
-        kept, rejected = self.kept, dict(self.rejected)
-        self.kept, self.barred = {}, changing
-        other = self.climb(self.start)
-        self.barred = ()
-        loss, clear = end.stands.loss(other.stands), end.stands.over(other.stands).best <= CLEARLY
-        if other is not self.start and (loss or not clear) and not other.stands.barred_by(end.stands):
-            for step in changing:
-                words = f"as much is gained without it{loss and f', and {loss}'}"
-                self.reject((step,), f"tried and not kept: {words}")
-            return other
-        self.kept, self.rejected = kept, rejected
-        return end
+        return self.sought.remedies(findings, self.target) if self.sought is not None else ()
 
     def single(self, trial: Trial) -> Trial | None:
-        """Each remedy by itself; all that help, one after another."""
+        """Each remedy by itself, and all that help one after another."""
         best, self.dearer = trial, []
         for step in self.remedies(trial.findings):
             new = None if step in self.barred else self.attempt(best, step)
@@ -151,14 +227,35 @@ class Search:
                 self.dearer.append(new)
         return best if best is not trial else None
 
+    def unchanged(self, end: Trial) -> Trial:
+        """The end that is reached without the steps that change results, where those gain nothing clear."""
+        began = len(self.begun.steps)
+        self.barred = {t.steps[-1] for t in end.way[began:] if t.changes_results}
+        if not self.barred:
+            return end
+        kept, rejected, better = self.kept, dict(self.rejected), None
+        self.kept = {steps: why for steps, why in kept.items() if self.barred.isdisjoint(steps)}
+        other = self.trials.led(self.begun, [step for step in end.steps[began:] if step not in self.barred])
+        while isinstance(other, Trial) and (better := self.single(other)) is not None:
+            other = better
+        changing, self.barred = self.barred, set()
+        if isinstance(other, Trial) and other is not self.begun and not other.score.loss(end.score, ("legal",)):
+            loss = end.score.loss(other.score)
+            if loss or end.score.over(other.score).best > CLEARLY:
+                for step in changing:
+                    words = f"as much is gained without it{loss and f', and {loss}'}"
+                    self.reject((step,), f"tried and not kept: {words}")
+                return other
+        self.kept, self.rejected = kept, rejected
+        return end
+
     def pair(self, trial: Trial) -> Trial | None:
         """A remedy that does not pay by itself, and then one that is named after it; small programs first."""
-        reached = self.trials.reached
         for middle in (*sorted(self.dearer, key=lambda one: one.size), *self.shadowed(trial)):
             first = middle.steps[-1]
             for step in self.remedies(middle.findings) if self.trials.ops > 0 else ():
-                other_way = reached.get((*trial.steps, step, first))
-                if step in (first, *self.barred) or isinstance(other_way, Trial):
+                other_way = self.trials.reached.get((*trial.steps, step, first))
+                if step == first or isinstance(other_way, Trial):
                     continue  # the same two the other way round did not pay
                 new = self.attempt(middle, step)
                 if new is not None and self.accept(trial, new):
@@ -166,58 +263,47 @@ class Search:
         return None
 
     def shadowed(self, trial: Trial) -> Iterator[Trial]:
-        """The states after remedies of what else speaks against ops off the ANE, of which findings name one."""
-        legality, illegal = Legality(self.target), {name for _, name in trial.stands.illegal}
+        """The trials after remedies of what else speaks against ops off the ANE, of which findings name one."""
+        legality, illegal = Legality(self.target), {name for _, name in trial.score.illegal}
         ops = (op for graph in trial.held.chosen for op in walk_ops(graph))
         against = [op for op in ops if op.outputs and op.outputs[0].name in illegal]
         findings = [finding for op in against for finding in legality.speaking(op)]
         tried = self.remedies(trial.findings)
         for step in self.remedies(findings) if findings else ():
-            new = None if step in (*tried, *self.barred) else self.attempt(trial, step)
+            new = None if step in tried else self.attempt(trial, step)
             if new is not None:
                 yield new
 
     def attempt(self, trial: Trial, step: Pass) -> Trial | None:
-        """The state after a step; None where it does nothing, fails, or changes results that it must not."""
+        """The model after a remedy; None where it does nothing, fails, or changes results that it must not."""
         new = self.trials.after(trial, step)
         if isinstance(new, Idle):
             if new.error is not None:
                 self.reject((step,), f"tried, and it failed: {new.error}")
-            self.told(step, trial, new.refusals)
+            at = {r.where.outputs[0].name: (n, r) for n, r in new.refusals if isinstance(r.where, Operation)}
+            named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
+            self.refused |= {op: why for op, why in at.items() if op in named}
             return None
-        if (objection := self.step.objection(new.session, trial.held)) is not None:
+        assert self.sought is not None
+        if (objection := self.sought.objection(new.session, trial.held)) is not None:
             self.reject((step,), objection.reason)
             return None
         return new
 
-    def told(self, step: Pass, trial: Trial, refusals: Sequence[tuple[str, Refusal]]) -> None:
-        """Note what a step that changed nothing says of the ops at which it is named."""
-        at = {r.where.outputs[0].name: (n, r) for n, r in refusals if isinstance(r.where, Operation)}
-        named = {f.op for f in trial.findings if f.remedy == step.name} if at else ()
-        self.refused |= {op: why for op, why in at.items() if op in named}
-
-    def measured(self, step: Pass, trial: Trial) -> str:
-        """What was measured to be gained by a step on the target, in words; "" for nothing."""
-        return measured_gain(step, trial.held, self.target)
-
     def accept(self, old: Trial, new: Trial) -> bool:
-        """Is it better, and near enough where a step rounds?"""
+        """Does it gain something by remedies, lose nothing, and stay near enough where one rounds?"""
         steps = new.steps[len(old.steps) :]
-        measured = next(filter(None, (self.measured(step, old) for step in steps)), "")
-        loss, gain = new.stands.loss(old.stands), new.stands.gain(old.stands)
-        loss = loss or new.stands.dearer(self.start.stands)
-        if measured:
-            measured = overruled(measured, loss) if loss else measured
-            loss = new.stands.leaves(old.stands)
-        if not (loss or gain) and new.advised.tidier(old.advised):
-            gain = f"findings {old.advised.findings} -> {new.advised.findings}"
-        gain = measured or gain
-        if gain:
-            loss = loss or _for_nothing(old, new, steps)
-        if loss or not gain:
-            self.reject(steps, f"tried and not kept: {loss or 'it gains nothing on this target'}")
+        measured = self.measured(steps, old)
+        loss = new.score.loss(old.score) or new.score.loss(self.begun.score, ("whole",))
+        if loss and measured:
+            loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
+        gain = measured or loss or new.score.gain(old.score)
+        gain = gain or new.advised.gain(old.advised, ("findings",))
+        loss = loss or (_for_nothing(old, new) if gain else NOTHING)
+        if loss:
+            self.reject(steps, f"tried and not kept: {loss}")
             return False
-        if far := self.too_far(old, steps):
+        if far := too_far(old, new):
             self.reject(steps, f"tried, and it failed: {far}")
             return False
         self.kept[steps] = gain
@@ -225,75 +311,50 @@ class Search:
             self.rejected.pop(str(step), None)
         return True
 
-    def too_far(self, old: Trial, steps: Sequence[Pass]) -> str:
-        """What rounding does to the outputs, where it is more than the gate allows; "" where no step rounds."""
-        new = self.trials.led(old, steps) if any(step.rounds for step in steps) else None
-        if not isinstance(new, Trial):
-            return ""
-        return next(
-            filter(None, map(_too_far, _parts(old), _parts(new), [new.contract] * len(_parts(new)))), ""
-        )
-
     def reject(self, steps: tuple[Pass, ...], reason: str) -> None:
-        """Note why a step was not kept; a pair says no more than its steps."""
+        """Note why a remedy was not kept; a pair says no more than its steps."""
         if len(steps) == 1:
             self.rejected[str(steps[0])] = steps[0].name, Refusal(reason)
 
 
-def measured_gain(step: Pass, model: Subject, target: Target) -> str:
-    """What was measured to be gained by a step on a target, in words; "" for nothing."""
-    if type(step).known_gain is Pass.known_gain:
-        return ""
-    return next(filter(None, (step.known_gain(graph, target) for graph in model.chosen)), "")
+USELESS = "the other steps do as well without it"
 
 
-def _parts(trial: Trial) -> list[Loaded]:
-    """The programs of a model, with the shapes that it describes."""
-    return [
-        Loaded(graph, trial.held.spec_of(graph)) for graph in trial.held.chosen if isinstance(graph, Program)
-    ]
+def _overruled(measured: str, loss: str) -> str:
+    """A gain that was measured, and what the estimate says against it."""
+    return f"{measured}; measured, which counts more than that {loss}"
 
 
-def _for_nothing(old: Trial, new: Trial, steps: Sequence[Pass]) -> str:
+def _doubtful(trial: Trial, end: Trial) -> bool:
+    """May the model score as well without the last step of a trial, after those that follow it?
+
+    Where it gained nothing, or made something much larger, or larger in any way and a later step replaced
+    something that it made.
+    """
+    assert trial.before is not None
+    new, old = trial.score, trial.before.score
+    made = {name for change in trial.session.changes for name in change.after}
+    later = end.way[len(trial.steps) :]
+    replaced = {name for one in later for change in one.session.changes for name in change.before}
+    return not new.gain(old) or bool(new.outgrown(old)) or (new.grows(old) and not made.isdisjoint(replaced))
+
+
+def _for_nothing(old: Trial, new: Trial) -> str:
     """What steps give away without a gain that is worth it, in words; "" for nothing.
 
     Other results are worth a clear gain in time; other types at the ends more on the ANE too; digits, also what
     may run there.
     """
-    before, after = old.stands, new.stands
+    before, after = old.score, new.score
     clear, times = after.over(before).best <= CLEARLY, f"the {after.takes(before)} is no clear gain"
-    if len(new.changing) > len(old.changing) and not clear:
+    types, results = (now > was for now, was in zip(new.cost_to_callers, old.cost_to_callers, strict=True))
+    if results and not clear:
         return f"the results would change, and {times}"
     # What Core ML counts for an op chooses its unit and is no run time: it pays for no digit.
     timed = after.expected.times(before.expected) is not None
-    one_chip = len(new.target.chips) == 1  # else nobody says what is on the ANE
-    pays = after.brings(before) or (timed and clear) or (not one_chip and after.frees(before))
-    retyped, rounds = new.retyped > old.retyped, any(step.rounds for step in steps)
-    if pays or not (retyped or (rounds and not after.may_bring(before))):
+    more = ["on the ANE", *(["legal"] if len(new.target.chips) > 1 else [])]  # nobody says what is on all chips
+    rounds = any(step.rounds for step in new.steps[len(old.steps) :]) and not after.worth(before, ["perhaps"])
+    if not (types or rounds) or after.worth(before, more) or (timed and clear):
         return ""
-    what = "callers would have to give other types" if retyped else "values would be rounded"
+    what = "callers would have to give other types" if types else "values would be rounded"
     return f"{what}, no more would run on the ANE, and {times if timed else 'no run time is known'}"
-
-
-def overruled(measured: str, loss: str) -> str:
-    """A gain that was measured, and what the estimate says against it."""
-    return f"{measured}; measured, which counts more than that {loss}"
-
-
-def _too_far(before: Loaded, after: Loaded, contract: Sequence[InterfaceChange]) -> str:
-    """What rounding does to the outputs on a sampled input, where it is more than the gate allows.
-
-    Args:
-        before: the model, whose description says which inputs are images: their pixels go from 0 to 255.
-        after: the model after the steps.
-        contract: how they change the interface.
-    """
-    for function in before.program.functions:
-        comparison = compare(
-            before, after.program, precision="fp16", contract=contract, gate=GATE, function=function
-        )
-        if not comparison.ok:
-            keeps = f"it keeps {comparison.psnr:.1f} dB of {GATE:g}"
-            undefined = next((o.failure for o in comparison.outputs if o.failure), "")
-            return f"{undefined or keeps} on a sampled input"
-    return ""

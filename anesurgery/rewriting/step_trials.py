@@ -1,18 +1,19 @@
-"""What a model becomes after some steps, tried on copies and without proofs, and how it stands then."""
+"""What a model becomes after some steps, tried on copies and without proofs, and how it scores then."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import InterfaceChange
 from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import Known
 from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
@@ -23,20 +24,18 @@ LEAST = 100
 
 @dataclass(eq=False)
 class Trial:
-    """A model after some steps, each of which changed it; how it stands is looked at when somebody asks."""
+    """A model after some steps, each of which changed it; it is scored when somebody asks."""
 
     model: Subject | None
     """None where a later step edited it, since it is too large for a copy."""
     target: Target
-    steps: tuple[Pass, ...]
     session: Session
     """In which the last step ran: its changes, refusals and declared interface changes."""
+    steps: tuple[Pass, ...] = ()
     before: Trial | None = None
     """Without the last step."""
-    stood: Standing | None = None
-    """As it is known already."""
-    spare: Subject | None = None
-    """A copy of the model that no step has changed."""
+    known: Known = field(default_factory=Known)
+    """The verdicts of all trials of the model."""
 
     @property
     def way(self) -> list[Trial]:
@@ -49,14 +48,14 @@ class Trial:
         return tuple(change for trial in self.way for change in trial.session.contract)
 
     @property
-    def retyped(self) -> int:
-        """Inputs and outputs of which callers give or take another type."""
-        return sum(change.retypes for change in self.contract)
+    def changes_results(self) -> bool:
+        """Does the last step change what the model takes or gives, beyond the type?"""
+        return any(not change.retypes for change in self.session.contract)
 
     @property
-    def changing(self) -> tuple[Pass, ...]:
-        """The steps that change what the model takes or gives, beyond the type."""
-        return tuple(t.steps[-1] for t in self.way if any(not change.retypes for change in t.session.contract))
+    def cost_to_callers(self) -> tuple[int, int]:
+        """How many types of inputs and outputs change, and how many steps change more than that."""
+        return sum(change.retypes for change in self.contract), sum(t.changes_results for t in self.way)
 
     @cached_property
     def size(self) -> int:
@@ -70,39 +69,44 @@ class Trial:
         return self.model
 
     @cached_property
-    def standing(self) -> Standing | None:
-        """What is legal and where it runs; None where that is not estimated."""
-        if self.stood is not None:
-            return self.stood
-        seen = self.__dict__.get("inspections")
-        return self.held.standing(self.target) if seen is None else Standing.of(seen)
-
-    def release(self) -> None:
-        """Let copies go that have weights of their own; how the model stands is told before."""
-        for trial in self.way:
-            if trial.model is not None and not trial.model.shares_weights:
-                trial.stood, trial.model, trial.spare = trial.standing, None, None
+    def scored(self) -> Score | None:
+        """The score, findings left out; None where there is none."""
+        if "inspections" in vars(self):
+            return Score.of(self.inspections)
+        with self.known.within():
+            return self.held.score(self.target)
 
     @property
-    def stands(self) -> Standing:
-        """The same of a model of which it is estimated."""
-        assert self.standing is not None
-        return self.standing
+    def score(self) -> Score:
+        """The score of a model that has one."""
+        assert self.scored is not None
+        return self.scored
 
     @cached_property
     def inspections(self) -> list[Inspection]:
         """The inspection of each function, with advice."""
-        return self.held.advised(self.target)
-
-    @cached_property
-    def advised(self) -> Standing:
-        """The standing with every finding counted; of layers the rules say all at once."""
-        return Standing.of(self.inspections) if self.model is not None else self.stands
+        with self.known.within():
+            return self.held.advised(self.target)
 
     @property
     def findings(self) -> list[Finding]:
         """The findings of all functions."""
         return [f for part in self.inspections for f in part.all_findings]
+
+    @property
+    def advised(self) -> Score:
+        """The score with every finding counted."""
+        return self.score if self.model is None else replace(self.score, findings=len(self.findings))
+
+    def let_go(self) -> None:
+        """Give the model away: what is asked of it later is told before."""
+        _, _, self.model = self.scored, self.size, None
+
+    def release(self) -> None:
+        """Let copies go that have weights of their own."""
+        for trial in self.way:
+            if trial.model is not None and not trial.model.shares_weights:
+                trial.let_go()
 
 
 @dataclass(frozen=True)
@@ -124,6 +128,8 @@ class Trials:
     ops: float = math.inf
     """Ops of the models that may still be tried, all together."""
     reached: dict[tuple[Pass, ...], Trial | Idle] = field(default_factory=dict)
+    spare: dict[Trial, Subject] = field(default_factory=dict)
+    """Copies that a step did not change, by the trial they are copies of."""
 
     @property
     def exhausted(self) -> bool:
@@ -136,7 +142,8 @@ class Trials:
         if steps not in self.reached:
             if self.exhausted:
                 return Idle()
-            found = self.reached[steps] = self._tried(old, step)
+            with old.known.within():
+                found = self.reached[steps] = self._tried(old, step)
             self.left -= 1
             if self.ops < math.inf:
                 self.ops -= (found if isinstance(found, Trial) else old).size
@@ -153,6 +160,11 @@ class Trials:
                 return new
         return end
 
+    def without(self, start: Trial, end: Trial, step: Pass) -> Trial | None:
+        """A model without one step of those since a start; None where another fails then."""
+        other = self.led(start, [one for one in end.steps[len(start.steps) :] if one is not step])
+        return other if isinstance(other, Trial) else None
+
     def _tried(self, old: Trial, step: Pass) -> Trial | Idle:
         model, own = self._model(old), self.session.again(prove_sites=False)
         try:
@@ -160,11 +172,11 @@ class Trials:
         except SurgeryError as error:
             return Idle(tuple(own.refusals), error)
         if own.changes:
-            return Trial(model, old.target, (*old.steps, step), own, old)
+            return Trial(model, old.target, own, (*old.steps, step), old, old.known)
         if old.model is None:
             old.model = model
         else:
-            old.spare = model
+            self.spare = {old: model}  # of one trial: mostly the next step is tried on it too
         return Idle(tuple(own.refusals))
 
     def _model(self, trial: Trial) -> Subject:
@@ -175,8 +187,7 @@ class Trials:
             run_on(trial.steps[-1], model, self.session.again(prove_sites=False))
             return model
         if trial.before is None or trial.model.shares_weights:
-            spare, trial.spare = trial.spare, None
-            return trial.model.clone() if spare is None else spare
-        trial.stood, _ = trial.standing, trial.size  # told before the model goes
-        model, trial.model = trial.model, None
+            return self.spare.pop(trial, None) or trial.model.clone()
+        model = trial.model
+        trial.let_go()
         return model

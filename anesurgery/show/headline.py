@@ -11,7 +11,7 @@ from anesurgery.checking.exactness import in_decibels
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import change
 from anesurgery.placement.inspection import Inspection, between
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
@@ -22,7 +22,7 @@ from anesurgery.surgery import Surgery
 
 def headline(surgery: Surgery) -> str:
     """The sentence: ``ANE: 33 % -> 97 % of flop on M1/macOS 14, about 6.3 times as fast (2 to 71); ...``."""
-    if (now := _stands(surgery)) is not None and now.refused:
+    if (now := _score(surgery)) is not None and now.refused:
         return "; ".join(filter(None, [now.refused, _done(surgery), surgery.wrong]))
     if not surgery.changes:
         said = [_done(surgery), _for_nothing(surgery), _as_it_is(surgery), surgery.wrong]
@@ -46,7 +46,7 @@ LARGER = 1.01
 
 def _larger(surgery: Surgery) -> str:
     """That the weights grow, in words; "" where they do not."""
-    before, after = surgery.stands
+    before, after = surgery.scores
     if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
         return ""
     return f"weights {in_words(before.weights)} -> {in_words(after.weights)}"
@@ -67,10 +67,10 @@ def _done(surgery: Surgery) -> str:
 
 
 def _as_it_is(surgery: Surgery) -> str:
-    stands = _stands(surgery)
-    if stands is None or surgery.target is None:
+    now = _score(surgery)
+    if now is None or surgery.target is None:
         return ""
-    share = _share(stands)
+    share = _share(now)
     what = _measure(share, share)
     return _unplaced(surgery) or f"ANE: {share[what]} of {what} on {_target(surgery)}"
 
@@ -81,14 +81,14 @@ def _target(surgery: Surgery) -> str:
 
 def _unplaced(surgery: Surgery) -> str:
     """That it is not known of any op where it runs; "" where it is known of some."""
-    now = _stands(surgery)
+    now = _score(surgery)
     nowhere = now is not None and now.ops and now.unplaced == now.ops
     return f"ANE: nothing is known of where its ops run on {_target(surgery)}" if nowhere else ""
 
 
-def _stands(surgery: Surgery) -> Standing | None:
-    """How the model stands in the end."""
-    before, after = surgery.stands
+def _score(surgery: Surgery) -> Score | None:
+    """That of the model in the end."""
+    before, after = surgery.scores
     return after or before
 
 
@@ -96,7 +96,7 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
     """Two inspections of one model in a sentence: the share of the ANE, and the time."""
     if after.refused:
         return after.summary
-    old, new = (_share(Standing.of([part for _, part in sections(one)])) for one in (before, after))
+    old, new = (_share(Score.of([part for _, part in sections(one)])) for one in (before, after))
     first = _moved(old, new, after.target.words)
     if before.time is None or after.time is None:
         return first
@@ -105,7 +105,7 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
 
 def _shares(surgery: Surgery) -> str:
     """The shares of the ANE before and after, on the target that was named."""
-    before, after = surgery.stands
+    before, after = surgery.scores
     if before is None or after is None or surgery.target is None:
         return ""
     if unplaced := _unplaced(surgery):
@@ -128,10 +128,10 @@ def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     return "ops" if before["flop"] == after["flop"] != "100 %" else "flop"
 
 
-def _share(stands: Standing) -> dict[str, str]:
+def _share(score: Score) -> dict[str, str]:
     """The shares in percent; ranges where it is not known of some ops whether they run there."""
-    counted = ["ops", *(["flop"] if stands.flop else [])]
-    return {what: between(stands.share[what], stands.share_at_most[what]) for what in counted}
+    counted = ["ops", *(["flop"] if score.flop else [])]
+    return {what: between(score.share[what], score.share_at_most[what]) for what in counted}
 
 
 def _exactness(surgery: Surgery) -> str:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from anesurgery.placement.durations import change, from_to
 from anesurgery.placement.evidence import Finding
+from anesurgery.placement.expected import SAME
 from anesurgery.placement.inspection import SOFT, Inspection, Memory, OpRow
-from anesurgery.placement.standing import SAME
 from anesurgery.semantics.reading import in_words
 
 UNIT_WORDS: dict[str | None, str] = {"ane": "ANE", "gpu": "GPU", "cpu": "CPU", None: "unknown"}

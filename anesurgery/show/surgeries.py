@@ -99,7 +99,7 @@ def time_line(surgery: Surgery) -> str:
     """
     if surgery.time is not None:
         return str(surgery.time) if surgery.changes else f"time {surgery.time.after}"
-    before, after = surgery.stands
+    before, after = surgery.scores
     if surgery.target is None or before is None or after is None or after.refused:
         return ""
     known = [f"now {after.time}"] if after.time is not None else []
@@ -302,7 +302,7 @@ def surgery_json(surgery: Surgery) -> dict[str, Any]:
 
 def _relative_cost(surgery: Surgery) -> float | None:
     """What Core ML itself counts, as a multiple of that before; None where nothing does."""
-    before, after = surgery.stands
+    before, after = surgery.scores
     return after.over(before).cost if before is not None and after is not None and before.estimate else None
 
 

@@ -93,7 +93,7 @@ SAYING = ("although", "would rise", "for which the model grew")
 
 def costs_of(surgery: ane.Surgery) -> str:
     """How a model stands after a recipe: time, ops, weights; and whether a loss is said."""
-    start, end = surgery.stands
+    start, end = surgery.scores
     if start is None or end is None:
         return "cost not estimated"
     costs = f"{end.takes(start)}, ops {start.ops} -> {end.ops}, weights {start.weights} -> {end.weights} B"

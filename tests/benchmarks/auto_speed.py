@@ -24,7 +24,7 @@ import anesurgery as ane
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
 
 TARGETS = ("M1/macOS 14", "M4/macOS 15")
@@ -169,14 +169,14 @@ def measure(name: str, target: str, profile: bool) -> None:
     with quiet_host():
         program, aim = MODELS[name](), Target.parse(target)
     count = sum(op.op_type != "const" for op in walk_ops(program))
-    before = Standing.of(placed(program, aim)).share["ops"]
+    before = Score.of(placed(program, aim)).share["ops"]
     profiler, started, used = cProfile.Profile(), time.perf_counter(), time.process_time()
     if profile:
         profiler.enable()
     surgery = ane.apply(program, "auto", target=target, prove=None, quiet=True)
     profiler.disable()
     seconds, used = time.perf_counter() - started, time.process_time() - used
-    after = Standing.of(placed(surgery.program, aim)).share["ops"]
+    after = Score.of(placed(surgery.program, aim)).share["ops"]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     passes = ", ".join(dict.fromkeys(change.pass_name for change in surgery.changes))
     if profile:

@@ -34,7 +34,7 @@ from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Array, ct, quiet_host
 from anesurgery.passes.rerank import Rerank
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.host import pass_pipeline
 
@@ -175,7 +175,7 @@ def shares(program: Any, target: str) -> Row:
     `most` holds the shares if each op whose unit is not known ran on the ANE.
     """
     (part,) = placed(program, Target.parse(target), advice=True)
-    standing = Standing.of([part])
+    standing = Score.of([part])
     off = Counter(op.op_type for op in part.ops if op.preferred not in ("ane", None))
     unknown = Counter(op.op_type for op in part.ops if op.preferred is None)
     most = {"most": part.residency_at_most}

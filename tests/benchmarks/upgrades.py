@@ -1,6 +1,6 @@
 """What of each neural network of the corpus, or of those named, can run on the ANE before and after an upgrade.
 
-The measure is the same on both sides, `Standing.can_run`: the share of the ops and of the flop that the ANE can
+The measure is the same on both sides, `Score.can_run`: the share of the ops and of the flop that the ANE can
 run, of the layers by the rules of the old format, of the program by those for ML Programs. (What Core ML would
 choose cannot be compared: networks have no cost model. Casts of inputs and outputs do not count, which no layer
 says either.) The bar: neither share is lower after the upgrade.
@@ -20,7 +20,7 @@ import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.loading import load
 from anesurgery.mil import quiet_host
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 
 CORPUS = Path(__file__).resolve().parents[3] / "shared" / "corpus"
@@ -37,17 +37,17 @@ def rows(path: Path, targets: Sequence[str], auto: bool) -> Iterator[tuple[bool,
     upgraded = ane.upgrade(path)
     for words in targets:
         target = Target.parse(words)
-        layers = Standing.of_layers(ane.inspect(path, words))
-        program = Standing.of_upgraded(load(upgraded), target)
-        worse = program.can_run_less(layers)
+        layers = Score.of_layers(ane.inspect(path, words))
+        program = Score.of_upgraded(load(upgraded), target)
+        worse = program.loss(layers, ["can run"])
         shares = [_words(layers), _words(program)]
         if auto:
             surgery = ane.apply(upgraded, "auto", target=words, prove=None, quiet=True)
-            shares.append(_words(Standing.of_upgraded(load(surgery.model), target)))
+            shares.append(_words(Score.of_upgraded(load(surgery.model), target)))
         yield not worse, f"{path.name} | {words} | {' | '.join(shares)} | {worse or 'met'}"
 
 
-def _words(standing: Standing) -> str:
+def _words(standing: Score) -> str:
     return ", ".join(f"{standing.can_run[share]:.3f}" for share in SHARES)
 
 

@@ -16,7 +16,7 @@ from anesurgery.compressing import activations
 from anesurgery.compressing.activations import METHODS, clip_products
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.standing import placed
+from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 
 RNG = np.random.default_rng(11)

@@ -173,7 +173,7 @@ def test_a_chain_answers_what_one_program_does(package: Path, folder: Path) -> N
     assert chain.op_counts["linear"] == whole.op_counts["linear"] == 2
     assert chain.spec_of(chain.graphs[1]) is chain.parts[1].spec
     aim = Target.parse("M4/macOS 15")
-    assert chain.standing(aim).share == whole.standing(aim).share
+    assert chain.score(aim).share == whole.score(aim).share
     assert ({*chain.takes}, {*whole.takes}) == ({""}, {"main"})
     chain.check_source()
 

@@ -19,7 +19,7 @@ from anesurgery.compressing.compression import _check_finite
 from anesurgery.compressing.form_evidence import COMPUTING, READING, Evidence, choose
 from anesurgery.errors import SurgeryError, SurgeryWarning
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.standing import placed
+from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 
 RNG = np.random.default_rng(7)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.checking.grades import compare_arrays
@@ -18,7 +18,7 @@ from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.apply_remedies import ApplyRemedies, example
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass
@@ -47,7 +47,7 @@ def test_no_share_falls_and_a_second_run_changes_nothing(
 ) -> None:
     model, aim = converted(name).model, Target.parse(target)
     surgery = ane.apply(model, "auto", target=target, quiet=True)
-    before, after = stand(load(model).program, aim)[0], stand(surgery.program, aim)[0]
+    before, after = scored(load(model).program, aim)[0], scored(surgery.program, aim)[0]
     assert not after.loss(before)
     again = ane.apply(surgery.program, "auto", target=target, quiet=True)
     assert not again.changes
@@ -60,7 +60,7 @@ def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
     assert not left.changes
     assert left.plan.gain == "nothing to gain on M4/macOS 15"
     folded = ane.apply(model, "fold_constants", target="M4/macOS 15", quiet=True)
-    before, after = (stand(load(one).program, aim)[0] for one in (model, folded.program))
+    before, after = (scored(load(one).program, aim)[0] for one in (model, folded.program))
     assert len(after.illegal) < len(before.illegal)
     assert not after.loss(before)
 
@@ -198,7 +198,7 @@ def ends(shape: tuple[int, ...] = (1, 64, 64, 64), classes: int = 0) -> Program:
 def test_casts_at_the_ends_go_where_the_target_pays_for_them() -> None:
     surgery = ane.apply(ends(), "auto", target="M1/macOS 14", prove="both", quiet=True)
     assert [change.words for change in surgery.contract] == ["give x as fp16", "y is fp16"]
-    assert stand(surgery.program, Target.parse("M1/macOS 14"))[0].legal_share == 1
+    assert scored(surgery.program, Target.parse("M1/macOS 14"))[0].can_run["ops"] == 1
     assert surgery.proof is not None
     assert surgery.proof.ok
     assert not ane.apply(ends(), "auto", target="M4/macOS 15", quiet=True).changes
@@ -240,7 +240,7 @@ def test_a_flexible_model_is_judged_at_its_default_shape(tmp_path: Path) -> None
             str(tmp_path / "net.mlpackage")
         )
     target = "M4/macOS 27"
-    expected = Standing.of([ane.inspect(tmp_path / "net.mlpackage", target)])
+    expected = Score.of([ane.inspect(tmp_path / "net.mlpackage", target)])
     assert expected.flop > 1e9
     surgery = ane.apply(tmp_path / "net.mlpackage", "auto", target=target, quiet=True)
     assert surgery.notes[0] == f"before: {expected}"
@@ -261,7 +261,7 @@ def test_patches_of_a_film_go_where_two_things_speak_against_them() -> None:
     program = built(patches, (1, 3, 4, 224, 224))
     surgery = ane.apply(program, "auto", target="M1/macOS 14", prove="sites", quiet=True)
     assert {change.pass_name for change in surgery.changes} >= {"split_conv3d", "long_convolution"}
-    before, after = (stand(p, Target.parse("M1/macOS 14"))[0] for p in (program, surgery.program))
+    before, after = (scored(p, Target.parse("M1/macOS 14"))[0] for p in (program, surgery.program))
     assert before.illegal_flop
     assert not after.illegal_flop
     assert not after.loss(before)

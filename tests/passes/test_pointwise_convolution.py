@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
@@ -129,9 +129,9 @@ def test_a_head_in_pieces_has_a_known_unit_on_m1() -> None:
     program, target = built(long_head, (1, 128, 512)), Target.parse("M1/macOS 14")
     pieces = ane.apply(program, [SplitHead()], prove=None, target="M1/macOS 14").program
     pixels = ane.apply(pieces, [PointwiseConvolution()], prove=None, target="M1/macOS 14").program
-    before, after = (stand(p, target)[0] for p in (pieces, pixels))
+    before, after = (scored(p, target)[0] for p in (pieces, pixels))
     assert before.share["flop"] < 1 == after.share["flop"]
     assert after.share["ops"] > before.share["ops"]
-    (found,) = {f.remedy for p in stand(pieces, target)[1] for f in p.all_findings if f.rule == "single-row"}
+    (found,) = {f.remedy for p in scored(pieces, target)[1] for f in p.all_findings if f.rule == "single-row"}
     assert found == "pointwise_convolution"
-    assert all(f.rule != "single-row" for p in stand(pieces, Target.parse("M4"))[1] for f in p.all_findings)
+    assert all(f.rule != "single-row" for p in scored(pieces, Target.parse("M4"))[1] for f in p.all_findings)

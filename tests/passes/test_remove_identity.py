@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.loading import load
@@ -43,5 +43,5 @@ def test_a_real_style_transfer_loses_its_identities(corpus: Path) -> None:
     surgery = ane.apply(program, "auto", target="M4/macOS 15", prove=None, quiet=True)
     assert "identity" in kinds(program)
     assert "identity" not in kinds(surgery.program)
-    before, after = (stand(p, Target.parse("M4/macOS 15"))[0] for p in (program, surgery.program))
+    before, after = (scored(p, Target.parse("M4/macOS 15"))[0] for p in (program, surgery.program))
     assert after.share["ops"] > before.share["ops"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
@@ -74,7 +74,7 @@ def test_a_transposed_convolution_that_is_cropped_stays_on_the_engine() -> None:
 
     target = Target.parse("M4/macOS 15")
     surgery = ane.apply(program, "auto", target="M4/macOS 15", prove="both", quiet=True)
-    before, after = (stand(p, target)[0] for p in (program, surgery.program))
+    before, after = (scored(p, target)[0] for p in (program, surgery.program))
     assert after.share["ops"] > before.share["ops"]
     assert surgery.proof is not None
     assert surgery.proof.psnr == float("inf")

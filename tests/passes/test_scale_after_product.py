@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
@@ -104,6 +104,6 @@ def test_auto_brings_the_product_to_the_engine() -> None:
 
     program, target = built(body, (1, 128, 64, 64)), Target.parse("M4/macOS 15")
     surgery = ane.apply(program, "auto", target="M4/macOS 15", prove=None, quiet=True)
-    before, after = (stand(p, target)[0] for p in (program, surgery.program))
+    before, after = (scored(p, target)[0] for p in (program, surgery.program))
     assert before.share["flop"] == 0
     assert after.share["flop"] == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 from transformer_blocks import block
 
 import anesurgery as ane
@@ -19,6 +19,7 @@ from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_heads
 from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.placement.rules.finds_sequence_layout import evidence
+from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
 from anesurgery.regions import channel_axes
 from anesurgery.regions.heads import is_scalar
@@ -148,12 +149,12 @@ def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target
         for p in (program, surgery.program)
     ]
     assert ends[0] == ends[1]
-    before, after = (stand(p, Target.parse(target))[0] for p in (program, surgery.program))
+    before, after = (scored(p, Target.parse(target))[0] for p in (program, surgery.program))
     said = [note for note in surgery.notes if "DistilBERT" in note]
     assert all(("went from 55 to 8.7 ms (measured, M1 Max" in one) == target.startswith("M1") for one in said)
     overruled = any("measured, which counts more than that the expected time" in one for one in said)
     assert said
-    assert not (after.leaves(before) if overruled else after.loss(before))
+    assert not (after.loss(before, OFF) if overruled else after.loss(before))
     again = ane.apply(surgery.program, recipe, target=target, prove=None, quiet=True)
     assert not again.changes
 
@@ -204,7 +205,7 @@ def test_of_other_kinds_nothing_was_measured(build: Callable[[], Program]) -> No
     assert found.reason == "the layout was measured to help text encoders, and this is none"
     surgery = ane.apply(program, "auto", target="M1/macOS 14", prove=None, quiet=True)
     assert "channels_first" not in {change.pass_name for change in surgery.changes}
-    findings = [f.rule for part in stand(program, Target.parse("M1"))[1] for f in part.all_findings]
+    findings = [f.rule for part in scored(program, Target.parse("M1"))[1] for f in part.all_findings]
     assert "rows-of-tokens" not in findings
 
 

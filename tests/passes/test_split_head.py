@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery.errors import PassError
@@ -105,6 +105,6 @@ def test_auto_splits_the_head_of_an_m1_and_leaves_that_of_an_m4_whole() -> None:
     for target, pieces in (("M1/macOS 14", 2), ("M4/macOS 15", 1)):
         surgery = ane.apply(program, "auto", target=target, prove=None, quiet=True)
         assert len(widths(surgery.program)) == pieces
-        after, before = (stand(p, Target.parse(target))[0] for p in (surgery.program, program))
+        after, before = (scored(p, Target.parse(target))[0] for p in (surgery.program, program))
         assert after.share["flop"] >= before.share["flop"]
         assert after.share["flop"] == 1

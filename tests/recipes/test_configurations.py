@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery import frontend
@@ -23,6 +23,7 @@ from anesurgery.files.interface import adapt_inputs, adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import load
 from anesurgery.mil import Array, ct, quiet_host
+from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
 from anesurgery.surgery import find_recipe
 
@@ -165,7 +166,7 @@ def tried(row: Architecture) -> None:
         given = load(program)
         surgery = ane.apply(given, row.recipe, target=target, prove=None, quiet=True)
         aim = Target.parse(target)
-        assert not stand(surgery.program, aim)[0].leaves(stand(program, aim)[0])
+        assert not scored(surgery.program, aim)[0].loss(scored(program, aim)[0], OFF)
         wanted = adapt_outputs(surgery.contract, {name: np.asarray(before)}, inputs)[name]
         (after,) = run(surgery.program, adapt_inputs(surgery.contract, inputs)).values()
         assert psnr(wanted, after) >= 80
@@ -181,7 +182,7 @@ def test_lookups_of_words_and_casts_of_inputs_alone_stay_off(name: str, lookups:
     row = FEW[name]
     program = load(program_of(row, row.module(), "FLOAT16")).program
     surgery = ane.apply(program, list(find_recipe(str(row.recipe)).steps), prove=None, quiet=True)
-    _, (inspection,) = stand(surgery.program, Target.parse("M4/macOS 15"))
+    _, (inspection,) = scored(surgery.program, Target.parse("M4/macOS 15"))
     illegal = sorted(op.op_type for op in inspection.ops if op.legal is False)
     read = sum(op.op_type == "cast" for op in inspection.ops if op.legal is False)
     assert illegal == ["cast"] * read + ["gather"] * lookups

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from standings import stand
+from scores import scored
 
 import anesurgery as ane
 from anesurgery import recipes
@@ -16,7 +16,8 @@ from anesurgery.errors import SurgeryError
 from anesurgery.facts.makeup import makeup
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
-from anesurgery.placement.standing import SAME, Standing
+from anesurgery.placement.expected import SAME
+from anesurgery.placement.score import OFF, Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import counts
 
@@ -34,8 +35,8 @@ MEMBERS = [
 """Recipe, model, with an attention mask."""
 
 
-def standing(program: Program, target: str) -> Standing:
-    return stand(program, Target.parse(target))[0]
+def score_of(program: Program, target: str) -> Score:
+    return scored(program, Target.parse(target))[0]
 
 
 @pytest.mark.parametrize(("recipe", "name", "mask"), MEMBERS)
@@ -45,9 +46,9 @@ def test_nothing_is_lost_and_the_numbers_stay(
     made = converted(name, mask=mask)
     surgery = ane.apply(made.model, recipe, target=TARGETS[0], prove="both", quiet=True)
     assert surgery.proof is None or surgery.proof.psnr >= 60
-    before, after = standing(made.model._mil_program, TARGETS[0]), standing(surgery.program, TARGETS[0])
+    before, after = score_of(made.model._mil_program, TARGETS[0]), score_of(surgery.program, TARGETS[0])
     measured = any("measured, which counts more than that the expected time" in n for n in surgery.notes)
-    assert not (after.leaves(before) if measured else after.loss(before))
+    assert not (after.loss(before, OFF) if measured else after.loss(before))
     again = ane.apply(surgery.program, recipe, target=TARGETS[0], prove=None, quiet=True)
     assert not again.changes, counts(again.changes)
 
@@ -64,13 +65,13 @@ def test_a_recipe_makes_no_model_slower(
     """By the estimate; where a measurement speaks against it, a note says which."""
     program = converted(name, mask=mask).model._mil_program
     surgery = ane.apply(program, recipe, target=target, prove=None, quiet=True)
-    before, after = standing(program, target), standing(surgery.program, target)
+    before, after = score_of(program, target), score_of(surgery.program, target)
     measured = [
         note for note in surgery.notes if "measured, which counts more than that the expected time" in note
     ]
     assert after.estimate <= before.estimate * (1 + SAME) or "DistilBERT" in str(measured)
     if after.outgrows(before, "weights"):
-        assert after.clearly_faster(before)
+        assert after.over(before).clear
         assert any("for which the model grew: weights" in note for note in surgery.notes) or recipe == "auto"
 
 
@@ -78,14 +79,14 @@ def test_a_recipe_makes_no_model_slower(
 def test_mirrored_edges_stay_where_slices_take_longer(target: str) -> None:
     program = picture_to_picture()
     surgery = ane.apply(program, "unet_ane", target=target, prove=None, quiet=True)
-    assert standing(surgery.program, target).estimate <= standing(program, target).estimate * (1 + SAME)
+    assert score_of(surgery.program, target).estimate <= score_of(program, target).estimate * (1 + SAME)
 
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_of_a_decoder_the_lookup_alone_stays_off(converted: Callable[..., Any], target: str) -> None:
     made = converted("llama")
     surgery = ane.apply(made.model, "decoder_ane", target=target, prove=None, quiet=True)
-    _, (inspection,) = stand(surgery.program, Target.parse(target))
+    _, (inspection,) = scored(surgery.program, Target.parse(target))
     illegal = [row.op_type for row in inspection.ops if row.legal is False]
     assert illegal == ["gather"]
     assert "assumed of the inputs: token ids are never negative" in surgery.notes
@@ -166,7 +167,7 @@ def picture_to_picture() -> Program:
 
 def test_a_network_from_picture_to_picture() -> None:
     surgery = ane.apply(picture_to_picture(), "unet_ane", target="M4/macOS 15", prove="both", quiet=True)
-    assert not standing(surgery.program, "M4/macOS 15").loss(standing(picture_to_picture(), "M4/macOS 15"))
+    assert not score_of(surgery.program, "M4/macOS 15").loss(score_of(picture_to_picture(), "M4/macOS 15"))
 
 
 @pytest.mark.parametrize(
@@ -243,7 +244,7 @@ def test_the_running_sums_of_a_hybrid_decoder_become_products() -> None:
         whole = recipes.decoder_ane.with_options(select_last_token=False)
         surgery = ane.apply(program, whole, target=target, prove="model", quiet=True)
         assert "cumsum" not in {op.op_type for op in walk_ops(surgery.program)}
-        _, (inspection,) = stand(surgery.program, Target.parse(target))
+        _, (inspection,) = scored(surgery.program, Target.parse(target))
         assert not [row.op_type for row in inspection.ops if row.legal is False]
 
 
@@ -274,24 +275,24 @@ def test_a_long_table_leaves_the_model_on_request() -> None:
     target = "M4/macOS 15"
     inside = ane.apply(program, "decoder_ane", target=target, prove=None, quiet=True)
     (finding,) = (
-        f for f in stand(inside.program, Target.parse(target))[1][0].findings if f.rule == "embedding-rows"
+        f for f in scored(inside.program, Target.parse(target))[1][0].findings if f.rule == "embedding-rows"
     )
     assert 'embedding_matmul(mode="input")' in finding.advice
-    assert not standing(inside.program, target).share["ops"]
+    assert not score_of(inside.program, target).share["ops"]
     step = EmbeddingMatmul(mode="input", nonnegative_ids=True)
     outside = ane.apply(inside.program, [step], target=target, prove="model", quiet=True)
-    assert standing(outside.program, target).share["flop"] == 1
+    assert score_of(outside.program, target).share["flop"] == 1
 
 
 def test_the_gate_takes_back_what_takes_longer(converted: Callable[..., Any]) -> None:
     """gpt2_ane multiplies a table where that takes less time; its steps as a list do so anywhere."""
     made, target = converted("gpt2"), "M4/macOS 15"
-    before = standing(made.model._mil_program, target)
+    before = score_of(made.model._mil_program, target)
     ungated = ane.apply(made.model, list(recipes.gpt2_ane.steps), target=target, prove=None, quiet=True)
     gated = ane.apply(made.model, "gpt2_ane", target=target, prove=None, quiet=True)
-    assert not standing(gated.program, target).loss(before)
+    assert not score_of(gated.program, target).loss(before)
     undone = [str(r) for name, r in gated.refusals if name == "embedding_matmul" and "undone" in str(r)]
-    assert standing(gated.program, target).estimate < standing(ungated.program, target).estimate
+    assert score_of(gated.program, target).estimate < score_of(ungated.program, target).estimate
     (said,) = undone
     assert said.startswith("undone: the expected time would rise")
     assert any(op.op_type == "gather" for op in walk_ops(gated.program))
@@ -324,7 +325,7 @@ def test_a_family_s_recipe_repairs_what_costs_no_time(target: str) -> None:
     assert {"mean_quotient", "scale_scores"} <= {change.pass_name for change in surgery.changes}
     (now,) = ane.run(surgery.program, values, precision="fp16").values()
     assert np.allclose(now, right, rtol=1e-2)
-    assert not standing(surgery.program, target).loss(standing(encoder, target))
+    assert not score_of(surgery.program, target).loss(score_of(encoder, target))
 
 
 def test_where_nothing_is_to_be_repaired_nothing_is_said_of_it() -> None:

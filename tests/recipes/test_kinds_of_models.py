@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from conversion import convert
-from slower import slower, standing
+from slower import score_of, slower
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -134,7 +134,7 @@ def test_auto_makes_none_slower(name: str, target: str) -> None:
 def test_a_shared_table_is_not_stored_twice(name: str, recipe: str, target: str) -> None:
     assert not slower(kind(name), recipe, target)
     before, after = (
-        standing(model, target).weights
+        score_of(model, target).weights
         for model in (kind(name), ane.apply(kind(name), recipe, target=target, prove=None, quiet=True).program)
     )
     assert after < 1.1 * before
@@ -144,7 +144,7 @@ def test_a_shared_table_is_not_stored_twice(name: str, recipe: str, target: str)
 def test_wide_kernels_reach_the_engine_for_a_few_ops_more(target: str) -> None:
     """The wrong version: a share of ops that falls by a little, and vetoes a shorter time."""
     surgery = ane.apply(kind("moonshine"), "auto", target=target, prove=None, quiet=True)
-    before, after = standing(kind("moonshine"), target), standing(surgery.program, target)
+    before, after = score_of(kind("moonshine"), target), score_of(surgery.program, target)
     assert "long_convolution" in {change.pass_name for change in surgery.changes}
     assert (after.share["flop"], before.share["flop"] < 1) == (1, True)
     assert after.expected.over(before.expected).best < 1
@@ -156,11 +156,11 @@ def test_wide_kernels_reach_the_engine_for_a_few_ops_more(target: str) -> None:
 def test_a_recurrence_is_unrolled_for_a_clear_gain_in_time_or_not_at_all(name: str, target: str) -> None:
     """The share of ops, which unrolling raises or lowers, decides nothing."""
     surgery = ane.apply(kind(name), "auto", target=target, prove=None, quiet=True)
-    before, after = standing(kind(name), target), standing(surgery.program, target)
+    before, after = score_of(kind(name), target), score_of(surgery.program, target)
     steps = {change.pass_name for change in surgery.changes} & {"unroll_loop", "unroll_recurrent"}
     said = [r.reason for step, r in surgery.refusals if step.startswith("unroll_")]
     if steps:
-        assert after.clearly_faster(before)
+        assert after.over(before).clear
     else:
         assert any("is no clear gain" in reason or "would rise" in reason for reason in said), said
     assert not [reason for reason in said if "share" in reason]

@@ -17,12 +17,12 @@ from slower import slower
 from anesurgery import registry
 from anesurgery.errors import SurgeryWarning
 from anesurgery.mil import Var, ct, mb, types
-from anesurgery.rewriting import choosing
+from anesurgery.placement.score import GAINS, WORTH
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.choosing import Choice
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
+from anesurgery.rewriting.searching import Search
 from anesurgery.rewriting.step_trials import Trial
 from anesurgery.surgery import Recipe
 
@@ -71,8 +71,8 @@ def test_what_is_slower_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
     recipe = Recipe("crowd_ane", (Crowd(),))
     assert not slower(program, recipe, "M4/macOS 15")
-    monkeypatch.setattr(Choice, "best", Choice.straight)
-    monkeypatch.setattr(choosing, "worth", lambda before, after: "something")
+    monkeypatch.setattr(Search, "best", Search.straight)
+    monkeypatch.setitem(GAINS, WORTH[0], lambda before, after: "something")
     assert slower(program, recipe, "M4/macOS 15").startswith(
         "crowd_ane on M4/macOS 15: the relative cost of the whole"
     )
@@ -88,14 +88,14 @@ def test_a_step_for_right_numbers_says_what_it_costs(monkeypatch: pytest.MonkeyP
     chosen = Recipe("crowd_ane", (Crowd(),), chosen=frozenset({"crowd"}))
     with pytest.warns(SurgeryWarning, match="crowd was asked for, and is kept although the expected time"):
         assert not slower(program, chosen, "M4/macOS 15")
-    monkeypatch.setattr(Choice, "best", Choice.straight)
+    monkeypatch.setattr(Search, "best", Search.straight)
     assert "the relative cost of the whole" in slower(program, chosen, "M4/macOS 15")
 
-    def with_other_words(choice: Choice, steps: Sequence[Pass]) -> Trial:
-        choice.warnings.append("crew was asked for, and is kept although the expected time would rise")
-        return choice.straight(steps)
+    def with_other_words(search: Search, steps: Sequence[Pass]) -> Trial:
+        search.warnings.append("crew was asked for, and is kept although the expected time would rise")
+        return search.straight(steps)
 
-    monkeypatch.setattr(Choice, "best", with_other_words)
+    monkeypatch.setattr(Search, "best", with_other_words)
     assert "the relative cost of the whole" in slower(program, chosen, "M4/macOS 15")
 
 

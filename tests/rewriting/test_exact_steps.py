@@ -83,7 +83,7 @@ def test_without_the_judgement_it_stays() -> None:
 
 def judged(program: Program, *steps: Pass, session: Session) -> Exact:
     """What is left of some steps on a program."""
-    start = Trial(MLProgram(Loaded(program)), Target.parse(session.target), (), session)
+    start = Trial(MLProgram(Loaded(program)), Target.parse(session.target), session)
     trials = Trials(session)
     end = trials.led(start, steps)
     assert isinstance(end, Trial)

@@ -221,7 +221,7 @@ def test_a_tied_head_is_split_and_its_table_is_not_multiplied() -> None:
     assert {change.pass_name for change in surgery.changes} == {"split_head"}
     assert [name for name, r in surgery.refusals if r.reason.startswith("undone: ")] == ["embedding_matmul"]
     both, one = (
-        MLProgram.read(ane.apply(tied(), steps, target="M1/macOS 14", prove=None, quiet=True).program).standing(
+        MLProgram.read(ane.apply(tied(), steps, target="M1/macOS 14", prove=None, quiet=True).program).score(
             Target.parse("M1/macOS 14")
         )
         for steps in (list(recipe.steps), [SplitHead()])
@@ -269,7 +269,7 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     surgery = ane.apply(twice, recipe, target="M4/macOS 15", prove=None, quiet=True)
     assert kinds(surgery) == ["tanh", "relu", "relu", "tanh"]
     (said,) = [r.reason for name, r in surgery.refusals if name == "sums_to_three"]
-    assert said.startswith("undone: the steps after it do as well without it (expected time ")
+    assert said.startswith("undone: the other steps do as well without it (expected time ")
     asked = recipe.with_options(sums_to_three=True)
     assert len(kinds(ane.apply(twice, asked, target="M4/macOS 15", prove=None, quiet=True))) == 5
 

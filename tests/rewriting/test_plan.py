@@ -16,7 +16,6 @@ from anesurgery.commands import app as cli
 from anesurgery.errors import LoadError, PassError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.choosing import worth
 from anesurgery.rewriting.edit_plan import Plan
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
@@ -140,15 +139,15 @@ def test_without_a_target_the_newest_chips_judge_and_are_named() -> None:
 
 def test_gains_are_two_percent_or_a_switch_or_a_load() -> None:
     aim = ane.Target.parse(TARGET)
-    stands = MLProgram.read(sums()).standing(aim)
+    stands = MLProgram.read(sums()).score(aim)
     fewer = replace(stands, switches=stands.switches - 1)
-    assert worth(stands, fewer) == f"switches between units {stands.switches} -> {fewer.switches}"
-    assert worth(stands, stands) == ""
-    assert worth(replace(stands, refused="it is too new"), stands) == "it loads, where it is too new"
+    assert fewer.worth(stands) == f"switches between units {stands.switches} -> {fewer.switches}"
+    assert stands.worth(stands) == ""
+    assert stands.worth(replace(stands, refused="it is too new")) == "it loads, where it is too new"
     assert stands.time is not None
     little, more = (replace(stands, time=replace(stands.time, ms=stands.time.ms * by)) for by in (0.99, 0.9))
-    assert worth(stands, little) == ""
-    assert worth(stands, more).startswith("expected time ")
+    assert little.worth(stands) == ""
+    assert more.worth(stands).startswith("expected time ")
 
 
 def test_the_command_line(tmp_path: Path) -> None:
@@ -235,14 +234,14 @@ def test_outputs_of_the_last_position_are_judged_too() -> None:
 
 
 def test_of_layers_those_that_can_run_now_are_a_gain_unless_it_takes_longer() -> None:
-    stands = MLProgram.read(sums()).standing(ane.Target.parse(TARGET))
+    stands = MLProgram.read(sums()).score(ane.Target.parse(TARGET))
     layers = replace(stands, estimate=0.0, at_worst=0.0, time=None, illegal=frozenset({(0, "a"), (0, "b")}))
     freed = replace(layers, illegal=frozenset())
-    assert worth(layers, freed) == "layers that cannot run on the ANE 2 -> 0"
-    assert worth(freed, layers) == ""
+    assert freed.worth(layers) == "layers that cannot run on the ANE 2 -> 0"
+    assert layers.worth(freed) == ""
     assert stands.time is not None
     longer = replace(stands.time, ms=2 * stands.time.ms)
-    assert worth(replace(layers, time=stands.time), replace(freed, time=longer)) == ""
+    assert replace(freed, time=longer).worth(replace(layers, time=stands.time)) == ""
 
 
 class OnlyInTrials(CumsumToExp):

@@ -43,7 +43,7 @@ def small_square() -> Program:
 def names(steps: tuple[Pass, ...], x: Array) -> list[str] | None:
     """The repairs that stay."""
     session = Session(target="M1/macOS 14", inputs={"x": x})
-    start = Trial(MLProgram(Loaded(small_square())), Target.parse(session.target), (), session)
+    start = Trial(MLProgram(Loaded(small_square())), Target.parse(session.target), session)
     reached = list(repairs_of(steps, start, Trials(session), Outputs.of(start, session, WRONG, seeds=1)))
     return [step.name for one in reached for step in one.steps] if reached else None
 

@@ -14,7 +14,8 @@ from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement.evidence import Finding, Grade
-from anesurgery.placement.standing import Expected, Standing
+from anesurgery.placement.expected import Expected
+from anesurgery.placement.score import GAINS
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import Legality
 from anesurgery.rewriting import searching
@@ -103,9 +104,9 @@ class Sought(Searching):
 
 
 def sought(program: Program, named: Remedies, trials: int = 20) -> tuple[Search, Trial]:
-    start = Trial(MLProgram(Loaded(copied(program))), TARGET, (), Session())
-    found = Search(Trials(Session()), Sought(named, trials), start)
-    return found, found.improve()
+    start = Trial(MLProgram(Loaded(copied(program))), TARGET, Session())
+    found = Search(start, Trials(Session()))
+    return found, found.best([Sought(named, trials)])
 
 
 def search(program: Program, *steps: Pass, trials: int = 20) -> tuple[Search, Trial]:
@@ -120,7 +121,7 @@ def test_a_pair_is_found_whose_first_step_does_harm() -> None:
     for steps in ((CumsumToModes(), ModToExp()), (ModToExp(), CumsumToModes())):
         found, end = search(built(sums), *steps)
         assert [step.name for step in end.steps] == ["cumsum_to_modes", "mod_to_exp"]
-        assert end.stands.share["ops"] == 1
+        assert end.score.share["ops"] == 1
         ((steps_kept, said),) = found.kept.items()
         assert [step.name for step in steps_kept] == ["cumsum_to_modes", "mod_to_exp"]
         assert said.startswith("expected time ")
@@ -304,7 +305,7 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     found, end = search(built(twice), SumsToThree(), AllRelu())
     assert [step.name for step in end.steps] == ["all_relu"]
     (_, refusal) = found.rejected["sums_to_three"]
-    words = "kept first, and undone: the other steps do as well without it: expected time"
+    words = "kept first, and undone: the other steps do as well without it (expected time"
     assert refusal.reason.startswith(words)
     assert [step.name for steps in found.kept for step in steps] == ["all_relu"]
 
@@ -359,9 +360,9 @@ def test_rounding_pays_by_more_on_the_engine_or_a_clear_gain(
 ) -> None:
     """The wrong version: any gain in time, however small, for numbers that are less exact."""
     monkeypatch.setattr(searching, "CLEARLY", least)
-    monkeypatch.setattr(searching, "_too_far", lambda *_: "")
-    monkeypatch.setattr(Standing, "brings", lambda *_: False)
-    monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
+    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
+    monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert bool(end.steps) == kept
     said = found.rejected["rounds"][1].reason if "rounds" in found.rejected else "kept"
@@ -372,11 +373,11 @@ def test_what_core_ml_counts_is_no_run_time_and_pays_for_no_rounding(monkeypatch
     """The wrong version: fp16 on the CPU, since Core ML counts less for it."""
     monkeypatch.setattr(searching, "CLEARLY", 1.0)
     monkeypatch.setattr(Expected, "times", lambda *_: None)
-    monkeypatch.setattr(searching, "_too_far", lambda *_: "")
-    monkeypatch.setattr(Standing, "brings", lambda *_: False)
-    monkeypatch.setattr(Standing, "may_bring", lambda *_: False)
+    monkeypatch.setattr(searching, "too_far", lambda *_: "")
+    monkeypatch.setitem(GAINS, "on the ANE", lambda *_: "")
+    monkeypatch.setitem(GAINS, "perhaps", lambda *_: "")
     found, end = search(built(sums), Rounds())
     assert not end.steps
     assert found.rejected["rounds"][1].reason.endswith("no more would run on the ANE, and no run time is known")
-    monkeypatch.setattr(Standing, "may_bring", lambda *_: True)
+    monkeypatch.setitem(GAINS, "perhaps", lambda *_: "more")
     assert search(built(sums), Rounds())[1].steps

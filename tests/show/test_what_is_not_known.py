@@ -12,7 +12,7 @@ from report_models import inspection, row
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.placement.inspection import between
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import Score
 from anesurgery.show.headline import compared_shares, headline
 from anesurgery.show.surgeries import time_line
 
@@ -54,10 +54,10 @@ def test_ops_of_unknown_unit_are_a_range_in_the_first_line() -> None:
     """The wrong version: "ANE: 0 % of ops", where 9 of 10 may be there."""
     unknown = inspection([row(0, "x", "cpu"), *(row(k, "x", None) for k in range(1, 10))])
     assert compared_shares(unknown, unknown) == "ANE: 0 to 90 % of ops on M1/macOS 14, as before"
-    stands = Standing.of([unknown])
+    stands = Score.of([unknown])
     assert (stands.perhaps_ops, stands.share_at_most["ops"]) == (9, 0.9)
     surgery = ane.apply(program(), "causal_mask_tensor", target="M1/macOS 14", prove=None, quiet=True)
-    surgery.stands = (stands, stands)
+    surgery.scores = (stands, stands)
     assert headline(surgery) == "nothing was changed; ANE: 0 to 90 % of ops on M1/macOS 14"
     illegal = inspection([row(0, "x", "cpu"), *(replace(row(k, "x", None), legal=False) for k in range(1, 10))])
     assert compared_shares(illegal, illegal) == "ANE: 0 % of ops on M1/macOS 14, as before"

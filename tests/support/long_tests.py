@@ -270,8 +270,8 @@ ONE_OF: dict[str, int] = {
     "interpret/test_recurrent.py::test_gru_as_documented": 5,
     "interpret/test_recurrent.py::test_lstm_as_documented": 5,
     "interpret/test_sampled_inputs.py::test_sizes_are_those_of_the_description": 2,
-    "network_editing/test_upgraded_standing.py::test_an_upgrade_keeps_what_can_run_on_the_ane": 2,
-    "network_editing/test_upgraded_standing.py::test_auto_raises_for_no_healthy_network": 3,
+    "network_editing/test_upgraded_scores.py::test_an_upgrade_keeps_what_can_run_on_the_ane": 2,
+    "network_editing/test_upgraded_scores.py::test_auto_raises_for_no_healthy_network": 3,
     "neuralnetwork/test_network_bad_input.py::test_a_bad_network_in_a_pipeline_is_named": 5,
     "neuralnetwork/test_network_bad_input.py::test_a_bad_network_is_refused_with_one_clear_error": 2,
     "neuralnetwork/test_network_bad_input.py::test_the_command_line_says_it_in_a_line": 2,
@@ -515,7 +515,7 @@ STANDS_IN: dict[str, str] = {
     "shipping/test_sized_models.py::test_a_bert_is_stored_once": "test_small_models_at_six_sizes",
     "files/test_fuzz.py::test_ten_damaged_compiled_models": "files/test_damaged.py",
     "files/test_fuzz.py::test_the_fuzzer_notices_an_error_of_somebody_else": "files/test_damaged.py",
-    "network_editing/test_upgraded_standing.py::test_what_nobody_knows_is_no_reason_to_leave_the_layers": (
+    "network_editing/test_upgraded_scores.py::test_what_nobody_knows_is_no_reason_to_leave_the_layers": (
         "its neighbours"
     ),
     "commands/test_app.py::test_no_progress_bar_without_a_terminal": "its neighbours",
@@ -676,7 +676,7 @@ STANDS_IN: dict[str, str] = {
         "test_very_many_numbers_are_counted_by_what_they_are_near"
     ),
     "rewriting/test_nesting.py::test_applying_is_not_exponential": "test_twice_as_deep_costs_twice_as_much",
-    "network_editing/test_upgraded_standing.py::test_pixels_are_checked_as_pixels": "its neighbours",
+    "network_editing/test_upgraded_scores.py::test_pixels_are_checked_as_pixels": "its neighbours",
     "passes/test_cache_contexts.py::test_a_function_that_is_too_small_is_not_called": "its neighbours",
     "passes/test_channels_first.py::test_regions_are_renewed_as_they_would_be_found": "its neighbours",
     "shipping/test_building.py::test_a_head_in_parts_gives_the_likeliest_token_of_each": (

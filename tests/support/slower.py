@@ -9,7 +9,7 @@ import anesurgery as ane
 from anesurgery import registry
 from anesurgery.errors import SurgeryError
 from anesurgery.loading import load
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import OFF, Score, placed
 from anesurgery.placement.target import Target
 from anesurgery.surgery import Recipe
 
@@ -20,21 +20,21 @@ SAID = re.compile(r"^(\w+) was asked for, and is kept although the (?:expected t
 """What is said of a step that costs time and is there for right numbers; the step's name."""
 
 
-def standing(model: Any, target: str) -> Standing:
-    return Standing.of(placed(load(model), Target.parse(target)))
+def score_of(model: Any, target: str) -> Score:
+    return Score.of(placed(load(model), Target.parse(target)))
 
 
 def slower(model: Any, recipe: str | Recipe, target: str) -> str:
     """How a recipe makes a model slower, or larger by more than a tenth for no gain that it states; or ""."""
-    before = standing(model, target)
+    before = score_of(model, target)
     try:
         done = ane.apply(model, recipe, target=target, prove=None, quiet=True)
     except SurgeryError as error:
         return "" if re.search("is not for this model|changed nothing", str(error)) else str(error)
-    after = standing(done.program, target)
-    words = after.dearer(before)
+    after = score_of(done.program, target)
+    words = after.loss(before, ["whole"])
     if words and any(MEASURED.search(note) for note in done.notes):
-        return after.leaves(before)
+        return after.loss(before, OFF)
     if words and _said(done.notes) & _chosen(recipe):
         return ""
     if after.weights > 1.1 * before.weights + 1024 and not _stated(done.notes):

@@ -7,16 +7,16 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from standings import stand
+from scores import scored
 
 from anesurgery.placement.durations import Time, from_to, rounded
-from anesurgery.placement.standing import Standing, _counts, placed
+from anesurgery.placement.score import OFF, Score, _counts, placed
 from anesurgery.placement.target import Target
 
 HERE = frozenset({(0, "a"), (0, "b")})
 KEY = {("products", "conv"): 2.0}
 TIME = Time(2.0, 1.0, 4.0, 5, "one", {"products": 2.0}, KEY, dict.fromkeys(KEY, 0.15))
-NOW = Standing(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100 << 20)
+NOW = Score(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100 << 20)
 
 
 def test_an_op_that_was_legal_must_stay_so() -> None:
@@ -66,7 +66,7 @@ def test_growth_takes_a_clear_gain_in_time(changes: dict[str, Any], words: str) 
     assert clear.paid(NOW) == [f"relative cost 1 -> 0.75, for which the model grew: {words}"]
     assert not NOW.paid(NOW)
     what, sizes = words.split(" ", 1) if not words.startswith("bytes") else ("bytes moved", words[12:])
-    assert NOW.smaller(grown) == f"{what} {' -> '.join(reversed(sizes.split(' -> ')))}"
+    assert NOW.worth(grown, ["size"]) == f"{what} {' -> '.join(reversed(sizes.split(' -> ')))}"
 
 
 def test_a_little_growth_is_none() -> None:
@@ -76,7 +76,7 @@ def test_a_little_growth_is_none() -> None:
 
 def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
     """An LSTM that becomes legal ops, all of which Core ML would leave on the CPU: in equal time only."""
-    small = Standing(2, 0, 100, 0, 0, 50.0, 0, 3, frozenset({(0, "a")}), frozenset({(0, "lstm")}), 90)
+    small = Score(2, 0, 100, 0, 0, 50.0, 0, 3, frozenset({(0, "a")}), frozenset({(0, "lstm")}), 90)
     legal = frozenset((0, str(i)) for i in range(8)) | small.legal
     unrolled = replace(small, ops=9, flop=150, legal=legal, illegal=frozenset(), illegal_flop=0)
     assert not unrolled.loss(small)
@@ -95,8 +95,8 @@ def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
 
 def test_what_was_measured_was_measured_on_the_ane() -> None:
     """A gain that was measured there says nothing of products that leave it."""
-    assert not replace(NOW, estimate=9e9).leaves(NOW)
-    assert replace(NOW, on_flop=800).leaves(NOW) == "the share of flop on the ANE would fall 90.0% -> 80.0%"
+    assert not replace(NOW, estimate=9e9).loss(NOW, OFF)
+    assert replace(NOW, on_flop=800).loss(NOW, OFF) == "the share of flop on the ANE would fall 90.0% -> 80.0%"
 
 
 def test_fewer_switches_are_a_gain_in_equal_time() -> None:
@@ -112,9 +112,9 @@ def test_large_numbers_are_said_in_units() -> None:
 
 
 def test_fewer_findings_are_tidier_unless_they_cost() -> None:
-    assert replace(NOW, findings=3).tidier(NOW)
-    assert not replace(NOW, findings=3, estimate=2001.0).tidier(NOW)
-    assert not NOW.tidier(NOW)
+    assert replace(NOW, findings=3).worth(NOW, ["findings"])
+    assert not replace(NOW, findings=3, estimate=2001.0).worth(NOW, ["findings"])
+    assert not NOW.worth(NOW, ["findings"])
 
 
 @pytest.mark.parametrize(
@@ -151,8 +151,8 @@ def test_notes_say_milliseconds_where_both_times_are_known_and_else_a_relative_c
     assert after.gain(before) == "expected time 2 ms -> 1.6 ms"
     assert after.gain(NOW) == "relative cost 1 -> 0.75"
     assert before.loss(after) == "the expected time would rise 1.6 ms -> 2 ms"
-    assert before.dearer(after) == "the expected time of the whole would rise 1.6 ms -> 2 ms"
-    assert NOW.dearer(after) == "the relative cost of the whole would rise 1 -> 1.33"
+    assert before.loss(after, ["whole"]) == "the expected time of the whole would rise 1.6 ms -> 2 ms"
+    assert NOW.loss(after, ["whole"]) == "the relative cost of the whole would rise 1 -> 1.33"
 
 
 def test_a_time_that_does_not_decide_is_not_given_as_the_reason() -> None:
@@ -166,7 +166,7 @@ def test_a_time_that_does_not_decide_is_not_given_as_the_reason() -> None:
 @pytest.mark.parametrize("target", ["any", "M1/macOS 14"])
 def test_advice_adds_findings_and_changes_nothing_else(name: str, target: str) -> None:
     program, aim = import_module(f"anesurgery.passes.{name}").example(), Target.parse(target)
-    whole, plain = stand(program, aim)[0], Standing.of(placed(program, aim))
+    whole, plain = scored(program, aim)[0], Score.of(placed(program, aim))
     assert plain == replace(whole, findings=plain.findings)
     assert plain.findings <= whole.findings
 
@@ -174,8 +174,8 @@ def test_advice_adds_findings_and_changes_nothing_else(name: str, target: str) -
 def test_what_is_illegal_may_become_unknown() -> None:
     """The wrong version: fp32 ops stay so, because of one fp16 op that nothing is known of."""
     names = [(0, name) for name in "abcd"]
-    before = Standing(4, 0, 8, 0, 0, 10.0, 0, 0, frozenset(), frozenset(names), 8)
-    freed = Standing(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(names[1:]), frozenset())
-    doubtful = Standing(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(), frozenset(names[1:]), 6)
+    before = Score(4, 0, 8, 0, 0, 10.0, 0, 0, frozenset(), frozenset(names), 8)
+    freed = Score(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(names[1:]), frozenset())
+    doubtful = Score(4, 0, 8, 0, 0, 10.0, 1, 0, frozenset(), frozenset(names[1:]), 6)
     assert freed.gain(before).startswith("ops that cannot run on the ANE 4 -> 0")
-    assert not doubtful.frees(before)
+    assert not doubtful.worth(before, ["legal"])

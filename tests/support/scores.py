@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from anesurgery.mil import Program
 from anesurgery.placement.inspection import Inspection
-from anesurgery.placement.standing import Standing, placed
+from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
 
 
-def stand(program: Program, target: Target) -> tuple[Standing, list[Inspection]]:
+def scored(program: Program, target: Target) -> tuple[Score, list[Inspection]]:
     """The standing of a program, and the inspection of each of its functions."""
     inspections = placed(program, target, advice=True)
-    return Standing.of(inspections), inspections
+    return Score.of(inspections), inspections

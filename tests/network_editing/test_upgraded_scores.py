@@ -18,7 +18,7 @@ from anesurgery.network_editing.upgrade import NOTES
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.placement.networks import inspect_network
-from anesurgery.placement.standing import Standing
+from anesurgery.placement.score import OFF, Score
 from anesurgery.placement.target import Target
 from anesurgery.surgery import find_recipe
 from anesurgery.testing import apply_pass
@@ -90,20 +90,22 @@ def test_the_flop_of_layers_are_those_of_their_ops(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["mlt_es2en_char_decoder16", "mlt_gesture_classifier"])
 def test_an_upgrade_keeps_what_can_run_on_the_ane(name: str, target: str, corpus: Path) -> None:
-    layers = Standing.of_layers(ane.inspect(corpus / f"{name}.mlmodel", target=target))
-    upgraded = Standing.of_upgraded(load(ane.upgrade(corpus / f"{name}.mlmodel")), Target.parse(target))
+    layers = Score.of_layers(ane.inspect(corpus / f"{name}.mlmodel", target=target))
+    upgraded = Score.of_upgraded(load(ane.upgrade(corpus / f"{name}.mlmodel")), Target.parse(target))
     assert upgraded.ops > 1
-    assert upgraded.can_run_less(layers) == ""
+    assert upgraded.loss(layers, ["can run"]) == ""
 
 
 def test_a_program_in_fp32_can_run_less(tmp_path: Path) -> None:
     """The wrong version: the same layers as fp32 ops."""
     layers = [make_layer("unary", ["x"], ["y"], type="EXP")]
     path = saved(make_network({"x": (1, 2, 4, 4)}, layers, ["y"]), tmp_path)
-    before, aim = Standing.of_layers(ane.inspect(path, "M4/macOS 15")), Target.parse("M4/macOS 15")
-    slow, fast = (Standing.of_upgraded(load(ane.upgrade(path, precision=p)), aim) for p in ("fp32", "fp16"))
-    assert slow.can_run_less(before) == "the share of the ops that the ANE can run would fall 100.0% -> 0.0%"
-    assert fast.can_run_less(before) == ""
+    before, aim = Score.of_layers(ane.inspect(path, "M4/macOS 15")), Target.parse("M4/macOS 15")
+    slow, fast = (Score.of_upgraded(load(ane.upgrade(path, precision=p)), aim) for p in ("fp32", "fp16"))
+    assert (
+        slow.loss(before, ["can run"]) == "the share of the ops that the ANE can run would fall 100.0% -> 0.0%"
+    )
+    assert fast.loss(before, ["can run"]) == ""
 
 
 def held(path: Path, how: str) -> Any:
@@ -117,7 +119,7 @@ def test_a_network_that_auto_can_only_make_worse_stays_one(tmp_path: Path, how: 
     layers = [make_layer("activation", ["x"], ["y"], linear={"alpha": 1e6})]
     path = saved(make_network({"x": (1, 64, 8, 8)}, layers, ["y"]), tmp_path)
     target = "M4/macOS 15"
-    assert Standing.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 1
+    assert Score.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 1
     program = load(path).program
     assert not ane.apply(program, "auto", target=target, quiet=True).changes
     surgery = ane.apply(held(path, how), "auto", target=target, prove="both", quiet=True)
@@ -147,7 +149,7 @@ def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> No
     """The wrong version: whatever was a network and is not edited is refused."""
     path = saved(make_network({"x": (1, 64, 8, 8)}, [make_layer("ceil", ["x"], ["y"])], ["y"]), tmp_path)
     target = "M4/macOS 15"
-    assert Standing.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 0
+    assert Score.of_layers(ane.inspect(path, target=target)).can_run["ops"] == 0
     assert ane.apply(path, "auto", target=target, quiet=True).after == {"ceil": 1}
     assert ane.apply(path, "negate_subtract", target=target, quiet=True).changes == []
 
@@ -180,14 +182,14 @@ def test_a_share_that_falls_since_less_is_left_on_the_ane_is_no_loss(corpus: Pat
     """Two layers become one: 7 of 9 are 6 of 8, and as many are off the ANE."""
     steps = list(find_recipe("neuralnetwork_ane").steps)
     surgery = ane.apply(corpus / "mlt_gesture_classifier.mlmodel", steps, prove=None, quiet=True)
-    before, after = (Standing.of_layers(found[0]) for found in surgery.inspected)
+    before, after = (Score.of_layers(found[0]) for found in surgery.inspected)
     assert after.share["ops"] < before.share["ops"]
-    assert after.off == before.off
-    assert after.leaves(before) == ""
+    assert after.ops - after.on_ops == before.ops - before.on_ops
+    assert after.loss(before, OFF) == ""
     before, fewer = replace(before, flop=100, on_flop=80), replace(after, flop=50, on_flop=30)
-    assert fewer.leaves(before) == ""
+    assert fewer.loss(before, OFF) == ""
     moved = replace(fewer, on_flop=25)
-    assert moved.leaves(before) == "the share of flop on the ANE would fall 80.0% -> 50.0%"
+    assert moved.loss(before, OFF) == "the share of flop on the ANE would fall 80.0% -> 50.0%"
 
 
 def norm(x: str, y: str, variance: float) -> Any:
@@ -222,7 +224,7 @@ def test_an_upgrade_computes_in_fp16_as_core_ml_did(layers: list[Any], tmp_path:
     """The wrong version: a variance above 65504 leaves all ops behind it in fp32."""
     path = saved(make_network({"x": (1, 8, 16, 16)}, layers, ["y"]), tmp_path)
     upgraded = ane.upgrade(path)
-    assert Standing.of_upgraded(load(upgraded), Target.parse("M4/macOS 15")).can_run["ops"] == 1
+    assert Score.of_upgraded(load(upgraded), Target.parse("M4/macOS 15")).can_run["ops"] == 1
     assert ane.compare(ane.upgrade(path, precision="fp32"), upgraded, precision="fp16").psnr >= 60
     assert "it computes in fp16; it keeps" in upgraded.user_defined_metadata[NOTES]
 

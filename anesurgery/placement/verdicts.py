@@ -42,7 +42,7 @@ from anesurgery.placement.rules.legality import (
     SPLIT_ATTENTION,
     WITH_STATE,
 )
-from anesurgery.placement.rules.slow import FIXED
+from anesurgery.placement.rules.slow import FIXED, makers
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import kind_of, shape_of
 from anesurgery.semantics.rows import Work, runtime, work_of
@@ -240,18 +240,11 @@ class Known:
         """What a verdict looks at: values are the same where name and type are too, which edits may change."""
         first = self.origins.get
         yield first(op, op)
-        for v in (*op.outputs, *self._read(op)):
+        for v in (*op.outputs, *(v for one in (op, *makers(op)) for _, v in operands(one))):
             yield from (first(v, v), v.name, v.sym_type)
         for v in op.outputs:
             yield bool(v.consuming_blocks)
             yield from (first(reader, reader) for reader in v.child_ops)
-
-    def _read(self, op: Operation) -> Iterator[Var]:
-        """The operands, and those of the ops that make weights."""
-        for _, v in operands(op):
-            yield v
-            if v.op is not None and v.op.op_type.startswith("constexpr_"):
-                yield from self._read(v.op)
 
 
 _KNOWN: ContextVar[Known | None] = ContextVar("known", default=None)

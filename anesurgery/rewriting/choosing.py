@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from anesurgery.errors import Refusal
-from anesurgery.placement.score import WORTH
 from anesurgery.placement.target import Target, spans
 from anesurgery.rewriting.edit_plan import Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
@@ -149,7 +148,7 @@ class _Composed:
         if self.search.measured(end.steps, start):
             return "a gain was measured"
         if self.timed and not start.held.was_layers:
-            gain = end.score.gain(start.score, WORTH)
+            gain = end.score.worth(start.score)
         else:
             gain = next(filter(None, (worth_on(aim, start.held, end.held) for aim in self.aims)), "")
         if not gain and any(finding.kind == "numeric" for finding in start.findings):
@@ -203,7 +202,7 @@ def worth_on(aim: Target, before: Subject, after: Subject) -> str:
     if after.worse_than_layers(aim):
         return ""
     was, now = before.as_given(aim), after.score(aim)
-    return now.gain(was, WORTH) if was is not None and now is not None else ""
+    return now.worth(was) if was is not None and now is not None else ""
 
 
 def _on_chips(aims: Sequence[Target], before: Subject, after: Subject) -> str:

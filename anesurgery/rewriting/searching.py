@@ -111,7 +111,7 @@ class Search:
                 end = self.further(end, step)
         if self.losses and not loses and whole.score.gain(end.score):
             end, self.losses = whole, {}
-        end = self.pruned(end)
+        end = self.pruned(end, found=False)
         for step in steps if self.losses else ():
             if step not in end.steps and not self.losses.get(step.name, "").startswith(USELESS):
                 end = self.further(end, step, again=True)
@@ -171,27 +171,46 @@ class Search:
         """The steps that nobody asked for."""
         return {step for steps in self.kept for step in steps}
 
-    def pruned(self, end: Trial) -> Trial:
-        """Without the steps that others made useless: the model scores better, or is smaller, without."""
+    def pruned(self, end: Trial, *, found: bool) -> Trial:
+        """Without the steps that others made useless, of those that were found or of the others."""
         for trial in end.way:
-            step, found = trial.steps[-1], trial.steps[-1] in self.found
-            bound = step.essential or step.name in self.wanted or not (self.timed or found)
-            if bound or not _doubtful(trial, end) or self.measured([step], self.start):
+            step = trial.steps[-1]
+            if (step in self.found) != found or not self.doubtful(trial, end):
                 continue
             other = self.trials.without(self.start, end, step)
-            if other is None or other.score.loss(end.score):
+            if other is None or len(other.steps) < len(end.steps) - 1 or other.score.loss(end.score):
                 continue
-            if found and (other.cost_to_callers > end.cost_to_callers or too_far(self.start, other)):
+            if found and (other.cost_to_callers > end.cost_to_callers or too_far(self.begun, other)):
                 continue
-            if better := other.score.gain(end.score) or other.score.gain(end.score, ("size",)):
-                self.leave_out(step, f"{USELESS} ({better})")
-            elif better := end.score.gain(other.score) or end.advised.gain(other.advised, ("findings",)):
-                self.needed[step] = better
+            better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
+            needed = end.score.gain(other.score) or end.advised.worth(other.advised, ["findings"])
+            if needed and not (better or found):
+                self.needed[step] = needed
                 continue
-            else:
-                self.leave_out(step, NOTHING)
+            useless = f"{USELESS}{better and f' ({better})'}"
+            self.leave_out(step, useless if found or better else NOTHING)
             end = other
         return end
+
+    def doubtful(self, trial: Trial, end: Trial) -> bool:
+        """May the model score as well without the last step of a trial, after those that follow it?
+
+        A step that was found, where the model grew; another, where it gained nothing, or made something much
+        larger, or larger in any way and a later step replaced something that it made.
+        """
+        step, old, new = trial.steps[-1], trial.before, trial.score
+        assert old is not None
+        if self.measured([step], self.start):
+            return False
+        if step in self.found:
+            return step is not end.steps[-1] and end.score.grows(self.begun.score)
+        if step.essential or step.name in self.wanted or not self.timed:
+            return False
+        made = {name for change in trial.session.changes for name in change.after}
+        later = [change for one in end.way[len(trial.steps) :] for change in one.session.changes]
+        replaced = {name for change in later for name in change.before}
+        lean = new.gain(old.score) and not new.outgrown(old.score)
+        return not lean or (new.grows(old.score) and not made.isdisjoint(replaced))
 
     def leave_out(self, step: Pass, why: str) -> None:
         """Take back a step that was kept."""
@@ -208,7 +227,7 @@ class Search:
         self.trials.left, self.trials.ops = step.trials, step.trials * max(start.size, LEAST)
         while (better := self.single(end) or self.pair(end)) is not None:
             end = better
-        end = self.unchanged(end)
+        end = self.unchanged(self.pruned(end, found=True))
         self.ended, self.trials.left, self.trials.ops = self.trials.exhausted, ALL, ALL
         return end
 
@@ -323,20 +342,6 @@ USELESS = "the other steps do as well without it"
 def _overruled(measured: str, loss: str) -> str:
     """A gain that was measured, and what the estimate says against it."""
     return f"{measured}; measured, which counts more than that {loss}"
-
-
-def _doubtful(trial: Trial, end: Trial) -> bool:
-    """May the model score as well without the last step of a trial, after those that follow it?
-
-    Where it gained nothing, or made something much larger, or larger in any way and a later step replaced
-    something that it made.
-    """
-    assert trial.before is not None
-    new, old = trial.score, trial.before.score
-    made = {name for change in trial.session.changes for name in change.after}
-    later = end.way[len(trial.steps) :]
-    replaced = {name for one in later for change in one.session.changes for name in change.before}
-    return not new.gain(old) or bool(new.outgrown(old)) or (new.grows(old) and not made.isdisjoint(replaced))
 
 
 def _for_nothing(old: Trial, new: Trial) -> str:

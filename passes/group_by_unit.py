@@ -47,7 +47,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Session, Var, mb
-from anesurgery.placement.verdicts import Judged, choose, judge
+from anesurgery.placement.verdicts import Judged, choose, judge, likeliest
 
 IN_TURN = an.ops.IMPURE | an.ops.STATEFUL | an.ops.LISTS
 """Ops that keep their order among each other."""
@@ -110,10 +110,13 @@ class _Plan:
                 last = op
         return cls(target, judged, needs)
 
-    def better(self) -> list[an.Operation] | None:
+    def better(self) -> Sequence[an.Operation] | None:
         """The best order, where it is better than the present one."""
-        now = self.worth(list(self.judged))
-        rated = [(self.worth(order), order) for order in self.orders()]
+        present = tuple(self.judged)
+        now, others = self.worth(present), dict.fromkeys(map(tuple, self.orders()))
+        others.pop(present, None)
+        cheap = [order for order in others if round(likeliest(self.rows(order), self.target)) <= now[0]]
+        rated = [(self.worth(order), order) for order in cheap]
         fit = [
             (worth, order)
             for worth, order in rated
@@ -121,9 +124,13 @@ class _Plan:
         ]
         return min(fit, key=lambda pair: pair[0])[1] if fit else None
 
+    def rows(self, order: Sequence[an.Operation]) -> list[Judged]:
+        """What was judged of the ops in an order."""
+        return [row for op in order for row in self.judged[op]]
+
     def worth(self, order: Sequence[an.Operation]) -> tuple[int, int, int, int]:
         """The estimate in microseconds, flop and ops off the engine, changes of the unit: less is better."""
-        rows = [row for op in order for row in self.judged[op]]
+        rows = self.rows(order)
         units, estimate = choose(rows, self.target)
         off = [row for row, unit in zip(rows, units, strict=True) if unit != "ane"]
         changes = sum(a != b for a, b in pairwise(units))

@@ -365,8 +365,13 @@ def choose(
         UNITS[path[0]] if len(set(path)) == 1 and _is_known(j) else None
         for j, *path in zip(judged, *paths, strict=True)
     ]
+    return units, likeliest(judged, target)
+
+
+def likeliest(judged: Sequence[Judged], target: Target) -> float:
+    """What the likeliest path costs in microseconds."""
     plain = [_costs(j, target, View(None, "guess" if target.gpu_fitted else "")) for j in judged]
-    return units, total(plain, shortest(plain))
+    return total(plain, shortest(plain))
 
 
 def _is_known(judged: Judged) -> bool:

@@ -247,23 +247,19 @@ class Search:
         return best if best is not trial else None
 
     def unchanged(self, end: Trial) -> Trial:
-        """The end that is reached without the steps that change results, where those gain nothing clear."""
-        began = len(self.begun.steps)
-        self.barred = {t.steps[-1] for t in end.way[began:] if t.changes_results}
+        """Where single remedies lead without the steps that change results, if those gain nothing clear."""
+        self.barred = {t.steps[-1] for t in end.way[len(self.begun.steps) :] if t.changes_results}
         if not self.barred:
             return end
-        kept, rejected, better = self.kept, dict(self.rejected), None
-        self.kept = {steps: why for steps, why in kept.items() if self.barred.isdisjoint(steps)}
-        other = self.trials.led(self.begun, [step for step in end.steps[began:] if step not in self.barred])
-        while isinstance(other, Trial) and (better := self.single(other)) is not None:
-            other = better
-        changing, self.barred = self.barred, set()
-        if isinstance(other, Trial) and other is not self.begun and not other.score.loss(end.score, ("legal",)):
+        kept, rejected = self.kept, dict(self.rejected)
+        self.kept = {}
+        other, changing, self.barred = self.single(self.begun), self.barred, set()
+        if other is not None and not other.score.loss(end.score, ["legal"]):
             loss = end.score.loss(other.score)
             if loss or end.score.over(other.score).best > CLEARLY:
+                words = f"tried and not kept: as much is gained without it{loss and f', and {loss}'}"
                 for step in changing:
-                    words = f"as much is gained without it{loss and f', and {loss}'}"
-                    self.reject((step,), f"tried and not kept: {words}")
+                    self.reject((step,), words)
                 return other
         self.kept, self.rejected = kept, rejected
         return end

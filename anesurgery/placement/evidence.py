@@ -109,7 +109,8 @@ class Rule:
         kind: of the findings it makes.
         remedy: a pass by name.
         advice: what to do where no pass exists.
-        far: does its test look further than what an op reads, and what reads its results?
+        far: at which ops its test looks further than at what they read and what reads their results: "any",
+            "integers" for those that compute with integers, "" for none.
     """
 
     id: str
@@ -123,7 +124,7 @@ class Rule:
     kind: str = "legality"
     remedy: str | None = None
     advice: str = ""
-    far: bool = False
+    far: str = ""
 
     def finding(self, message: str, op: str = "") -> Finding:
         """What the rule says about an op."""

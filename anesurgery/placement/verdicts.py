@@ -71,8 +71,10 @@ class Legality:
         return rule.test(op, self.target) if rule.test is not None else f"{op.op_type}: {rule.because}"
 
     def looks_far(self, op: Operation) -> bool:
-        """Does a row speak that looks further than at the neighbours of an op?"""
-        return any(self._found(r, op) for r in self._far if not r.ops or op.op_type in r.ops)
+        """May a row look further than at the neighbours of an op?"""
+        far = {rule.far for rule in self._far if not rule.ops or op.op_type in rule.ops}
+        integers = conditions.WIDE | conditions.INDEX
+        return "any" in far or ("integers" in far and bool(conditions.typed(conditions.values(op), integers)))
 
     def speaking(self, op: Operation) -> Iterator[Finding]:
         """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
@@ -229,11 +231,13 @@ class Known:
 
     def verdict(self, op: Operation, legality: Legality) -> Verdict:
         """That of an op that reads the same values, and whose results the same ops read."""
-        key = None if legality.looks_far(op) else (legality.target, *self._neighbours(op))
-        if key is None or (found := self.verdicts.get(key)) is None:
+        key = legality.target, *self._neighbours(op)
+        found = self.verdicts.get(key)
+        if found is None:
             self.judged += 1
             found = _verdict(op, legality)
-            self.verdicts |= {} if key is None else {key: found}
+            if not legality.looks_far(op):
+                self.verdicts[key] = found
         return found
 
     def _neighbours(self, op: Operation) -> Iterator[Any]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.durations import Time, from_to
 from anesurgery.placement.expected import SAME, Expected, Ratio, multiple
-from anesurgery.placement.inspection import Inspection, OpRow, between
+from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
@@ -149,13 +148,14 @@ class Score:
     def of_layers(cls, *inspections: Inspection) -> Score:
         """Reads it off the inspections of networks, or of pipelines of some, without the constants."""
         parts = [part for one in inspections for part in _parts(one)]
-        return cls.of([_without(part, lambda row: row.op_type in CONSTANTS) for part in parts])
+        constants = [{row.name for row in part.ops if row.op_type in CONSTANTS} for part in parts]
+        return cls.of(list(map(_without, parts, constants)))
 
     @classmethod
     def of_upgraded(cls, loaded: Loaded, target: Target) -> Score:
         """To compare with layers: casts of inputs and outputs do not count, since no layer says them either."""
-        pairs = zip(placed(loaded, target), loaded.program.functions.values(), strict=True)
-        return cls.of([_without(part, partial(_is_one_of, _casts_at_ends(f))) for part, f in pairs])
+        ends = map(_casts_at_ends, loaded.program.functions.values())
+        return cls.of(list(map(_without, placed(loaded, target), ends)))
 
     @property
     def share(self) -> dict[str, float]:
@@ -382,13 +382,9 @@ def _parts(inspection: Inspection) -> list[Inspection]:
     return [inspection, *(one for part in inspection.parts.values() for one in _parts(part))]
 
 
-def _without(part: Inspection, leaves: Callable[[OpRow], bool]) -> Inspection:
-    """A report without some rows."""
-    return replace(part, ops=tuple(row for row in part.ops if not leaves(row)))
-
-
-def _is_one_of(names: set[str], row: OpRow) -> bool:
-    return row.name in names
+def _without(part: Inspection, names: set[str]) -> Inspection:
+    """A report without some ops."""
+    return replace(part, ops=tuple(row for row in part.ops if row.name not in names))
 
 
 def _casts_at_ends(function: Function) -> set[str]:

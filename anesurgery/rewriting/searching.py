@@ -156,9 +156,15 @@ class Search:
         self.losses.pop(step.name, None)
         return new
 
-    def loss(self, old: Trial, new: Trial) -> str:
-        """Without a chip there is no time: then the rules of all chips, and the flop, are all that counts."""
-        return new.score.loss(old.score) if self.timed else new.score.loss(old.score, OFF)
+    def loss(self, old: Trial, new: Trial, *, found: bool = False) -> str:
+        """What steps lose; for those of a recipe, where no chip is named, there is no time.
+
+        So that rises too small to tell do not add up, none may leave a model that is slower than at the start.
+        """
+        if not (self.timed or found):
+            return new.score.loss(old.score, OFF)
+        rises = new.score.loss(old.score, ["whole"])
+        return new.score.loss(old.score) or (rises and new.score.loss(self.begun.score, ["whole"]))
 
     def measured(self, steps: Iterable[Pass], trial: Trial) -> str:
         """What was measured to be gained on the target by one of some steps, in words; "" for nothing."""
@@ -178,9 +184,10 @@ class Search:
             if (step in self.found) != found or not self.doubtful(trial, end):
                 continue
             other = self.trials.without(self.start, end, step)
-            if other is None or len(other.steps) < len(end.steps) - 1 or other.score.loss(end.score):
+            if other is None or other.score.loss(end.score):
                 continue
-            if found and (other.cost_to_callers > end.cost_to_callers or too_far(self.begun, other)):
+            alone = len(other.steps) == len(end.steps) - 1 and other.cost_to_callers <= end.cost_to_callers
+            if found and (not alone or too_far(self.begun, other)):
                 continue
             better = other.score.gain(end.score) or other.score.worth(end.score, ["size"])
             needed = end.score.gain(other.score) or end.advised.worth(other.advised, ["findings"])
@@ -195,22 +202,15 @@ class Search:
     def doubtful(self, trial: Trial, end: Trial) -> bool:
         """May the model score as well without the last step of a trial, after those that follow it?
 
-        A step that was found, where the model grew; another, where it gained nothing, or made something much
-        larger, or larger in any way and a later step replaced something that it made.
+        Where it gained nothing, or the model grew; what was measured, asked for or is needed is not in doubt.
         """
-        step, old, new = trial.steps[-1], trial.before, trial.score
-        assert old is not None
-        if self.measured([step], self.start):
+        step, old = trial.steps[-1], trial.before
+        found = step in self.found
+        bound = step.essential or step.name in self.wanted or not (self.timed or found)
+        if bound or old is None or self.measured([step], self.start):
             return False
-        if step in self.found:
-            return step is not end.steps[-1] and end.score.grows(self.begun.score)
-        if step.essential or step.name in self.wanted or not self.timed:
-            return False
-        made = {name for change in trial.session.changes for name in change.after}
-        later = [change for one in end.way[len(trial.steps) :] for change in one.session.changes]
-        replaced = {name for change in later for name in change.before}
-        lean = new.gain(old.score) and not new.outgrown(old.score)
-        return not lean or (new.grows(old.score) and not made.isdisjoint(replaced))
+        grew = end.score.grows(self.begun.score) and step is not end.steps[-1]
+        return grew or not (found or trial.score.gain(old.score))
 
     def leave_out(self, step: Pass, why: str) -> None:
         """Take back a step that was kept."""
@@ -309,7 +309,7 @@ class Search:
         """Does it gain something by remedies, lose nothing, and stay near enough where one rounds?"""
         steps = new.steps[len(old.steps) :]
         measured = self.measured(steps, old)
-        loss = new.score.loss(old.score) or new.score.loss(self.begun.score, ("whole",))
+        loss = self.loss(old, new, found=True)
         if loss and measured:
             loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
         gain = measured or loss or new.score.gain(old.score)

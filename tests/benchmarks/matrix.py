@@ -175,11 +175,11 @@ def shares(program: Any, target: str) -> Row:
     `most` holds the shares if each op whose unit is not known ran on the ANE.
     """
     (part,) = placed(program, Target.parse(target), advice=True)
-    standing = Score.of([part])
+    score = Score.of([part])
     off = Counter(op.op_type for op in part.ops if op.preferred not in ("ane", None))
     unknown = Counter(op.op_type for op in part.ops if op.preferred is None)
     most = {"most": part.residency_at_most}
-    return standing.share | most | {"off": dict(off.most_common()), "unknown": dict(unknown.most_common())}
+    return score.share | most | {"off": dict(off.most_common()), "unknown": dict(unknown.most_common())}
 
 
 def method(row: Architecture) -> str:

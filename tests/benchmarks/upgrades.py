@@ -47,8 +47,8 @@ def rows(path: Path, targets: Sequence[str], auto: bool) -> Iterator[tuple[bool,
         yield not worse, f"{path.name} | {words} | {' | '.join(shares)} | {worse or 'met'}"
 
 
-def _words(standing: Score) -> str:
-    return ", ".join(f"{standing.can_run[share]:.3f}" for share in SHARES)
+def _words(score: Score) -> str:
+    return ", ".join(f"{score.can_run[share]:.3f}" for share in SHARES)
 
 
 def main() -> None:

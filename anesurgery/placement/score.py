@@ -196,9 +196,9 @@ class Score:
         """The first of some `LOSSES` that it has, in words; "" for none."""
         return next(filter(None, (LOSSES[name](before, self) for name in of)), "")
 
-    def gain(self, before: Score, of: Iterable[str] = ("time", "legal", "switches")) -> str:
-        """The first of some `GAINS` that it has, in words, with what grows for it; "" for none."""
-        better = self.worth(before, of)
+    def gain(self, before: Score) -> str:
+        """What a step gains, in words, with what grows for it; "" for nothing."""
+        better = self.worth(before, ("time", "legal", "switches"))
         grown = self.outgrown(before) if better else []
         return f"{better}; {', '.join(grown)}" if grown else better
 
@@ -272,7 +272,7 @@ def _less_on_ane(old: Score, new: Score) -> str:
         return f"the share of flop on the ANE would fall {_percents(was, now)}"
     if old.on_flop or not old.flop:
         return ""
-    was, now = old.share_at_most["flop"], (new.perhaps_flop / new.flop if new.flop else 1.0)
+    was, now = (one.share_at_most["flop"] for one in (old, new))
     return f"the share of flop that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
 
 

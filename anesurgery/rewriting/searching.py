@@ -202,15 +202,21 @@ class Search:
     def doubtful(self, trial: Trial, end: Trial) -> bool:
         """May the model score as well without the last step of a trial, after those that follow it?
 
-        Where it gained nothing, or the model grew; what was measured, asked for or is needed is not in doubt.
+        Of those found, each but the last, where the model grew. Of the others one that gained nothing, or made
+        something much larger, or larger in any way where a later step replaced something that it made.
         """
-        step, old = trial.steps[-1], trial.before
-        found = step in self.found
-        bound = step.essential or step.name in self.wanted or not (self.timed or found)
-        if bound or old is None or self.measured([step], self.start):
+        step, old, new = trial.steps[-1], trial.before, trial.score
+        if old is None or self.measured([step], self.start):
             return False
-        grew = end.score.grows(self.begun.score) and step is not end.steps[-1]
-        return grew or not (found or trial.score.gain(old.score))
+        if step in self.found:
+            return step is not end.steps[-1] and end.score.grows(self.begun.score)
+        if step.essential or step.name in self.wanted or not self.timed:
+            return False
+        made = {name for change in trial.session.changes for name in change.after}
+        later = [change for one in end.way[len(trial.steps) :] for change in one.session.changes]
+        replaced = any(name in made for change in later for name in change.before)
+        lean = new.gain(old.score) and not new.outgrown(old.score)
+        return not lean or (replaced and new.grows(old.score))
 
     def leave_out(self, step: Pass, why: str) -> None:
         """Take back a step that was kept."""
@@ -313,7 +319,7 @@ class Search:
         if loss and measured:
             loss, measured = new.score.loss(old.score, OFF), _overruled(measured, loss)
         gain = measured or loss or new.score.gain(old.score)
-        gain = gain or new.advised.gain(old.advised, ("findings",))
+        gain = gain or new.advised.worth(old.advised, ["findings"])
         loss = loss or (_for_nothing(old, new) if gain else NOTHING)
         if loss:
             self.reject(steps, f"tried and not kept: {loss}")

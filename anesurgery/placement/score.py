@@ -272,7 +272,7 @@ def _less_on_ane(old: Score, new: Score) -> str:
         return f"the share of flop on the ANE would fall {_percents(was, now)}"
     if old.on_flop or not old.flop:
         return ""
-    was, now = (one.share_at_most["flop"] for one in (old, new))
+    was, now = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (old, new))
     return f"the share of flop that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
 
 

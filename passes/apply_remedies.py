@@ -26,9 +26,9 @@ After::
 Candidates are the passes that findings of the inspection name, with the options that suit the target, and
 `group_by_unit`, which needs no finding. Each is tried on a copy of the program, which is inspected again;
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that
-helps against a second reason why an op is off the ANE. Where the model grew, each step is left out once, since
-a later one may do without it. Where a step changes results, single passes are tried again without it, and as
-good an end is preferred. A trial is kept only if no op that was legal becomes illegal, the expected time does not rise,
+helps against a second reason why an op is off the ANE. Where the model grew, each step is left out once,
+since a later one may do without it. Where a step changes results, single passes are tried again without it,
+and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, the expected time does not rise,
 neither weights nor flop, bytes moved or ops grow much without a clear gain in time, and something is better:
 less time, or, in equal time, less that cannot run on the ANE at all, fewer switches between units, fewer
 findings; or a gain was measured on the target, which counts more than the estimate and is named

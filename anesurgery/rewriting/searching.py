@@ -3,8 +3,8 @@
 Candidates are the steps of a recipe, in order, or the remedies that findings name, which are asked for again
 after each that is kept. A step of a recipe stays unless it loses something; one that was only found has to gain
 something, alone or in a pair. Then each step that may be useless is left out once, since a later one may do
-without it. What changes results has to gain clearly more than what is reached without it. Last, each step of the
-recipe that was left out is tried once more after the others.
+without it. What changes results has to gain clearly more than what is reached without it. Last, each step of
+the recipe that was left out is tried once more after the others.
 """
 
 from __future__ import annotations

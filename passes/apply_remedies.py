@@ -28,19 +28,19 @@ Candidates are the passes that findings of the inspection name, with the options
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that
 helps against a second reason why an op is off the ANE. Where the model grew, each step is left out once,
 since a later one may do without it. Where a step changes results, single passes are tried again without it,
-and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, the expected time does not rise,
-neither weights nor flop, bytes moved or ops grow much without a clear gain in time, and something is better:
-less time, or, in equal time, less that cannot run on the ANE at all, fewer switches between units, fewer
-findings; or a gain was measured on the target, which counts more than the estimate and is named
-(`sequence_layout`). A pass that changes what the model gives back (`select_last_token`) is kept only for a
-decoder, where each position sees those before it alone; one that makes inputs and outputs fp16, only where
-the target pays for the casts. `keep_interface` rules out both. A pass that rounds values (`compute_fp16`) is
-kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes the outputs of
-sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model of up to 2^29
-stored numbers that has norms over a root runs in fp16 on the inputs given, or once on sampled ones:
-`rms_norm` and `group_norm` change those whose squares are beyond a quarter of 65504, whatever that costs. The
-notes of the surgery say what was gained; its refusals, what was not kept, what keeps ops off the ANE still,
-and what a conversion lost or reports call wrong: other passes repair that, by name.
+and as good an end is preferred. A trial is kept only if no op that was legal becomes illegal, the expected
+time does not rise, neither weights nor flop, bytes moved or ops grow much without a clear gain in time, and
+something is better: less time, or, in equal time, less that cannot run on the ANE at all, fewer switches
+between units, fewer findings; or a gain was measured on the target, which counts more than the estimate and
+is named (`sequence_layout`). A pass that changes what the model gives back (`select_last_token`) is kept only
+for a decoder, where each position sees those before it alone; one that makes inputs and outputs fp16, only
+where the target pays for the casts. `keep_interface` rules out both. A pass that rounds values
+(`compute_fp16`) is kept only where more runs on the ANE for it, or the time falls by a tenth. What then makes
+the outputs of sampled inputs less exact, in fp16 or in the arithmetic of the chip, is undone. Last, a model
+of up to 2^29 stored numbers that has norms over a root runs in fp16 on the inputs given, or once on sampled
+ones: `rms_norm` and `group_norm` change those whose squares are beyond a quarter of 65504, whatever that
+costs. The notes of the surgery say what was gained; its refusals, what was not kept, what keeps ops off the
+ANE still, and what a conversion lost or reports call wrong: other passes repair that, by name.
 
 Refuses when no candidate makes the model stand better.
 

@@ -150,7 +150,8 @@ class _Composed:
         if self.timed and not start.held.was_layers:
             gain = end.score.worth(start.score)
         else:
-            gain = next(filter(None, (worth_on(aim, start.held, end.held) for aim in self.aims)), "")
+            with start.known.within():
+                gain = next(filter(None, (worth_on(aim, start.held, end.held) for aim in self.aims)), "")
         if not gain and any(finding.kind == "numeric" for finding in start.findings):
             now, was = self.outputs.undefined(end), self.outputs.undefined(start)
             return "outputs that are NaN or infinite on inputs of 0 or 1 are finite" if now < was else ""

@@ -205,13 +205,14 @@ class Search:
         Of those found, each but the last, where the model grew. Of the others one that gained nothing, or made
         something much larger, or larger in any way where a later step replaced something that it made.
         """
-        step, old, new = trial.steps[-1], trial.before, trial.score
+        step, old = trial.steps[-1], trial.before
         if old is None or self.measured([step], self.start):
             return False
         if step in self.found:
             return step is not end.steps[-1] and end.score.grows(self.begun.score)
         if step.essential or step.name in self.wanted or not self.timed:
             return False
+        new = trial.score
         made = {name for change in trial.session.changes for name in change.after}
         later = [change for one in end.way[len(trial.steps) :] for change in one.session.changes]
         replaced = any(name in made for change in later for name in change.before)

@@ -68,7 +68,7 @@ def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     return opened
 
 
-TEMPORARY = re.compile(r"(?:/[^/\s]+)*/\.anesurgery-[0-9a-f]{32}/new/[^/\s]+/model\.mlpackage")
+TEMPORARY = re.compile(r"(?:/[^/\s]+)*/\.anesurgery-[0-9a-f-]+/new/[^/\s]+/model\.mlpackage")
 """Where an MLModel is that a call gave back: a place that no caller named."""
 THIS = "this MLModel"
 

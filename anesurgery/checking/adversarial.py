@@ -44,11 +44,15 @@ from anesurgery.semantics.reading import is_tensor, number
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
-"""The kinds of rounds, the most telling first."""
+ROUNDS = tuple(
+    "normal special nonfinite ties offset cancelling large small rows channels largest".split()  # noqa: SIM905
+)
+"""The kinds of rounds, the most telling first; of channels the rows stand along another axis than the last."""
+OF_INTEGERS = ("normal", "special", "ties", "large", "largest")
+"""Those that differ where no floats are drawn."""
 PEAKS = {"peak": 1, "dip": -1}
 """Kinds of rows with one number, and its sign."""
-AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows")
+AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows", "channels")
 """Rounds after which these kinds give way to small numbers, among which are the edges of floats: a site of few
 numbers has no room for all edges in less."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
@@ -61,7 +65,7 @@ MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds: 4 MiB of fp32, more than a core keeps in its cache."""
 PERIOD = 65_521
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
-SEVERAL, IN_SMALL = 1 << 14, ("rows",)
+SEVERAL, IN_SMALL = 1 << 14, ("rows", "channels")
 """Numbers in a round above which a site does without some kinds."""
 FEW_ROWS = 8
 """Rows at which two tables differ that are looked at: one would show it, and each is one more row to draw."""
@@ -187,13 +191,8 @@ class Drawing:
             return _some(rng, _uniform(rng, shape, -1, 1) * np.float32(largest), 0.5, self._far_edges(dtype))
         if kind == "ties":
             return rng.integers(-1, 2, shape, np.int8).astype(np.float32)
-        if kind == "rows":
-            axis = int(rng.choice([-1, int(rng.integers(normal.ndim))])) if normal.ndim > 1 else -1
-            return (
-                np.moveaxis(_flat_rows(rng, np.moveaxis(normal, axis, -1)), -1, axis)
-                if normal.ndim
-                else normal * 0
-            )
+        if kind in ("rows", "channels"):
+            return _flat_rows(rng, normal, turned=kind == "channels" and normal.ndim > 1)
         if kind in PEAKS:
             axes = int(rng.integers(1, normal.ndim)) if normal.ndim > 1 else 0
             return PEAKS[kind] * _alone(rng, np.abs(normal), axes)
@@ -292,13 +291,16 @@ class Drawing:
             return values.astype(dtype)
 
 
-def _flat_rows(rng: np.random.Generator, values: Array) -> Array:
+def _flat_rows(rng: np.random.Generator, values: Array, *, turned: bool) -> Array:
     """Values with rows of zeros, rows that do not vary, and rows of one number: the ends of norms.
 
-    Where there are several rows, some are of each kind.
+    Where there are several rows, some are of each kind; turned, they stand along another axis than the last.
     """
-    if not values.size:
-        return values
+    if not values.ndim or not values.size:
+        return values * 0
+    if turned:
+        axis = int(rng.integers(values.ndim - 1))
+        return np.moveaxis(_flat_rows(rng, np.moveaxis(values, axis, -1), turned=False), -1, axis)
     several = [a for a in range(1, values.ndim) if math.prod(values.shape[:a]) > 1]
     axes = int(rng.choice([0, *several * 2]))
     shape = (*values.shape[:axes], *(1,) * (values.ndim - axes))
@@ -439,7 +441,7 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
         weight: how many numbers its largest constant holds.
         floats: does it read floats?
     """
-    kinds = [kind for kind in ROUNDS if nonfinite or kind != "nonfinite"]
+    kinds = [kind for kind in (ROUNDS if floats else OF_INTEGERS) if nonfinite or kind != "nonfinite"]
     if numbers + weight > HUGE:
         return kinds[:2] if floats else ["special"]
     if numbers > MANY:

@@ -35,7 +35,67 @@ PRODUCTS: dict[str, str] = {
     for product in products.split(",")
 }
 """Product -> its chip, by the name that says which."""
-_PLAIN = {product.lower(): chip for product, chip in PRODUCTS.items()}
+IDENTIFIERS: dict[str, str] = {
+    identifier: product
+    for product, identifiers in {
+        "iPhone XS": "iPhone11,2",
+        "iPhone XS Max": "iPhone11,4 iPhone11,6",
+        "iPhone XR": "iPhone11,8",
+        "iPhone 11": "iPhone12,1",
+        "iPhone 11 Pro": "iPhone12,3",
+        "iPhone 11 Pro Max": "iPhone12,5",
+        "iPhone SE 2": "iPhone12,8",
+        "iPhone 12 mini": "iPhone13,1",
+        "iPhone 12": "iPhone13,2",
+        "iPhone 12 Pro": "iPhone13,3",
+        "iPhone 12 Pro Max": "iPhone13,4",
+        "iPhone 13 mini": "iPhone14,4",
+        "iPhone 13": "iPhone14,5",
+        "iPhone 13 Pro": "iPhone14,2",
+        "iPhone 13 Pro Max": "iPhone14,3",
+        "iPhone SE 3": "iPhone14,6",
+        "iPhone 14": "iPhone14,7",
+        "iPhone 14 Plus": "iPhone14,8",
+        "iPhone 14 Pro": "iPhone15,2",
+        "iPhone 14 Pro Max": "iPhone15,3",
+        "iPhone 15": "iPhone15,4",
+        "iPhone 15 Plus": "iPhone15,5",
+        "iPhone 15 Pro": "iPhone16,1",
+        "iPhone 15 Pro Max": "iPhone16,2",
+        "iPhone 16": "iPhone17,3",
+        "iPhone 16 Plus": "iPhone17,4",
+        "iPhone 16e": "iPhone17,5",
+        "iPhone 16 Pro": "iPhone17,1",
+        "iPhone 16 Pro Max": "iPhone17,2",
+        "iPhone 17": "iPhone18,3",
+        "iPhone 17 Pro": "iPhone18,1",
+        "iPhone 17 Pro Max": "iPhone18,2",
+        "iPhone Air": "iPhone18,4",
+        "iPad mini 5": "iPad11,1 iPad11,2",
+        "iPad Air 3": "iPad11,3 iPad11,4",
+        "iPad 8": "iPad11,6 iPad11,7",
+        "iPad 9": "iPad12,1 iPad12,2",
+        "iPad Air 4": "iPad13,1 iPad13,2",
+        "iPad Air 5": "iPad13,16 iPad13,17",
+        "iPad 10": "iPad13,18 iPad13,19",
+        "iPad mini 6": "iPad14,1 iPad14,2",
+        "iPad mini 7": "iPad16,1 iPad16,2",
+    }.items()
+    for identifier in identifiers.split()
+}
+"""What a device calls itself (Xcode's list of devices) -> the product, as in theapplewiki.com/wiki/Models."""
+
+
+def _plain(words: str) -> str:
+    """A name as people write it: "iphone13", "iPhone-13" and "iPhone 13" are one, and "A15 Bionic" is A15."""
+    return re.sub(r"[\s_-]+|bionic", "", words.lower())
+
+
+_PLAIN = {
+    **{_plain(chip): chip for chip in PRODUCTS.values()},
+    **{_plain(product): chip for product, chip in PRODUCTS.items()},
+    **{_plain(identifier): PRODUCTS[product] for identifier, product in IDENTIFIERS.items()},
+}
 LINES = re.compile(
     r"(?:macbook(?: air| pro)?|mac (?:mini|studio|pro)|imac|ipad (?:pro|air))\s+(?P<chip>[am]\d+.*)",
     re.IGNORECASE,
@@ -48,7 +108,7 @@ def chip_of(words: str) -> str:
     """The chip of a product, or the words as they are where they name none: "iPhone 15 Pro" is "A17 Pro"."""
     plain = " ".join(_GENERATION.sub(r" \1", words).split())
     line = LINES.fullmatch(plain)
-    return line["chip"] if line else _PLAIN.get(plain.lower(), words)
+    return line["chip"] if line else _PLAIN.get(_plain(plain), words)
 
 
 GIB = 1 << 30

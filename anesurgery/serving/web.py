@@ -158,7 +158,9 @@ async def index(request: Request) -> Response:
         return answer
     limits = request.app.state.jobs.limits
     recipes = [name for name in registry.recipe_names() if name != "auto"]
-    told = {"recipes": recipes, "targets": [*GROUPS, *PRODUCTS], "limits": limits}
+    phones = [product for product in PRODUCTS if product.startswith("iPhone")]
+    targets = [*phones[::-1], *GROUPS, *(product for product in PRODUCTS if product not in phones)]
+    told = {"recipes": recipes, "targets": targets, "limits": limits}
     return HTMLResponse(_templates().get_template("front.html").render(told))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.errors import SurgeryError, UnknownName
-from anesurgery.placement.target import PRODUCTS, Target, chip_of
+from anesurgery.placement.target import IDENTIFIERS, PRODUCTS, Target, chip_of
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ from anesurgery.placement.target import PRODUCTS, Target, chip_of
         ("iPhone 15 Pro", "A17 Pro"),
         ("iphone 13 pro/iOS 17", "A15/iOS 17"),
         ("iPhone SE (3rd generation)", "A15"),
+        ("iphone13", "A15"),
+        ("iphone-15-pro-max", "A17 Pro"),
+        ("iPhone14,5/iOS 17", "A15/iOS 17"),
+        ("iphone18,1", "A19 Pro"),
+        ("iPad13,16", "M1"),
+        ("A15 Bionic", "A15"),
+        ("a17pro", "A17 Pro"),
         ("MacBook Air M2", "M2"),
         ("Mac mini M4 Pro/macOS 15", "M4 Pro/macOS 15"),
         ("iPad Pro M4/iOS 18", "M4/iOS 18"),
@@ -30,6 +37,11 @@ def test_a_product_is_its_chip(text: str, said: str) -> None:
 def test_every_product_has_a_chip_that_is_known() -> None:
     assert all(len(Target.parse(product).chips) == 1 for product in PRODUCTS)
     assert {chip_of(product) for product in PRODUCTS} == set(PRODUCTS.values())
+
+
+def test_every_product_says_what_it_calls_itself() -> None:
+    """Of iPad Pros and other iPad Airs a line of products is known only, whose chip is named."""
+    assert set(IDENTIFIERS.values()) == set(PRODUCTS)
 
 
 def test_what_is_no_product_says_what_is_near() -> None:

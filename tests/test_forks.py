@@ -178,6 +178,35 @@ def test_a_child_has_a_temporary_folder_of_its_own(saved: Path) -> None:
     assert ours.is_dir()
 
 
+ORDER = """
+import os, threading, time
+from anesurgery import mil
+inside = threading.Event()
+def build():
+    with mil.HOST:
+        inside.set()
+        time.sleep(0.5)
+        with mil.quiet_host():
+            pass
+thread = threading.Thread(target=build)
+thread.start()
+inside.wait()
+if not os.fork():
+    os._exit(0)
+os.wait()
+thread.join()
+print("both")
+"""
+
+
+def test_a_fork_takes_the_locks_in_the_order_of_a_build() -> None:
+    """In the other order the fork has the inner one, and both wait for ever."""
+    done = subprocess.run(
+        [sys.executable, "-c", ORDER], capture_output=True, text=True, check=False, timeout=GENEROUS
+    )
+    assert done.stdout == "both\n", done.stderr
+
+
 LEAVES = """
 import os, sys, anesurgery as ane
 from pathlib import Path

@@ -63,7 +63,6 @@ ROOMS = tuple(
         text
         mil
         ops
-        forking
         doors
         registry
         errors

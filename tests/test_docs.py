@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import re
 import shlex
 import shutil
@@ -136,7 +137,9 @@ def run_commands(text: str) -> None:
         if words[:2] == ["python", "-c"]:
             exec(compile(words[2], line, "exec", dont_inherit=True), {})
         if words[:1] == ["anesurgery"]:
+            words, into = (words[:-2], words[-1]) if words[-2:-1] == [">"] else (words, os.devnull)
             done = CliRunner().invoke(app, words[1:])
+            Path(into).write_text(done.stdout, encoding="utf-8")
             assert done.exit_code < BAD_INPUT, f"{line}\n{done.output}"
             assert done.exception is None or isinstance(done.exception, SystemExit), line
             print(done.output)

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, cast
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,6 +120,13 @@ def exclusive() -> Iterator[None]:
             often = _CALLS.pop()
             if not _CALLS:
                 gc.set_threshold(*often)
+
+
+@contextmanager
+def patched(holder: Any, name: str, value: Any) -> Iterator[None]:
+    """Give an attribute of coremltools another value, while no other thread builds and no process is forked."""
+    with exclusive(), patch.object(holder, name, value):
+        yield
 
 
 def quiet_host() -> Silence:

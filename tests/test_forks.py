@@ -178,6 +178,22 @@ def test_a_child_has_a_temporary_folder_of_its_own(saved: Path) -> None:
     assert ours.is_dir()
 
 
+class Patched:
+    """Something that is patched."""
+
+    value = "before"
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_child_has_no_patch_of_another_thread() -> None:
+    def use() -> None:
+        assert Patched.value == "before"
+
+    with elsewhere(lambda: mil.patched(Patched, "value", "after"), seconds=0.5):
+        assert Patched.value == "after"
+        assert forked(use) == 0
+
+
 ORDER = """
 import os, threading, time
 from anesurgery import mil

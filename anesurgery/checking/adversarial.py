@@ -44,15 +44,12 @@ from anesurgery.semantics.reading import is_tensor, number
 
 Sampler = Callable[[Var, np.random.Generator], "Array | None"]
 
-ROUNDS = tuple(
-    "normal special nonfinite ties offset cancelling large small rows channels largest".split()  # noqa: SIM905
-)
-"""The kinds of rounds, the most telling first; of channels the rows stand along another axis than the last."""
-OF_INTEGERS = ("normal", "special", "ties", "large", "largest")
-"""Those that differ where no floats are drawn."""
+ROUNDS = ("normal", "special", "nonfinite", "ties", "offset", "cancelling", "large", "small", "rows", "largest")
+"""The kinds of rounds, the most telling first. In small sites "channels" follow: rows along another axis than
+the last, as channels are."""
 PEAKS = {"peak": 1, "dip": -1}
 """Kinds of rows with one number, and its sign."""
-AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows", "channels")
+AGAIN, IN_TURN = 2, ("offset", "cancelling", "rows")
 """Rounds after which these kinds give way to small numbers, among which are the edges of floats: a site of few
 numbers has no room for all edges in less."""
 CALLED = {"nonfinite": "infinities and NaN", "ties": "ties", "large": "large numbers"}
@@ -63,9 +60,9 @@ FEW = 3
 """Rounds of a site with many numbers: the first kinds, as each is a run of both sides."""
 MANY = 1 << 20
 """Numbers in a round above which a site gets few rounds: 4 MiB of fp32, more than a core keeps in its cache."""
-PERIOD = 65_521
+PERIOD = 262_139
 """Floats of a large value after which they come again: a prime, so that rows and columns differ."""
-SEVERAL, IN_SMALL = 1 << 14, ("rows", "channels")
+SEVERAL, IN_SMALL = 1 << 14, ("rows",)
 """Numbers in a round above which a site does without some kinds."""
 FEW_ROWS = 8
 """Rows at which two tables differ that are looked at: one would show it, and each is one more row to draw."""
@@ -441,7 +438,7 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
         weight: how many numbers its largest constant holds.
         floats: does it read floats?
     """
-    kinds = [kind for kind in (ROUNDS if floats else OF_INTEGERS) if nonfinite or kind != "nonfinite"]
+    kinds = [kind for kind in ROUNDS if nonfinite or kind != "nonfinite"]
     if numbers + weight > HUGE:
         return kinds[:2] if floats else ["special"]
     if numbers > MANY:
@@ -449,9 +446,8 @@ def schedule(numbers: int, nonfinite: bool, weight: int = 0, floats: bool = True
     if numbers > SEVERAL:
         return [kind for kind in kinds if kind not in IN_SMALL]
     again = max(1, min(REPEATS, -(-NUMBERS // max(numbers * len(kinds), 1))))
-    return kinds * min(again, AGAIN) + ["small" if kind in IN_TURN else kind for kind in kinds] * (
-        again - AGAIN
-    )
+    late = ["small" if kind in IN_TURN else kind for kind in kinds] * (again - AGAIN)
+    return kinds * min(again, AGAIN) + late + ["channels"] * (again if floats else 0)
 
 
 def untried(kinds: Collection[str], nonfinite: bool, floats: bool) -> tuple[str, ...]:

@@ -200,7 +200,10 @@ def compare_numbers(
     floats = any(np_dtype(v).kind == "f" for v in sides.drawn)
     tried = Counter[str]()
     for kind in (*schedule(size, promise.tolerates_nonfinite, weight, floats), *(more if floats else ())):
-        numbers = drawn_numbers(sides.drawn, drawing, kind, rng)
+        own = (
+            np.random.default_rng(tried[kind]) if kind == "channels" else rng
+        )  # what follows is drawn as without
+        numbers = drawn_numbers(sides.drawn, drawing, kind, own)
         meet = {"small": edged, "nonfinite": crossed if tried[kind] % 2 == 0 else None}.get(kind)
         if meet is not None:
             plain = {v: x.numpy() for v, x in numbers.items()}

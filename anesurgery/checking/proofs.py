@@ -12,7 +12,7 @@ import itertools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,6 +27,7 @@ from anesurgery.checking.adversarial import (
     drawn_shape,
     evaluator,
     length_of,
+    symbols_of,
     weights,
     with_rows,
 )
@@ -226,8 +227,6 @@ SHAPED = names("slice_by_index slice_by_size slice_update")
 
 ROOM = 1 << 18
 """Elements of a value up to which its rows stay: 1 MiB of fp32, which a core keeps in its cache."""
-LEAST_DRAWN = 64
-"""Elements that a value which is drawn keeps: of places in a table, several are tried in each round."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""
@@ -250,27 +249,26 @@ def _row_axes(site: Site) -> Iterator[Axes]:
 
 
 @contextmanager
-def on_fewer_rows(site: Site) -> Iterator[bool]:
+def on_fewer_rows(site: Site, whole: Collection[Var]) -> Iterator[bool]:
     """Let the values of a large site have fewer rows, along axes at each place of which both sides do the same.
 
-    No constant has such an axis. False where there is none, and nothing is cut.
+    Args:
+        site: the edit.
+        whole: what is drawn whole: no such axis is one of theirs, nor of a constant.
+
+    Yields:
+        Is anything cut?
     """
     with ExitStack() as cuts:
         cut = False
-        for axes in _row_axes(site) if _largest(site) > ROOM else ():
-            rows, whole = _enough(site, axes)
-            if rows < whole and not any(map(is_stored, axes)):
+        for axes in _row_axes(site) if _largest(site) > ROOM and not symbols_of(site.drawn) else ():
+            (value, axis), *_ = axes.items()
+            there = drawn_shape(value)[axis]
+            rows = max(ROWS, there * ROOM // _largest(site))
+            if rows < there and not any(is_stored(v) or v in whole for v in axes):
                 cuts.enter_context(with_rows(axes, rows))
                 cut = True
         yield cut
-
-
-def _enough(site: Site, axes: Axes) -> tuple[int, int]:
-    """How many rows are enough, and how many there are."""
-    (value, axis), *_ = axes.items()
-    whole = drawn_shape(value)[axis]
-    drawn = min((math.prod(drawn_shape(v)) // whole for v in site.drawn if v in axes), default=1)
-    return max(ROWS, -(-LEAST_DRAWN // max(drawn, 1)), whole * ROOM // _largest(site)), whole
 
 
 def _largest(site: Site) -> int:

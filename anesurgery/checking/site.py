@@ -152,14 +152,14 @@ def _with_memo(
 
 
 def _on_few(site: Site, sample: Sampler, seed: int, promise: Promise) -> SiteCheck | None:
-    """The check of a large site on fewer rows, where these stand for all; None where it does not pass."""
+    """The check of a large site on fewer rows, where these stand for all; None where it does not pass.
 
-    def few(var: Var, rng: np.random.Generator) -> Any:
-        values = sample(var, rng)
-        return None if values is None else np.asarray(values)[tuple(map(slice, drawn_shape(var)))]
-
-    with on_fewer_rows(site) as cut, suppress(InterpretError, Refused):
-        result = _checked(site, few, seed, promise, NOTHING) if cut else None
+    Integers keep theirs: each is another place of a table. So does what a pass draws by itself.
+    """
+    rng = np.random.default_rng(seed)
+    whole = {v for v in site.drawn if np_dtype(v).kind != "f" or sample(v, rng) is not None}
+    with on_fewer_rows(site, whole) as cut, suppress(InterpretError, Refused):
+        result = _checked(site, sample, seed, promise, NOTHING) if cut else None
         if isinstance(result, SiteCheck) and result.within(promise.tolerance):
             return result
     return None

@@ -13,14 +13,13 @@ from contextlib import redirect_stderr
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from anesurgery.errors import SurgeryError
 from anesurgery.files.mil_types import ELEMENTS, sizes_of_type
 from anesurgery.files.progress import advance, work
-from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, quiet_host
+from anesurgery.mil import Array, Var, exclusive, is_compressed, operands, patched, quiet_host
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.splitting.carving import Stretch, carve
@@ -143,7 +142,7 @@ def compress(
     named = op_name(places[0][0].inputs[places[0][1]])
     with quiet_host():
         from coremltools.optimize.coreml import _quantization_passes as host
-    with quiet_host(), patch.object(host, BARS, lambda ops, **_: ops):
+    with quiet_host(), patched(host, BARS, lambda ops, **_: ops):
         try:
             getattr(host, KINDS[mode.kind][1])(mode.config([named], smallest)).apply(program)
         except (ValueError, ModuleNotFoundError) as error:
@@ -176,7 +175,7 @@ def apply_configs(model: Any, chosen: Mapping[str, Mode], smallest: int = SMALLE
 
         for kind, of_kind in kinds.items():
             if of_kind:
-                with work(len(of_kind), "weights"), patch.object(bars, BARS, partial(_counted, of_kind)):
+                with work(len(of_kind), "weights"), patched(bars, BARS, partial(_counted, of_kind)):
                     model = getattr(host, KINDS[kind][1])(model, config_of(kind, of_kind, smallest))
     return model
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from anesurgery.mil import (
     exclusive,
     is_symbolic,
     nesting,
+    patched,
     quiet_host,
     retype_defaults,
     types,
@@ -90,13 +90,13 @@ def reading(fetch: FetchWeight) -> Iterator[None]:
             return tuple(None for _ in kinds)
 
     with (
-        patch.object(HostOperation, "_auto_val", values),
-        patch.object(reader, "_load_value", _values(fetch)),
-        patch.object(reader, "_load_operation", _operations()),
-        patch.object(InputSpec, "validate_inputs", check),
-        patch.object(helper, "get_proto_dim", size),
-        patch.object(control_flow, "get_existing_symbol", _names()),
-        patch.object(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
+        patched(HostOperation, "_auto_val", values),
+        patched(reader, "_load_value", _values(fetch)),
+        patched(reader, "_load_operation", _operations()),
+        patched(InputSpec, "validate_inputs", check),
+        patched(helper, "get_proto_dim", size),
+        patched(control_flow, "get_existing_symbol", _names()),
+        patched(type_mapping, "get_type_info", lru_cache(None)(type_mapping.get_type_info)),
     ):
         yield
 
@@ -434,7 +434,7 @@ def _in_file(var: Var, offset: int) -> Any:
 @contextmanager
 def without_weights() -> Iterator[None]:
     """Let coremltools' exporter write no weight file, for a specification of which only the rest is needed."""
-    with patch.object(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
+    with patched(writer.MILProtoExporter, "create_file_value", lambda self, var: _in_file(var, 0)):
         yield
 
 

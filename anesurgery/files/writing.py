@@ -15,6 +15,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -30,6 +31,8 @@ from anesurgery.errors import LoadError
 
 SCRATCH = ".anesurgery-"
 """How the names of scratch folders begin; their inode follows, in hexadecimal digits, and a random part."""
+UNNAMED = re.compile(re.escape(SCRATCH) + "[0-9a-f]{16}")
+"""The name of one that does not state its inode yet; nothing is in it."""
 NEW, OLD = "new", "old"
 """Folders in it: what is being made, and what had to be moved aside."""
 OTHERS_WRITE = 0o022
@@ -175,9 +178,9 @@ def _recover(scratch: Path) -> None:
     if not stat.S_ISDIR(state.st_mode):
         _warn(scratch)
         return
-    if not _states_inode(scratch, state):
+    if UNNAMED.fullmatch(scratch.name):
         with suppress(OSError):
-            os.rmdir(scratch)  # an empty one: its maker died before it gave it a name, or makes another one
+            os.rmdir(scratch)  # an empty one: its maker died before it stated the inode, or makes another one
     handle = os.open(scratch, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails where its maker lives, or nobody can tell

@@ -83,7 +83,7 @@ IDENTIFIERS: dict[str, str] = {
     }.items()
     for identifier in identifiers.split()
 }
-"""What a device calls itself (Xcode's list of devices) -> the product, as in theapplewiki.com/wiki/Models."""
+"""What a device calls itself -> the product; as in yuetyam/jyutping (UIDevice+modelName.swift)."""
 
 
 def _plain(words: str) -> str:

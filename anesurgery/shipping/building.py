@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
@@ -36,7 +35,17 @@ from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, blocks, is_compressed, is_constexpr, mb, quiet_host, replace_uses
+from anesurgery.mil import (
+    Array,
+    Program,
+    blocks,
+    is_compressed,
+    is_constexpr,
+    mb,
+    patched,
+    quiet_host,
+    replace_uses,
+)
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -315,9 +324,7 @@ class _Builder:
         place, record = self.out / STAGES / f"{name}{suffix}", self.out / STAGES / f"{name}.json"
         if not (place.exists() and _read(record) == key):
             record.unlink(missing_ok=True)  # before the place changes, or it would speak of another one
-            with patch.object(
-                mb, "name_count", defaultdict(int)
-            ):  # names that do not depend on what ran before
+            with patched(mb, "name_count", defaultdict(int)):  # names that do not depend on what ran before
                 write_atomically(place, make, overwrite=True)
             arrays.write_text(record, json.dumps(key))
         return place

@@ -13,13 +13,12 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
 
 from anesurgery.files import arrays
-from anesurgery.mil import Array, quiet_host
+from anesurgery.mil import Array, patched, quiet_host
 
 LEAST = 1 << 20
 """Bytes from which on an array is worth a file of its own: a choice, so that a model is not thousands of files.
@@ -108,9 +107,9 @@ def mapped_constants(folder: Path) -> Iterator[None]:
         return inferred
 
     with ExitStack() as stack:
-        stack.enter_context(patch.object(Operation, "_auto_val", values))
+        stack.enter_context(patched(Operation, "_auto_val", values))
         overflows = staticmethod(_in_pieces(FP16ComputePrecision.fp16_overflow))
-        stack.enter_context(patch.object(FP16ComputePrecision, "fp16_overflow", overflows))
+        stack.enter_context(patched(FP16ComputePrecision, "fp16_overflow", overflows))
         yield
 
 

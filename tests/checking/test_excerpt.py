@@ -9,8 +9,9 @@ import pytest
 
 from anesurgery.checking import proofs
 from anesurgery.checking.adversarial import drawn_shape
-from anesurgery.checking.grades import Grade
+from anesurgery.checking.grades import REASSOCIATED, Grade, Promise, SiteCheck
 from anesurgery.checking.proofs import constants_among, on_fewer_rows, row_axes, site_of
+from anesurgery.checking.site import check_site
 from anesurgery.interpret.arithmetic.symbolic import Symbolic
 from anesurgery.mil import Var, mb, types
 
@@ -156,7 +157,7 @@ def heads(mask: Any) -> Any:
 
 def test_of_a_large_site_a_few_heads_are_looked_at() -> None:
     site = heads(np.triu(np.full((1, 1, 256, 256), -1e4, np.float32), 1))
-    with on_fewer_rows(site) as cut:
+    with on_fewer_rows(site, ()) as cut:
         assert cut
         assert drawn_shape(site.drawn[0]) == (1, 4, 256, 256)
         proof = proofs.prove(site)
@@ -168,5 +169,117 @@ def test_of_a_large_site_a_few_heads_are_looked_at() -> None:
 def test_rows_for_which_a_constant_differs_are_all_looked_at() -> None:
     uneven = np.zeros((1, 12, 256, 256), np.float32)
     uneven[0, 11] = -1e4
-    with on_fewer_rows(heads(uneven)) as cut:
+    with on_fewer_rows(heads(uneven), ()) as cut:
         assert not cut
+
+
+WEIGHT = np.random.default_rng(0).standard_normal((32, 32)).astype(np.float32)
+KERNEL = np.random.default_rng(0).standard_normal((8, 4, 3, 3)).astype(np.float32)
+LARGE: dict[str, tuple[tuple[int, ...], Any, Any, Any]] = {
+    "heads": (
+        (1, 12, 256, 256),
+        lambda x: mb.softmax(x=mb.real_div(x=x, y=8.0)),
+        lambda x: mb.softmax(x=mb.mul(x=x, y=0.125)),
+        lambda x: mb.softmax(x=mb.mul(x=x, y=0.12625)),
+    ),
+    "tokens": (
+        (1, 16384, 32),
+        lambda x: mb.linear(x=mb.mul(x=x, y=2.0), weight=WEIGHT),
+        lambda x: mb.linear(x=mb.add(x=x, y=x), weight=WEIGHT),
+        lambda x: mb.linear(x=mb.mul(x=x, y=2.02), weight=WEIGHT),
+    ),
+    "images": (
+        (128, 4, 32, 32),
+        lambda x: mb.conv(x=mb.mul(x=x, y=2.0), weight=KERNEL),
+        lambda x: mb.conv(x=mb.add(x=x, y=x), weight=KERNEL),
+        lambda x: mb.mul(x=mb.conv(x=x, weight=KERNEL), y=0.0),
+    ),
+    "rows of a norm": (
+        (8, 1024, 64),
+        lambda x: mb.layer_norm(x=mb.mul(x=x, y=2.0), axes=[-1], epsilon=1e-5),
+        lambda x: mb.layer_norm(x=mb.add(x=x, y=x), axes=[-1], epsilon=1e-5),
+        lambda x: mb.real_div(x=mb.layer_norm(x=x, axes=[-1], epsilon=1e-5), y=mb.mul(x=x, y=0.0)),
+    ),
+}
+"""Shape, and an old side, a new one that is right, and one that is 1 % off, zero or no number."""
+
+
+def large(shape: tuple[int, ...], *sides: Any, dtype: Any = types.fp32) -> tuple[list[Var], list[Any]]:
+    """The results of several sides of one input, and all ops but constants."""
+    made: list[Var] = []
+
+    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)])
+    def program(x: Var) -> Any:
+        made.extend(side(x) for side in sides)
+        return made
+
+    return made, [op for op in program.functions["main"].operations if op.op_type != "const"]
+
+
+def checked(kind: str, right: bool) -> Any:
+    shape, old, new, wrong = LARGE[kind]
+    (a, b), ops = large(shape, old, new if right else wrong)
+    return check_site(
+        [(a, b)], ops[ops.index(a.op) + 1 :], lambda var, rng: None, promise=Promise(REASSOCIATED)
+    )
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_site_that_is_right_is_checked_on_few_rows(kind: str) -> None:
+    result = checked(kind, right=True)
+    assert result.within(REASSOCIATED)
+    shape, old, new, _ = LARGE[kind]
+    (a, b), ops = large(shape, old, new)
+    with on_fewer_rows(site_of([(a, b)], ops[ops.index(a.op) + 1 :], []), ()) as cut:
+        assert cut
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_a_large_site_that_is_wrong_is_refuted(kind: str) -> None:
+    result = checked(kind, right=False)
+    assert isinstance(result, SiteCheck)
+    assert not result.within(REASSOCIATED)
+
+
+MIXED: dict[str, tuple[Any, Any]] = {
+    "a running sum": (lambda x: mb.cumsum(x=x, axis=0), lambda x: mb.mul(x=mb.cumsum(x=x, axis=0), y=1.0)),
+    "a sum over all": (
+        lambda x: mb.sub(x=x, y=mb.reduce_sum(x=x, axes=[0, 1], keep_dims=True)),
+        lambda x: mb.add(x=x, y=mb.mul(x=mb.reduce_sum(x=x, axes=[0, 1], keep_dims=True), y=-1.0)),
+    ),
+    "rows in another order": (lambda x: mb.reverse(x=x, axes=[0]), lambda x: mb.reverse(x=x, axes=[0])),
+}
+
+
+@pytest.mark.parametrize("kind", MIXED)
+def test_along_an_axis_that_is_mixed_nothing_is_cut(kind: str) -> None:
+    (a, b), ops = large((4096, 128), *MIXED[kind])
+    site = site_of([(a, b)], ops[ops.index(a.op) + 1 :], [])
+    with on_fewer_rows(site, ()):
+        assert drawn_shape(site.drawn[0])[0] == 4096
+
+
+def test_each_place_of_a_table_is_looked_up_as_often_as_before() -> None:
+    """One row of 2,048 is wrong, which 64 ids of 512 would rarely meet."""
+    table = np.random.default_rng(0).standard_normal((2048, 64)).astype(np.float32)
+    wrong = table.copy()
+    wrong[2000] += 1
+    (a, b), ops = large(
+        (1, 512),
+        lambda x: mb.gather(x=table, indices=x, axis=0),
+        lambda x: mb.matmul(
+            x=mb.one_hot(indices=x, one_hot_vector_size=2048, on_value=1.0, off_value=0.0), y=wrong
+        ),
+        dtype=types.int32,
+    )
+    site = site_of([(a, b)], ops[ops.index(a.op) + 1 :], [])
+    with on_fewer_rows(site, set(site.drawn)) as cut:
+        assert not cut
+
+    def ids(var: Var, rng: np.random.Generator) -> Any:
+        return rng.integers(0, 2048, (1, 512)).astype(np.int32)
+
+    for seed in range(4):
+        result = check_site([(a, b)], ops[ops.index(a.op) + 1 :], ids, seed, promise=Promise(REASSOCIATED))
+        assert isinstance(result, SiteCheck)
+        assert not result.within(REASSOCIATED)

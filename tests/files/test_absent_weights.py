@@ -29,7 +29,7 @@ def attention() -> Program:
     def program(ids: Var) -> Any:
         x = mb.gather(x=table, indices=ids, axis=0, name="embedded")
         scores = mb.add(x=mb.matmul(x=x, y=x, transpose_y=True, name="products"), y=mask, name="scores")
-        mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x, name="mixed")
+        mixed = mb.matmul(x=mb.softmax(x=scores, axis=-1, name="shares"), y=x, name="mixed")
         return mb.linear(x=mixed, weight=table, name="logits")
 
     return program

@@ -243,6 +243,13 @@ def test_a_scratch_folder_is_for_its_owner(folder: Path) -> None:
 
 
 def test_a_maker_that_died_at_once_leaves_nothing(folder: Path) -> None:
-    (folder / f"{SCRATCH}def").mkdir(mode=0o700)
+    (folder / f"{SCRATCH}0123456789abcdef").mkdir(mode=0o700)
     saved(folder / "z")
     assert os.listdir(folder) == ["z"]
+
+
+def test_an_empty_folder_of_the_user_stays(folder: Path) -> None:
+    (folder / f"{SCRATCH}cache").mkdir(mode=0o700)
+    with pytest.warns(UserWarning, match="but no save made it"):
+        saved(folder / "z")
+    assert sorted(os.listdir(folder)) == [f"{SCRATCH}cache", "z"]

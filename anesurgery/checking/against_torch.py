@@ -646,7 +646,7 @@ def marked(values: Any) -> bool:
 def replayed(
     compute: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[torch.Tensor, ...], Callable[[Sequence[torch.Tensor]], Array | None]]:
-    """The tensors that a call was given, in lists too, and what it gives of others in their place."""
+    """Return the tensors in the arguments of a call, and a function that calls it again with other tensors."""
     leaves, form = tree_flatten((tuple(args), dict(kwargs)))
     places = [k for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
 
@@ -661,7 +661,7 @@ def replayed(
 
 
 def _guard_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The epsilon of a function that normalises, and what it gives with another; None twice of others."""
+    """Return the `eps` of a normalising function, and a function of another `eps`; (None, None) for others."""
     if not isinstance(kwargs.get("eps"), float):
         return None, None
     return kwargs["eps"], lambda epsilon: _numbers_of(lambda: func(*args, **{**kwargs, "eps": epsilon}))
@@ -713,7 +713,7 @@ def _watched(module: torch.nn.Module, calls: list[Call], functions: _Functions) 
 
 
 def _guard(part: torch.nn.Module, read: Sequence[torch.Tensor]) -> tuple[Any, Any]:
-    """The epsilon of a norm of one tensor, and what it gives with another; None twice of other modules."""
+    """Return the epsilon of a norm module, and a function of another epsilon; (None, None) for others."""
     names = [name for name in EPSILONS if isinstance(getattr(part, name, None), float)]
     if not names or len(read) != 1:
         return None, None
@@ -809,7 +809,7 @@ class _Runner(Interpreter):
         return lambda tensors: _numbers_of(lambda: compute(tensors))
 
     def guard(self, nodes: Sequence[Node]) -> tuple[Any, Any]:
-        """The epsilon of a norm that is one of some nodes, and what comes of another; else None twice."""
+        """Return the epsilon of the last node, and a function of another epsilon; (None, None) without."""
         last, schema = nodes[-1], getattr(nodes[-1].target, "_schema", None)
         names = [] if schema is None else [argument.name for argument in schema.arguments]
         place = names.index("eps") if "eps" in names else len(last.args)

@@ -278,8 +278,8 @@ class OutputComparison:
     kl: float | None
     """Mean KL(softmax a || softmax b) over the last axis in nats; None for integers, and without rows."""
     top_k: float | None
-    """Share of rows whose best entry in `a` is among the five best of `b`, entries as good counted against it;
-    None for rows of five or fewer, of which it would always be, and where `a` has no best entry."""
+    """Share of rows whose best entry in `a` is among the five best of `b`; ties count against it. None where a
+    row has five entries or fewer, or `a` has no best entry."""
     bad: int
     """Elements that are NaN or infinite on one side only, or in different ways."""
     compared: int

@@ -223,10 +223,10 @@ def _is_large(var: Var) -> bool:
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
 SHAPED = names("slice_by_index slice_by_size slice_update")
-"""Ops that hold the number of rows in a parameter; `lengths.evaluator` sees to that of a reshape."""
+"""Ops that hold the number of rows in a parameter; `adversarial.evaluator` adapts reshapes."""
 
 ROOM = 1 << 18
-"""Elements of a value up to which its rows stay: 1 MiB of fp32, which a core keeps in its cache."""
+"""A value with more elements is cut: 1 MiB in fp32, a choice."""
 
 Axes = dict[Var, int]
 """Value -> the axis of its rows."""

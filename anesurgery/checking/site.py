@@ -746,8 +746,7 @@ LOST = 1 / 8
 """Share of the largest number by which a side is off that has lost most of its digits: three binary digits of
 eleven are right then."""
 FEW_NUMBERS = 1 << 16
-"""Numbers read, weights among them, up to which it is tried: a choice, as it runs both sides several times
-more."""
+"""Sites that read more numbers, weights included, are not tried. A choice: both sides run several times."""
 
 
 @dataclass(frozen=True)

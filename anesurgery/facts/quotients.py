@@ -28,7 +28,7 @@ from anesurgery.semantics.reading import beside_number, ints, number
 from anesurgery.semantics.rows import summed
 
 FOLLOWED = frozenset({"add", "maximum", "clip", "tile"})
-"""Ops that may stand between a sum and the division: guards, and what repeats a value."""
+"""Ops that may stand between a sum and the division: guards and tiles."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def value_of(op: Operation) -> Var | None:
     return guarded[0]
 
 
-# Angles of quotients: `atan(y / x)`, and what tells the four quadrants apart, in whichever ops it is written.
+# Angles of quotients: `atan(y / x)` and the comparisons that choose a quadrant, in any spelling.
 #
 # `torch.atan2` is converted to an arc tangent of y / (x + a little) and many ops of comparisons. What such ops
 # mean is found by computing them, at points of all four quadrants.

@@ -428,8 +428,8 @@ FREE_OF_TABLES = names("matmul softmax")
 
 # Attention sinks: columns beside the scores that take their share of a softmax, and are dropped after it.
 #
-# Their scores do not depend on what is looked at, so that they are no keys. They stand behind those of the
-# tokens; the maximum of each row may be taken away before the softmax, which changes nothing.
+# Their scores do not depend on the keys. They follow the scores of the tokens. The maximum of each row may be
+# subtracted before the softmax, which changes nothing.
 
 
 def is_maximum_of(op: Operation, axis: int) -> bool:

@@ -34,7 +34,7 @@ SCRATCH = ".anesurgery-"
 UNNAMED = re.compile(re.escape(SCRATCH) + "[0-9a-f]{16}")
 """The name of one that does not state its inode yet; nothing is in it."""
 NEW, OLD = "new", "old"
-"""Folders in it: what is being made, and what had to be moved aside."""
+"""Folders in it, for the new model and for the old one where a system cannot exchange two names."""
 OTHERS_WRITE = 0o022
 """The bits of a mode that let the group or others write: a folder that has them may be somebody else's work."""
 PATIENCE = 30.0

@@ -14,8 +14,8 @@ RECURRENT = frozenset({"gru", "lstm", "rnn"})
 SAME = 1e-6
 """Relative difference below which two estimates are one."""
 CLEARLY = 0.9
-"""Of the cost before, what a model may have to be clearly faster; where its time is known and the band does not
-say so, of both. A choice, and not measured: a smaller gain is not told from none."""
+"""A model is clearly faster where its cost is at most this share of the cost before. Where a time is known and
+its band cannot tell, cost and time must both be. A choice, not measured."""
 
 DOUBT = 0.1
 """Share of a time that may hang on ops of which it is not known whether the ANE runs them. A choice."""

@@ -112,7 +112,7 @@ class Score:
 
     @classmethod
     def of(cls, inspections: Sequence[Inspection]) -> Score:
-        """Reads it off the inspection of each function."""
+        """Return the score of the inspections of all functions."""
         rows = [(i, row) for i, part in enumerate(inspections) for row in part.ops]
         on = [row for _, row in rows if row.preferred == "ane"]
         perhaps = [row for _, row in rows if row.preferred is None and row.legal is not False]
@@ -146,14 +146,14 @@ class Score:
 
     @classmethod
     def of_layers(cls, *inspections: Inspection) -> Score:
-        """Reads it off the inspections of networks, or of pipelines of some, without the constants."""
+        """Return the score of networks, or of pipelines of networks, without constants."""
         parts = [part for one in inspections for part in _parts(one)]
         constants = [{row.name for row in part.ops if row.op_type in CONSTANTS} for part in parts]
         return cls.of(list(map(_without, parts, constants)))
 
     @classmethod
     def of_upgraded(cls, loaded: Loaded, target: Target) -> Score:
-        """To compare with layers: casts of inputs and outputs do not count, since no layer says them either."""
+        """Return the score to compare with layers, which have no casts of inputs and outputs."""
         ends = map(_casts_at_ends, loaded.program.functions.values())
         return cls.of(list(map(_without, placed(loaded, target), ends)))
 

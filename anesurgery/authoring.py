@@ -16,13 +16,13 @@ from anesurgery import ops as ops
 from anesurgery import registry as registry
 from anesurgery.checking import adversarial as adversarial
 from anesurgery.checking import exactness as exactness
-from anesurgery.checking.adversarial import drawn_shape as drawn_shape
 from anesurgery.checking.grades import EXACT as EXACT
 from anesurgery.checking.grades import REASSOCIATED as REASSOCIATED
 from anesurgery.checking.grades import Grade as Grade
 from anesurgery.checking.grades import Promise as Promise
 from anesurgery.checking.grades import SiteCheck as SiteCheck
 from anesurgery.checking.grades import Tolerance as Tolerance
+from anesurgery.checking.lengths import drawn_shape as drawn_shape
 from anesurgery.errors import NO_MATCH as NO_MATCH
 from anesurgery.errors import InterfaceError as InterfaceError
 from anesurgery.errors import InterpretError as InterpretError

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import (
+from anesurgery.checking.grades import OutputComparison, compare_arrays
+from anesurgery.checking.lengths import (
     NOTHING,
     Declared,
     declared_lengths,
@@ -19,7 +20,6 @@ from anesurgery.checking.adversarial import (
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.grades import OutputComparison, compare_arrays
 from anesurgery.checking.lockstep import prove_models
 from anesurgery.checking.model_proofs import ModelProof
 from anesurgery.checking.trial_lengths import Plan, apart_lengths, plan_of

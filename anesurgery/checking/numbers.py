@@ -12,17 +12,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import (
-    Drawing,
-    crossed,
-    drawn_shape,
-    edged,
-    evaluator,
-    schedule,
-    untried,
-    weights,
-)
+from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
+from anesurgery.checking.lengths import drawn_shape, evaluator
 from anesurgery.errors import InterpretError, Refused, SurgeryError
 from anesurgery.interpret import Evaluator
 from anesurgery.interpret.arithmetic.double import Double

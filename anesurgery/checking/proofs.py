@@ -21,17 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.checking.adversarial import (
-    SMALL_CONSTANT,
-    address_bounds,
-    drawn_shape,
-    evaluator,
-    length_of,
-    symbols_of,
-    weights,
-    with_rows,
-)
+from anesurgery.checking.adversarial import SMALL_CONSTANT, address_bounds, weights
 from anesurgery.checking.grades import Grade
+from anesurgery.checking.lengths import drawn_shape, evaluator, length_of, symbols_of, with_rows
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import slice_back
 from anesurgery.interpret import Evaluator
@@ -223,7 +215,7 @@ def _is_large(var: Var) -> bool:
 ROWS = 2
 """Rows of an excerpt: one would be taken for an axis that broadcasts."""
 SHAPED = names("slice_by_index slice_by_size slice_update")
-"""Ops that hold the number of rows in a parameter; `adversarial.evaluator` adapts reshapes."""
+"""Ops that hold the number of rows in a parameter; `lengths.evaluator` adapts reshapes."""
 
 ROOM = 1 << 18
 """A value with more elements is cut: 1 MiB in fp32, a choice."""

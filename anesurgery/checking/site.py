@@ -16,24 +16,26 @@ import numpy as np
 
 from anesurgery.checking.adversarial import (
     AS_DRAWN,
-    NOTHING,
     PEAKS,
     Bounds,
-    Declared,
     Drawing,
-    Lengths,
     Sampler,
     address_bounds,
     constants_of,
-    drawn_shape,
-    evaluator,
     looked_up,
     places_taken,
     rows_apart,
+)
+from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
+from anesurgery.checking.lengths import (
+    NOTHING,
+    Declared,
+    Lengths,
+    drawn_shape,
+    evaluator,
     symbols_of,
     with_lengths,
 )
-from anesurgery.checking.grades import EXACT, PLAIN, REASSOCIATED, Grade, Promise, SiteCheck, Tolerance, weaker
 from anesurgery.checking.proofs import Site, on_fewer_rows, site_of
 from anesurgery.checking.trial_lengths import plan_of, span
 from anesurgery.errors import InterpretError, Refusal, Refused

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.checking.adversarial import (
+from anesurgery.checking.adversarial import constants_of
+from anesurgery.checking.lengths import (
     LONGEST_DRAWN,
     NOTHING,
     SYMBOL_LENGTH,
     Declared,
     Lengths,
-    constants_of,
     least_length,
     length_of,
     sizes_of,

@@ -20,18 +20,16 @@ import torch
 from anesurgery.checking.adversarial import (
     Bounds,
     Drawing,
-    Lengths,
     address_bounds,
     aimed,
     constants_of,
     crossed,
-    drawn_shape,
     looked_up,
     places_taken,
     rows_apart,
     targets,
-    with_lengths,
 )
+from anesurgery.checking.lengths import Lengths, drawn_shape, with_lengths
 from anesurgery.checking.matching import closeness
 from anesurgery.checking.numbers import (
     DRAWS,

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anesurgery import mil
-from anesurgery.checking.adversarial import drawn_shape
 from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.errors import PassError, Refusal
 from anesurgery.mil import (
     Array,

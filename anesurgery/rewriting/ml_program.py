@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
-from anesurgery.checking.adversarial import NOTHING, Declared, declared_lengths
 from anesurgery.checking.comparison import Comparison, compare_as_stored
+from anesurgery.checking.lengths import NOTHING, Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal, SurgeryError, UnknownName
 from anesurgery.files.interface import Interface, InterfaceChange, call_of, warn_of_names
 from anesurgery.files.package import Loaded, save, to_mlmodel

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import NOTHING, Declared
 from anesurgery.checking.grades import SiteCheck, psnr
+from anesurgery.checking.lengths import NOTHING, Declared
 from anesurgery.display import Drawn, drawn
 from anesurgery.errors import Named, Refusal, SurgeryError
 from anesurgery.files import arrays

@@ -11,6 +11,7 @@ are wrong has gone, and it loaded before. A run whose row is there is not run ag
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import re
@@ -245,6 +246,16 @@ def show(runs: Sequence[Run]) -> None:
         print(f"{', '.join(run.key)}: not applied: {run.failure}")
 
 
+def source() -> str:
+    """A digest of the library's source: rows of another one say nothing of this one."""
+    root = Path(ane.__file__).resolve().parent
+    digest = hashlib.blake2b(digest_size=6)
+    for folder in (root, root.parent / "passes", root.parent / "recipes"):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
 def read(file: Path) -> dict[tuple[str, str, str], Run]:
     """The runs whose rows are there."""
     lines = map(json.loads, file.read_text().splitlines() if file.exists() else ())
@@ -283,7 +294,7 @@ def main() -> None:
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=list(SOURCES))
     parser.add_argument("--targets", nargs="+", default=TARGETS)
     parser.add_argument("--folder", type=Path, default=FOLDER, help="keep models that are made there")
-    parser.add_argument("--rows", type=Path, help="JSON lines; rows.jsonl in the folder by default")
+    parser.add_argument("--rows", type=Path, help="JSON lines; by default a file in the folder for this source")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     chosen.folder.mkdir(parents=True, exist_ok=True)
@@ -292,7 +303,7 @@ def main() -> None:
     frontend.register()
     frontend.register_experts()
     with quiet_host():
-        runs = measure_missing(chosen, chosen.rows or chosen.folder / "rows.jsonl")
+        runs = measure_missing(chosen, chosen.rows or chosen.folder / f"rows-{source()}.jsonl")
     show(list(runs.values()))
     del kernels
 

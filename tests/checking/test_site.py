@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
 
-from anesurgery.checking.adversarial import ROUNDS, SYMBOL_LENGTH, Drawing, address_bounds
+from anesurgery.checking.adversarial import ROUNDS, Drawing, address_bounds
 from anesurgery.checking.grades import Grade, SiteCheck, Tolerance
+from anesurgery.checking.lengths import SYMBOL_LENGTH
 from anesurgery.checking.site import LARGEST_SITE
 from anesurgery.checking.trial_lengths import APART_LENGTHS, LONG
 from anesurgery.errors import ProofError

@@ -1,4 +1,4 @@
-"""Draw inputs that tell two computations apart: lengths, places, and numbers of every kind and scale.
+"""Draw inputs that tell two computations apart: places, and numbers of every kind and scale.
 
 Among them are both zeros, subnormals, ties, the whole range of integers, infinities and NaN. A round is one
 draw for all values that both sides read. What is known of a value (its interval, the table that it indexes)

@@ -37,6 +37,7 @@ ROOMS = tuple(
         commands
         serving
         explorer
+        coreai
         examples
         shipping
         show

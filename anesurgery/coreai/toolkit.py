@@ -102,21 +102,26 @@ def tensor(shape: Sequence[int], dtype: Any) -> Any:
     return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
 
 
-def constant(values: Array, dtype: str) -> Any:
-    """A constant op. Large ones are not copied: the array must stay as it is until the program is saved.
+def stored(values: Array, dtype: str) -> Any:
+    """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
 
     Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
     are given as packed bytes, the lowest bits first.
     """
     bits = int("".join(filter(str.isdigit, dtype)) or 8)
-    if bits < 8:
-        packed = pack(np.asarray(values), bits)
-        attribute = ir.DenseResourceElementsAttr.get_from_buffer(packed, "weight", tensor(values.shape, dtype))
-    elif values.size > RESOURCE and dtype != "bool":
-        whole = np.ascontiguousarray(values)
-        attribute = ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(values.shape, dtype))
-    else:
-        return ops.constant(np.array(values), element(dtype))
+    if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
+        return ops.create_constant_attr(np.array(values), element(dtype))
+    return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)
+
+
+def stored_bytes(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
+    """As `stored`, of numbers that are packed already."""
+    whole = np.ascontiguousarray(numbers)
+    return ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(shape, dtype))
+
+
+def constant(attribute: Any) -> Any:
+    """A constant op of what `stored` made."""
     return ops.ConstantOp(value=attribute).result
 
 

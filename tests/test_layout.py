@@ -37,9 +37,9 @@ ROOMS = tuple(
         commands
         serving
         explorer
+        coreai
         examples
         shipping
-        coreai
         show
         recipes
         passes

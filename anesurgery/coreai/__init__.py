@@ -1,1 +1,1 @@
-"""Apple's next format for neural networks, Core AI (`.aimodel`): written, run by Apple's runtime, and read."""
+"""Core AI: Apple's format for neural networks since iOS 27, `pip install 'anesurgery[coreai]'`."""

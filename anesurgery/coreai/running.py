@@ -7,7 +7,6 @@ model means the same to Apple and to this interpreter, not what a Mac or a Neura
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import signal
@@ -21,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
-from anesurgery.errors import InterpretError, LoadError, SurgeryError, UnknownName
+from anesurgery.errors import InterpretError, LoadError, UnknownName
 from anesurgery.interpret.state import States
 from anesurgery.mil import Array
 
@@ -38,12 +38,6 @@ DEADLY = {
 """Signal -> what Apple's runtime was seen to send it for."""
 ONLY_INTERPRETED = {"precision": "fp32", "listener": None, "device": "cpu", "member": None}
 """What only the interpreter takes -> its default, which says nothing."""
-MISSING = "Apple's Core AI runtime is not installed: pip install 'anesurgery[coreai]' (Python 3.11 or later)"
-
-
-def available() -> bool:
-    """Is Apple's package installed?"""
-    return importlib.util.find_spec("coreai") is not None
 
 
 def ask(
@@ -61,12 +55,10 @@ def ask(
         The answer as plain data, and the arrays that came with it.
 
     Raises:
-        SurgeryError: Apple's package is not installed.
-        LoadError: the child cannot read the model.
+        LoadError: Apple's package is not installed, or the child cannot read the model.
         InterpretError: it cannot run it, takes too long or dies.
     """
-    if not available():
-        raise SurgeryError(MISSING)
+    toolkit.require()
     with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
         place = Path(folder)
         (place / QUESTION).write_text(json.dumps({"task": task, "path": str(path.resolve()), **options}))
@@ -134,9 +126,8 @@ def run(
         The outputs by name, and the states after the call.
 
     Raises:
-        LoadError: the folder is no model of Core AI, or is damaged.
+        LoadError: the folder is no model of Core AI, or is damaged; or Apple's package is not installed.
         InterpretError: the inputs do not fit, or the runtime fails, dies or takes too long.
-        SurgeryError: Apple's package is not installed.
     """
     asset = Asset.open(Path(path).expanduser())
     arrays = {f"input:{name}": np.asarray(value) for name, value in values.items()}

@@ -12,7 +12,7 @@ import torch
 from core_ai_models import linear_asset, needs_core_ai, rehash, save_asset
 
 import anesurgery as ane
-from anesurgery.coreai import running
+from anesurgery.coreai import running, toolkit
 from anesurgery.errors import InterpretError, LoadError, SurgeryError, UnknownName
 
 pytestmark = needs_core_ai
@@ -105,7 +105,7 @@ def test_what_only_the_interpreter_takes_is_refused(linear: Path) -> None:
 
 
 def test_without_the_package_the_error_says_so(linear: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(running, "available", lambda: False)
+    monkeypatch.setattr(toolkit, "ABSENT", "No module named 'coreai'")
     with pytest.raises(SurgeryError, match=r"pip install 'anesurgery\[coreai\]'"):
         ane.run(linear, {"x": np.ones((2, 3))}, engine="coreai")
 

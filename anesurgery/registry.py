@@ -1,4 +1,4 @@
-"""Names of passes and recipes, found without importing them.
+"""Names of passes and recipes, found without importing them; formats and engines that rooms above bring.
 
 A pass over the ops of an ML Program lives in `passes/<name>.py`, one over the layers of a neural network in
 `passes/layers/<name>.py`, a recipe in a file of `recipes/`; `keep` adds a user's own pass. Listing reads
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -21,8 +22,32 @@ LAYERS = "passes/layers"
 """The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
 
+INTERPRETER = "interpreter"
+"""The engine that runs models unless another one is asked for."""
+FORMATS = {".aimodel": "coreai.reading"}
+"""Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
+ENGINES = {"coreai": "coreai.running"}
+"""Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
+
 _OWN: dict[str, type[Any]] = {}
 """Passes that users registered."""
+
+
+def reader_of(path: Path) -> Callable[[Path], Any] | None:
+    """What reads a model of another format into an ML Program; None where the path is not of one."""
+    module = FORMATS.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}").read
+
+
+def engine(name: str) -> Callable[..., dict[str, Any]]:
+    """What runs models in place of the interpreter: takes what `anesurgery.run` takes.
+
+    Raises:
+        UnknownName: there is none of that name.
+    """
+    if name not in ENGINES:
+        raise UnknownName("engine", name, [INTERPRETER, *ENGINES])
+    return importlib.import_module(f"anesurgery.{ENGINES[name]}").run_model
 
 
 @cache

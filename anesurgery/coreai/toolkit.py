@@ -9,18 +9,22 @@ test looks for each, so that an update of the package is read in one place.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anesurgery.errors import LoadError
 from anesurgery.files.sub_byte import pack
-from anesurgery.mil import Array
+
+if TYPE_CHECKING:
+    from anesurgery.mil import Array  # coremltools, which the child process with the runtime never needs
 
 VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
@@ -28,6 +32,7 @@ VERSION = "1.0.0b3"
 ABSENT = ""
 """Why the package cannot be imported; empty where it can."""
 try:
+    import ml_dtypes
     from coreai.authoring import AIModelAsset, AIProgram, Context, Module, TensorSpec
     from coreai.runtime import AIModelAssetMetadata, NDArray
 
@@ -39,7 +44,7 @@ try:
 except ImportError as error:  # pragma: no cover - Python 3.10, or without the extra
     ABSENT = str(error)
     AIModelAsset = AIProgram = AIModelAssetMetadata = Context = Module = NDArray = TensorSpec = None
-    ir = ops = serialize_module_to_bytecode = None
+    ir = ml_dtypes = ops = serialize_module_to_bytecode = None
 
 UNVERSIONED = {
     "ops": """
@@ -47,8 +52,8 @@ UNVERSIONED = {
         add sub mul divide floor_divide modulo pow_ maximum minimum
     """,
     "ir": """
-        ArrayAttr Attribute DenseResourceElementsAttr DictAttr F16Type F32Type InsertionPoint IntegerType
-        Location RankedTensorType StringAttr
+        ArrayAttr Attribute BoolAttr DenseElementsAttr DenseResourceElementsAttr DictAttr F16Type F32Type
+        FloatAttr InsertionPoint IntegerAttr IntegerType Location RankedTensorType StringAttr Type
     """,
 }
 """Where a name that Apple does not version lives, and the names that are used here."""
@@ -186,3 +191,175 @@ def save(program: Any, path: Path, metadata: Any = None) -> None:
 def _stamp(metadata: Any) -> None:
     metadata.creation_date = time.time()
     metadata._producer = f"coreai-core {VERSION}"
+
+
+# A program that exists: run by Apple's runtime, or walked into plain data. Only a child process does either.
+
+
+def run_asset(path: Path, arrays: dict[str, Array], function: str | None) -> tuple[None, dict[str, Array]]:
+    """Run a model once: "input:NAME" and "state:NAME" go in, "output:NAME" and "state:NAME" come out."""
+    return None, asyncio.run(_run(path, arrays, function))
+
+
+async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> dict[str, Array]:
+    async with AIModelAsset.load(path).executable() as model:
+        names = list(model.function_names)
+        chosen = function or ("main" if "main" in names else names[0])
+        if chosen not in names:
+            raise ValueError(f"it has no function {chosen!r}, but {', '.join(names)}")
+        call = model.load_function(chosen)
+        stated = call.desc
+        inputs = {n: stated.input_descriptor(n) for n in stated.input_names}
+        states = {n: stated.state_descriptor(n) for n in stated.state_names}
+        given = _given("input", inputs, arrays)
+        held = _given("state", states, _empty(states) | arrays)
+        outputs = await call(given, held)
+        found = {f"output:{n}": _plain(v.numpy()) for n, v in outputs.items()}
+        return found | {f"state:{n}": _plain(v.numpy()) for n, v in held.items()}
+
+
+def _empty(states: Mapping[str, Any]) -> dict[str, Array]:
+    """States as a model finds them at its first call."""
+    return {f"state:{n}": np.zeros([d or 1 for d in s.shape], np.float32) for n, s in states.items()}
+
+
+def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
+    """What a function takes, in the dtypes that it states."""
+    values = {n.partition(":")[2]: v for n, v in arrays.items() if n.startswith(f"{kind}:")}
+    if missing := wanted.keys() - values.keys():
+        raise ValueError(f"missing {kind} {sorted(missing)[0]!r}")
+    if unknown := values.keys() - wanted.keys():
+        raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
+    for name, array in values.items():
+        shape = wanted[name].shape
+        fits = len(shape) == array.ndim and all(d in (None, n) for d, n in zip(shape, array.shape, strict=True))
+        if not fits:
+            raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
+    return {n: NDArray(np.ascontiguousarray(v, numpy_type(wanted[n].dtype))) for n, v in values.items()}
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """The numpy type of what the runtime names."""
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+
+
+def _plain(array: Array) -> Array:
+    """An array that a file of numpy holds: short floats as float32, integers of few bits as int8."""
+    if array.dtype.kind == "V" or array.dtype.name in vars(ml_dtypes):
+        return array.astype(np.float32 if "float" in array.dtype.name else np.int8)
+    return np.array(array)
+
+
+# A program as plain data, for who reads it.
+
+HINT = re.compile(r'identifiers = \["([^"]*)"\]')
+"""Where a location says which op of PyTorch an op was made of; the last is the nearest."""
+CALLEE = re.compile(r"@\"?([^\">\s]+)")
+RESOURCE_KEY = re.compile(r'dense_resource<"?(.*?)"?> : ')
+HANDLE = re.compile(r"handle<(tensor<.*>)>")
+
+
+def walk_asset(path: Path, arrays: dict[str, Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """The graphs of a program as plain data, and its small constants by number."""
+    context = Context()._mlir_context
+    with context:
+        module = AIModelAsset.load(path).program._module._mlir_module
+        constants: dict[str, Array] = {}
+        graphs = [_Walk(constants).graph(op.operation) for op in _graphs(module.operation)]
+        return graphs, constants
+
+
+def _graphs(op: Any) -> Iterator[Any]:
+    """Every graph, those in namespaces too."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "coreai.graph":
+                    yield inner
+                else:
+                    yield from _graphs(inner.operation)
+
+
+class _Walk:
+    """The walk through one graph: values are numbered in the order in which they are made."""
+
+    def __init__(self, constants: dict[str, Array]) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.constants = constants
+
+    def graph(self, op: Any) -> dict[str, Any]:
+        attributes = {a.name: a.attr for a in op.attributes}
+        (block,) = op.regions[0].blocks
+        return {
+            "name": attributes["sym_name"].value,
+            "private": "priv" in attributes,
+            "composite": self.composite(attributes.get("composite_decl")),
+            "inputs": [self.attribute(a) for a in attributes.get("arg_attrs", ())],
+            "outputs": [self.attribute(a) for a in attributes.get("res_attrs", ())],
+            **self.block(block),
+        }
+
+    def block(self, block: Any) -> dict[str, Any]:
+        arguments = [self.value(v) for v in block.arguments]
+        return {"arguments": arguments, "ops": [self.op(o.operation) for o in block.operations]}
+
+    def op(self, op: Any) -> dict[str, Any]:
+        hints = HINT.findall(str(op.location))
+        return {
+            "kind": op.name.removeprefix("coreai.").removeprefix("decomposable."),
+            "hint": hints[-1] if hints else "",
+            "operands": [self.numbers[v] for v in op.operands],
+            "attributes": {a.name: self.attribute(a.attr) for a in op.attributes},
+            "blocks": [self.block(b) for region in op.regions for b in region.blocks],
+            "results": [self.value(v) for v in op.results],
+        }
+
+    def value(self, value: Any) -> dict[str, Any]:
+        number = self.numbers[value] = len(self.numbers)
+        return {"number": number, **described(value.type)}
+
+    def composite(self, declared: Any) -> dict[str, Any] | None:
+        if declared is None:
+            return None
+        words = str(declared)
+        attributes = ir.DictAttr.parse(words[words.index("{") : -1])
+        return {"name": words.split('"')[1], **self.attribute(attributes)}
+
+    def attribute(self, attribute: Any) -> Any:
+        """An attribute as plain data; a constant as {"constant": its number} or {"resource": its key}."""
+        if isinstance(attribute, ir.DenseElementsAttr):
+            return {"constant": self.constant(attribute), **described(attribute.type)}
+        if isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.StringAttr)):
+            return attribute.value
+        if isinstance(attribute, ir.ArrayAttr):
+            return [self.attribute(a) for a in attribute]
+        if isinstance(attribute, ir.DictAttr):
+            return {a.name: self.attribute(a.attr) for a in attribute}
+        words = str(attribute)
+        if found := RESOURCE_KEY.match(words):
+            return {"resource": found[1], **described(ir.DenseResourceElementsAttr(attribute).type)}
+        if words.startswith("#param.constant<@"):
+            return CALLEE.search(words)[1]  # type: ignore[index]
+        found = re.fullmatch(r"#coreai\.\w+<(\w+)>", words)
+        return found[1] if found else words
+
+    def constant(self, attribute: Any) -> str:
+        """The number of a constant that the file holds in place."""
+        key = str(len(self.constants))
+        held = attribute.get_splat_value() if attribute.is_splat else None
+        array = np.array(attribute) if held is None else np.array(held.value)
+        self.constants[key] = _plain(array)
+        return key
+
+
+def described(kind: Any) -> dict[str, Any]:
+    """The type of a value: element type, shape with None for sizes that are not fixed; or its words."""
+    words = str(kind)
+    if (held := HANDLE.search(words)) is not None:
+        return {**described(ir.Type.parse(held[1])), "state": True}
+    try:
+        ranked = ir.RankedTensorType(kind)
+    except ValueError:
+        return {"type": words}
+    shape = [None if ranked.is_dynamic_dim(i) else ranked.get_dim_size(i) for i in range(ranked.rank)]
+    return {"dtype": str(ranked.element_type), "shape": shape}

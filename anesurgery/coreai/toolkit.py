@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,15 +41,18 @@ try:
     from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import (  # isort: skip
         serialize_module_to_bytecode,
     )
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (  # isort: skip
+        register_should_const_folding_hook,
+    )
     from coreai._compiler.dialects import coreai as ops  # isort: skip
 except ImportError as error:  # pragma: no cover - Python 3.10, or without the extra
     ABSENT = str(error)
     AIModelAsset = AIProgram = AIModelAssetMetadata = Context = Module = NDArray = TensorSpec = None
-    ir = ml_dtypes = ops = serialize_module_to_bytecode = None
+    ir = ml_dtypes = ops = register_should_const_folding_hook = serialize_module_to_bytecode = None
 
 UNVERSIONED = {
     "ops": """
-        ConstantOp GraphOp condition if_ while_ yield_ HandleType invoke
+        ConstantOp GraphOp condition create_constant_attr if_ while_ yield_ HandleType invoke
         add sub mul divide floor_divide modulo pow_ maximum minimum
     """,
     "ir": """
@@ -132,11 +136,20 @@ def constant(attribute: Any) -> Any:
 
 @contextmanager
 def module() -> Iterator[Any]:
-    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run."""
-    with Context():
+    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run.
+
+    These fold ops of constants, but none that would write a weight anew: a copy takes memory, and a table that
+    is read in two layouts would be stored twice.
+    """
+    with Context() as context:
+        register_should_const_folding_hook(callable=_small, context=context._mlir_context)
         made = Module.create()
         with made:
             yield made
+
+
+def _small(op: Any) -> bool:
+    return all(math.prod(result.type.shape) <= RESOURCE for result in op.results)
 
 
 def graph(

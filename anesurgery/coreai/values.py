@@ -88,7 +88,7 @@ class Value:
         return self.with_("sub", other)
 
     def __rsub__(self, other: Any) -> Value:
-        return self.like(other) - self
+        return self.like(other).with_("sub", self)
 
     def __mul__(self, other: Any) -> Value:
         return self.with_("mul", other)
@@ -97,10 +97,10 @@ class Value:
         return self.with_("divide", other)
 
     def __rtruediv__(self, other: Any) -> Value:
-        return self.like(other) / self
+        return self.like(other).with_("divide", self)
 
     def __neg__(self) -> Value:
-        return self * -1
+        return self.with_("mul", -1)
 
     def __abs__(self) -> Value:
         return call("abs_", self)
@@ -109,13 +109,13 @@ class Value:
         return self.with_("greater", other)
 
     def __lt__(self, other: Any) -> Value:
-        return self.like(other) > self
+        return self.like(other).with_("greater", self)
 
     def __ge__(self, other: Any) -> Value:
-        return (self > other) | self.equal(other)
+        return self.with_("greater", other).with_("or", self.equal(other))
 
     def __le__(self, other: Any) -> Value:
-        return self.like(other) >= self
+        return (self < other).with_("or", self.equal(other))
 
     def __or__(self, other: Value) -> Value:
         return self.with_("or", other)
@@ -283,3 +283,15 @@ def attribute(name: str, value: str) -> Any:
 def wide(*values: Value) -> list[Value]:
     """Values in fp32 where they are fp16."""
     return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
+
+
+def whole(numbers: Any, what: str) -> list[int]:
+    """Whole numbers that must be known.
+
+    Raises:
+        NotExpressible: they are computed.
+    """
+    known = numbers.known if isinstance(numbers, Value) else numbers
+    if known is None:
+        raise NotExpressible(f"{what} is computed")
+    return [int(v) for v in np.asarray(known).reshape(-1)]

@@ -12,7 +12,7 @@ import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import constant, ops, stored_bytes
-from anesurgery.coreai.values import Value, array, call
+from anesurgery.coreai.values import Value, array, call, whole
 from anesurgery.errors import NotExpressible
 
 
@@ -20,10 +20,10 @@ class Spread(Value):
     """What stands at the places of a mask, with zeros elsewhere."""
 
 
-def _packed(data: Value, shape: Sequence[int], bits: int) -> Value:
+def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
     """Elements of few bits, from bytes that hold them side by side, the lowest bits first."""
-    assert data.known is not None
-    return Value(constant(stored_bytes(data.known, shape, f"uint{bits}")))
+    numbers = np.asarray(data.known if isinstance(data, Value) else data, np.uint8)
+    return Value(constant(stored_bytes(numbers, shape, f"uint{bits}")))
 
 
 def _per_block(data: Value, scale: Value, offset: Value | None) -> Value:
@@ -61,8 +61,7 @@ def _table(lut: Value, rank: int) -> Value:
 def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any = None) -> Value:
     """The form of iOS 16 has one table, and its indices packed into bytes."""
     if shape is not None:
-        sizes = [int(v) for v in np.asarray(shape.known if isinstance(shape, Value) else shape)]
-        indices = _packed(indices, sizes, int(lut.shape[0]).bit_length() - 1)
+        indices = _packed(indices, whole(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
     axis = 0 if vector_axis is None else int(vector_axis) % indices.rank
     return call("lut_to_dense", indices, _table(lut, indices.rank), array(axis, "int16"))
 
@@ -73,7 +72,7 @@ def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Valu
     if isinstance(nonzero_data, Spread):
         return nonzero_data
     if shape is not None:
-        mask = _packed(mask, [int(v) for v in np.asarray(shape.known if isinstance(shape, Value) else shape)], 1)
+        mask = _packed(mask, whole(shape, "shape"), 1)
     return call("sparse_with_bitmask_to_dense", call("build_sparse_with_bitmask", nonzero_data, mask))
 
 

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import taken
-from anesurgery.coreai.lowerings.tensors import whole
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, array, call, concat, indices
+from anesurgery.coreai.values import Value, array, call, concat, indices, whole
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation
 

@@ -9,20 +9,12 @@ import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, attribute, call, concat, indices as as_indices, where
+from anesurgery.coreai.values import Value, attribute, call, concat, indices as as_indices
 
 
-def _index(indices: Value, length: Value | int, validate: bool | None) -> Value:
-    """As int32; up to iOS 16, which has no `validate_indices`, a negative one counts from the end."""
-    index = indices.cast("int32")
-    if validate is not None or (indices.known is not None and np.min(indices.known, initial=0) >= 0):
-        return index
-    return where(index < 0, index + length, index)
-
-
-def _length(x: Value, axis: int) -> Value | int:
-    length = x.shape[axis]
-    return length if length >= 0 else x.lengths().along(0, axis, axis + 1).squeeze([0])
+def _index(indices: Value) -> Value:
+    """As int32. Core AI counts a negative one from the end, as MIL does up to iOS 16; later none is defined."""
+    return indices.cast("int32")
 
 
 def taken(x: Value, index: Value, axis: int) -> Value:
@@ -44,7 +36,7 @@ def gather(
 ) -> Value:
     """x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.rank, int(batch_dims)
-    index = _index(indices, _length(x, axis), validate_indices)
+    index = _index(indices)
     if not batch:
         return taken(x, index, axis)
     moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.rank) if a != axis)])
@@ -58,7 +50,7 @@ def gather(
 def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: bool | None = None) -> Value:
     """Elements or slices at the coordinates that the last axis of the indices holds."""
     batch, depth = int(batch_dims), indices.fixed()[-1]
-    index = _index(indices, as_indices(x.shape[batch : batch + depth]), validate_indices)
+    index = _index(indices)
     if batch:
         index = concat([*_counters(index.shape[:-1], batch), index], index.rank - 1)
     return call("gather_nd", x, index)
@@ -68,7 +60,7 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: b
 def gather_along_axis(x: Value, indices: Value, axis: int = 0, validate_indices: bool | None = None) -> Value:
     """For each place of the indices, the element at that index along one axis."""
     axis = int(axis) % x.rank
-    return Value(ops.gather_along_axis(x.node, _index(indices, _length(x, axis), validate_indices).node, axis))
+    return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
 
 
 @lowers("scatter_along_axis")
@@ -82,7 +74,7 @@ def scatter_along_axis(
 ) -> Value:
     """The element at each index along one axis combined with the update there."""
     axis = int(axis) % data.rank
-    index = _index(indices, _length(data, axis), validate_indices)
+    index = _index(indices)
     how = attribute("scatter_mode", mode)
     made = ops.scatter_along_axis(data.node.type, data.node, index.node, updates.node, axis, scatter_mode=how)
     return Value(made)
@@ -101,7 +93,7 @@ def scatter(
     shape, axis = data.fixed(), int(axis) % data.rank
     count = math.prod(indices.fixed())
     spread = [count if a == axis else n for a, n in enumerate(shape)]
-    index = _index(indices, shape[axis], validate_indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode, True)
 
 
@@ -111,7 +103,7 @@ def scatter_nd(
 ) -> Value:
     """One axis after the other counted as one, along which is scattered."""
     shape, depth = data.fixed(), indices.fixed()[-1]
-    index = _index(indices, as_indices(shape[:depth]), validate_indices)
+    index = _index(indices)
     if mode == "update":
         return call("scatter_nd", data, index, updates)
     steps = [math.prod(shape[i + 1 : depth]) for i in range(depth)]

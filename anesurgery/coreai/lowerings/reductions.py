@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,13 +12,13 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, scalar, unsigned, where, wide
-from anesurgery.errors import NotExpressible
 
 
 def _mean(x: Value, axes: Sequence[int]) -> Value:
-    if not x.is_float:
-        raise NotExpressible(f"a mean of {x.dtype}: Core AI has none")
-    return x.reduce("mean", axes)
+    """Of integers truncated toward zero, as Core AI divides them; it has no mean of these."""
+    if x.is_float:
+        return x.reduce("mean", axes)
+    return x.reduce("sum", axes) / math.prod(x.fixed()[axis] for axis in axes)
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:

@@ -9,21 +9,9 @@ import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import taken
 from anesurgery.coreai.table import lowers, written
-from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, where
+from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, scalar, where, whole
 from anesurgery.errors import NotExpressible
-from anesurgery.mil import Operation, static_shape
-
-
-def whole(numbers: Any, what: str) -> list[int]:
-    """Whole numbers that must be known.
-
-    Raises:
-        NotExpressible: they are computed.
-    """
-    known = numbers.known if isinstance(numbers, Value) else numbers
-    if known is None:
-        raise NotExpressible(f"{what} is computed")
-    return [int(v) for v in np.asarray(known).reshape(-1)]
+from anesurgery.mil import Operation, dtype_name, static_shape
 
 
 @lowers("reshape")
@@ -246,7 +234,8 @@ def one_hot(
     axis = int(axis) % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
-    return where(hit, on_value, off_value)
+    on, off = (v if isinstance(v, Value) else scalar(v, dtype_name(op.outputs[0])) for v in (on_value, off_value))
+    return where(hit, on, off)
 
 
 @lowers("fill")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from anesurgery.compressing.compression import compress as compress
     from anesurgery.compressing.sensitivity import Sensitivity as Sensitivity
     from anesurgery.compressing.sensitivity import sensitivity as sensitivity
+    from anesurgery.coreai.translating import CoreAI as CoreAI
+    from anesurgery.coreai.translating import to_coreai as to_coreai
     from anesurgery.errors import Refusal as Refusal
     from anesurgery.errors import SurgeryError as SurgeryError
     from anesurgery.errors import SurgeryWarning as SurgeryWarning
@@ -97,6 +99,7 @@ _NAMES = {
     "compressing.cache_codes": "CompressedCache compress_cache",
     "compressing.compression": "Compression compress",
     "compressing.sensitivity": "Sensitivity sensitivity",
+    "coreai.translating": "CoreAI to_coreai",
     "errors": "Refusal SurgeryError SurgeryWarning",
     "examples.example_models": "example",
     "files.compiled_package": "decompile",

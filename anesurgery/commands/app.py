@@ -98,6 +98,7 @@ COMMANDS = {
     "inspecting": "inspect",
     "planning": "plan",
     "decompiling": "decompile executorch",
+    "moving": "to_coreai",
     "generating": "generate",
     "shipping_models": "build chat swift",
     "splitting_models": "split merge extract",

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,15 +41,18 @@ try:
     from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import (  # isort: skip
         serialize_module_to_bytecode,
     )
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (  # isort: skip
+        register_should_const_folding_hook,
+    )
     from coreai._compiler.dialects import coreai as ops  # isort: skip
 except ImportError as error:  # pragma: no cover - Python 3.10, or without the extra
     ABSENT = str(error)
     AIModelAsset = AIProgram = AIModelAssetMetadata = Context = Module = NDArray = TensorSpec = None
-    ir = ml_dtypes = ops = serialize_module_to_bytecode = None
+    ir = ml_dtypes = ops = register_should_const_folding_hook = serialize_module_to_bytecode = None
 
 UNVERSIONED = {
     "ops": """
-        ConstantOp GraphOp condition if_ while_ yield_ HandleType invoke
+        ConstantOp GraphOp condition create_constant_attr if_ while_ yield_ HandleType invoke
         add sub mul divide floor_divide modulo pow_ maximum minimum
     """,
     "ir": """
@@ -107,31 +111,45 @@ def tensor(shape: Sequence[int], dtype: Any) -> Any:
     return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
 
 
-def constant(values: Array, dtype: str) -> Any:
-    """A constant op. Large ones are not copied: the array must stay as it is until the program is saved.
+def stored(values: Array, dtype: str) -> Any:
+    """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
 
     Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
     are given as packed bytes, the lowest bits first.
     """
     bits = int("".join(filter(str.isdigit, dtype)) or 8)
-    if bits < 8:
-        packed = pack(np.asarray(values), bits)
-        attribute = ir.DenseResourceElementsAttr.get_from_buffer(packed, "weight", tensor(values.shape, dtype))
-    elif values.size > RESOURCE and dtype != "bool":
-        whole = np.ascontiguousarray(values)
-        attribute = ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(values.shape, dtype))
-    else:
-        return ops.constant(np.array(values), element(dtype))
+    if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
+        return ops.create_constant_attr(np.array(values), element(dtype))
+    return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)
+
+
+def stored_bytes(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
+    """As `stored`, of numbers that are packed already."""
+    whole = np.ascontiguousarray(numbers)
+    return ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(shape, dtype))
+
+
+def constant(attribute: Any) -> Any:
+    """A constant op of what `stored` made."""
     return ops.ConstantOp(value=attribute).result
 
 
 @contextmanager
 def module() -> Iterator[Any]:
-    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run."""
-    with Context():
+    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run.
+
+    These fold ops of constants, but none that would write a weight anew: a copy takes memory, and a table that
+    is read in two layouts would be stored twice.
+    """
+    with Context() as context:
+        register_should_const_folding_hook(callable=_small, context=context._mlir_context)
         made = Module.create()
         with made:
             yield made
+
+
+def _small(op: Any) -> bool:
+    return all(math.prod(result.type.shape) <= RESOURCE for result in op.results)
 
 
 def graph(

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
+from typing import cast as cast_to
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from anesurgery.coreai.asset import Asset
 from anesurgery.coreai.lifts.composites import COMPOSITES
 from anesurgery.coreai.lifts.table import (
     TABLE,
+    TOKEN,
     Plain,
     Site,
     Unliftable,
@@ -27,7 +30,7 @@ from anesurgery.coreai.lifts.table import (
     as_var,
     cast,
     mil_type,
-    shape_of,
+    sizes_of,
 )
 from anesurgery.coreai.running import ask
 from anesurgery.errors import LoadError
@@ -88,7 +91,7 @@ def read(path: Path) -> Loaded:
             program.add_function(graph["name"], reader.function(graph))
     if not program.functions:
         raise LoadError(f"{path} has no function that can be called; export it again")
-    program.default_function_name = next(iter(program.functions))
+    cast_to(Any, program).default_function_name = next(iter(program.functions))
     with quiet_host():
         for name in CLEANUP:
             PASS_REGISTRY[f"common::{name}"](program)
@@ -159,11 +162,10 @@ class Reader:
     def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
         """The outputs, each made by an op of its own, by their names."""
         names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
-        for name, value in zip(names, (v for v in results if v is not Scope.TOKEN), strict=True):
-            var = as_var(value)
-            if var.dtype is types.bool:
+        for name, value in zip(names, (v for v in results if v is not TOKEN), strict=True):
+            if (var := as_var(value)).dtype is types.bool:
                 self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
-                var = cast(var, "int32")
+                var = mb.cast(x=var, dtype="int32")
             own = producer(var) is not None and producer(var, "const", "read_state") is None
             outputs[var if own and var not in outputs else mb.identity(x=var)] = name
         return outputs
@@ -225,9 +227,6 @@ ENDS = {"output", "yield", "condition"}
 class Scope:
     """The values of a graph while it is lifted."""
 
-    TOKEN: ClassVar[Any] = object()
-    """Stands for what orders reads and writes of states."""
-
     def __init__(self, reader: Reader, graph: Plain, labels: dict[Var, str] | None = None) -> None:
         self.reader, self.name = reader, graph["name"]
         self.values: dict[int, Value] = {}
@@ -282,8 +281,8 @@ class Scope:
         declared = graph["composite"]
         if declared is not None and (make := COMPOSITES.get(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
-            if (value := make(named, declared["op_attrs"])) is not None:
-                return [value]
+            with suppress(Unliftable):
+                return [make(named, declared["op_attrs"])]
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))
@@ -292,7 +291,7 @@ class Scope:
         site = Site(op, [self.values[i] for i in op["operands"]], self)
         try:
             made = TABLE[kind_of(op)](site)
-            values = list(made) if isinstance(made, (list, tuple)) else [made]
+            values: list[Value] = list(made) if isinstance(made, (list, tuple)) else [cast_to(Any, made)]
             for kind, value in zip(op["results"], values, strict=True):
                 self._settle(op, kind, value)
         except (LoadError, MemoryError):
@@ -307,10 +306,10 @@ class Scope:
 
     def _settle(self, op: Plain, kind: Plain, value: Value) -> None:
         """Note a result, in the shape that the file states."""
-        if value is self.TOKEN or "dtype" not in kind or kind.get("state"):
+        if value is TOKEN or "dtype" not in kind or kind.get("state"):
             self.take(kind, value)
             return
-        now, stated = shape_of(value), kind["shape"]
+        now, stated = sizes_of(value), kind["shape"]
         apart = len(now) != len(stated) or any(
             b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
         )

@@ -30,10 +30,10 @@ from anesurgery.mil import Array
 PATIENCE = 600.0
 """Seconds that the child has for one question: 20 times what the slowest of 39 published packages took."""
 DEADLY = {
-    signal.SIGILL: "of an operation that it does not define, such as an integer divided by 0",
-    signal.SIGSEGV: "of a program that it reads wrongly",
-    signal.SIGABRT: "of a program that contradicts itself",
-    signal.SIGKILL: "that the system had too little memory, or somebody ended it",
+    signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
+    signal.SIGSEGV: "a program that it reads wrongly",
+    signal.SIGABRT: "a program that contradicts itself",
+    signal.SIGKILL: "too little memory, or somebody who ended it",
 }
 """Signal -> what Apple's runtime was seen to send it for."""
 ONLY_INTERPRETED = {"precision": "fp32", "listener": None, "device": "cpu", "member": None}
@@ -101,8 +101,8 @@ def _wait(path: Path, place: Path) -> str:
         ) from error
     if done.returncode < 0:
         number = -done.returncode
-        name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
-        why = DEADLY.get(number, "that nothing here foresees")  # type: ignore[call-overload]
+        name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+        why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
         raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
     return (done.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift
+from anesurgery.coreai.lifts.table import TOKEN, Site, Unliftable, Value, as_var, cast, lift
 from anesurgery.mil import Var, mb
 
 
@@ -39,20 +39,20 @@ def while_(o: Site) -> Sequence[Value]:
 @lift("create_token", "join_token")
 def token(o: Site) -> Sequence[Value]:
     """The order of reads and writes, which in MIL is that of the ops."""
-    return [o.scope.TOKEN]
+    return [TOKEN]
 
 
 @lift("read_handle")
 def read_handle(o: Site) -> Sequence[Value]:
     """What a state holds."""
-    return [mb.read_state(input=o[0]), o.scope.TOKEN]
+    return [mb.read_state(input=o[0]), TOKEN]
 
 
 @lift("write_handle")
 def write_handle(o: Site) -> Sequence[Value]:
     """A state is replaced."""
     mb.coreml_update_state(state=o[0], value=as_var(o[1]))
-    return [o.scope.TOKEN]
+    return [TOKEN]
 
 
 @lift("invoke")

@@ -54,7 +54,13 @@ TABLE |= {
     for kind in ("and", "or", "xor")
     for prefix in ("", "bitwise_")
 }
-TABLE |= {k: lambda o, k=k: getattr(mb, k)(x=o[0], epsilon=like(o[0], 0.0)) for k in ONE}
+
+
+def _without_epsilon(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], epsilon=like(o[0], 0.0))
+
+
+TABLE |= {kind: partial(_without_epsilon, kind) for kind in ONE}
 
 
 @lift("equal", "not_equal")
@@ -119,7 +125,7 @@ def mul(o: Site) -> Value:
     return mb.mul(x=o[0], y=o[1])
 
 
-def _mean(total: Value, by: Value, power: float) -> Value | None:
+def _mean(total: Value, by: Value, power: float) -> Var | None:
     """The mean of windows, where `total` is that mean times their size, and `by` undoes it."""
     op = producer(total, "mul") if isinstance(total, Var) else None
     pool, number = None if op is None else producer(op.x, "avg_pool"), numbers_of(by)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, shape_of
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of
 from anesurgery.mil import Var, is_symbolic, mb, producer
 
 
@@ -17,22 +17,22 @@ def _bounds(o: Site) -> dict[str, Any]:
     """
     if not (o.known(1) and o.known(2)):
         return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
-    begin, end, masks = list[int](), list[int](), ([], [])
-    for n, low, high, step in zip(shape_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
+    begin, end, begin_mask, end_mask = list[int](), list[int](), list[bool](), list[bool]()
+    for n, low, high, step in zip(sizes_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
         if is_symbolic(n):
             begin.append(low)
             end.append(high)
-            masks[0].append(low == 0 and step > 0)
-            masks[1].append(high == np.iinfo(np.int32).max)
+            begin_mask.append(low == 0 and step > 0)
+            end_mask.append(high == np.iinfo(np.int32).max)
             continue
         low, high = (place + n if place < 0 else place for place in (low, high))
         least, most = (0, n) if step > 0 else (-1, n - 1)
         low, high = min(max(low, 0), most), min(max(high, least), most)
         begin.append(low)
         end.append(max(high, 0))
-        masks[0].append(False)
-        masks[1].append(high < 0)
-    return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": masks[0], "end_mask": masks[1]}
+        begin_mask.append(False)
+        end_mask.append(high < 0)
+    return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": begin_mask, "end_mask": end_mask}
 
 
 @lift("slice")
@@ -41,7 +41,7 @@ def slice_(o: Site) -> Value:
     bounds = _bounds(o)
     return (
         o[0]
-        if list(o.shape) == shape_of(o[0]) and set(bounds["stride"]) == {1}
+        if list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
         else mb.slice_by_index(x=o[0], **bounds)
     )
 
@@ -52,15 +52,15 @@ def slice_update(o: Site) -> Value:
     return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
 
 
-def _rows(o: Site) -> Value | None:
+def _rows(o: Site) -> Var | None:
     """The rows that `gather_nd` reads along the first axis, where it reads whole rows."""
     indices = o[1]
-    if shape_of(indices)[-1] != 1:
+    if sizes_of(indices)[-1] != 1:
         return None
     op = producer(indices, "expand_dims") if isinstance(indices, Var) else None
-    if op is not None and list(op.axes.val) == [len(shape_of(indices)) - 1]:
+    if op is not None and list(op.axes.val) == [len(sizes_of(indices)) - 1]:
         return op.x
-    return mb.squeeze(x=indices, axes=[len(shape_of(indices)) - 1])
+    return mb.squeeze(x=indices, axes=[len(sizes_of(indices)) - 1])
 
 
 @lift("gather_nd")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, numbers_of, shape_of
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, numbers_of, sizes_of
 from anesurgery.mil import Var, mb, producer
 
 
@@ -18,7 +18,7 @@ def batch_matmul(o: Site) -> Value:
 
 def _padding(x: Var, value: float) -> tuple[Var, list[int]]:
     """What stands before a constant padding of the spatial axes, and that padding; else no padding."""
-    op, spatial = producer(x, "pad"), len(shape_of(x)) - 2
+    op, spatial = producer(x, "pad"), len(sizes_of(x)) - 2
     if op is None or op.mode.val != "constant" or float(np.asarray(op.constant_val.val)) != value:
         return x, [0] * 2 * spatial
     sides = [int(n) for n in op.pad.val]

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from anesurgery.mil import Array, Var, constant, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
-
-if TYPE_CHECKING:
-    from anesurgery.coreai.reading import Scope
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
@@ -45,6 +42,26 @@ def whole(numbers: Array) -> Array:
     if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
         return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
     return numbers
+
+
+TOKEN: Any = object()
+"""Stands for what orders reads and writes of states; in MIL the order of the ops does."""
+
+
+class Scope(Protocol):
+    """The values of a graph while it is lifted."""
+
+    types: dict[int, Plain]
+    """Number of a value -> its type in the file."""
+
+    def constant(self, held: Plain) -> Value:
+        """A constant."""
+
+    def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+        """Lift a block inside of an op; what it ends with."""
+
+    def called(self, site: Site) -> list[Value]:
+        """What a call of another graph gives."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +111,7 @@ class Site:
 
     def axes(self, i: int, rank: int | None = None) -> list[int]:
         """Axes, counted from the first: of operand 0, or of a rank."""
-        rank = len(shape_of(self[0])) if rank is None else rank
+        rank = len(sizes_of(self[0])) if rank is None else rank
         return [axis % rank if rank else axis for axis in self.ints(i)]
 
     @property
@@ -132,14 +149,14 @@ def lift(*kinds: str) -> Callable[[Lift], Lift]:
     return entered
 
 
-def shape_of(value: Value) -> list[Any]:
+def sizes_of(value: Value) -> list[Any]:
     """The shape, with symbols for sizes that are not fixed."""
     return list(value.shape or ())
 
 
 def is_fixed(value: Value) -> bool:
     """Has a value a shape of numbers alone?"""
-    return not any(is_symbolic(d) for d in shape_of(value))
+    return not any(is_symbolic(d) for d in sizes_of(value))
 
 
 def static(value: Value) -> list[int]:
@@ -149,7 +166,7 @@ def static(value: Value) -> list[int]:
         Unliftable: it has not.
     """
     if not is_fixed(value):
-        raise Unliftable(f"its operand has the shape {tuple(shape_of(value))}, and MIL takes a fixed one there")
+        raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
     return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)
 
 

@@ -17,7 +17,7 @@ from anesurgery.coreai.lifts.table import (
     kind_of,
     lift,
     like,
-    shape_of,
+    sizes_of,
     static,
 )
 from anesurgery.mil import Array, Var, is_symbolic, mb
@@ -111,7 +111,7 @@ def pad(o: Site) -> Value:
 def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
     """Reflected or replicated: MIL does so along the last two axes, and pads fill those of the end."""
     padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
-    rank = len(shape_of(x))
+    rank = len(sizes_of(x))
     if min(padded) >= rank - 2:
         first = min(padded)
         return mb.pad(x=x, pad=sides[2 * first :], mode=mode)
@@ -169,12 +169,12 @@ def broadcast_in_dims(o: Site) -> Value:
 
 def _spread(value: Value, shape: list[int]) -> Value:
     """A value repeated until it has a shape."""
-    now = shape_of(value)
+    now = sizes_of(value)
     now = [1] * (len(shape) - len(now)) + now
     if any(is_symbolic(a) and b != a for a, b in zip(now, shape, strict=True)):
         return _filled(value, mb.const(val=np.array(shape, np.int32)))
     reps = [1 if a == b or is_symbolic(a) else b // a for a, b in zip(now, shape, strict=True)]
-    if len(now) != len(shape_of(value)):
+    if len(now) != len(sizes_of(value)):
         value = mb.reshape(x=value, shape=np.array(now, np.int32))
     return mb.tile(x=value, reps=reps) if set(reps) - {1} else value
 
@@ -246,7 +246,7 @@ def _mixing(at: Array, old: int) -> Array:
 
 def _mixed(x: Var, axis: int, matrix: Array) -> Var:
     """A matrix times a tensor, along one axis."""
-    rank = len(shape_of(x))
+    rank = len(sizes_of(x))
     order = [*(a for a in range(rank) if a != axis), axis]
     product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(kind_of(x)), transpose_y=True)
     return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift
@@ -59,10 +61,12 @@ def quantize(o: Site) -> Value:
     """To integers of 8 bits and back, by a scale for all or for each channel."""
     if np.any(o.numbers(3)):
         raise Unliftable("it shifts by a least value, which MIL's form does not")
-    scale, point, per_axis = o.numbers(1), o.operands[2], o.numbers(4).ndim == 0 and o.numbers(1).ndim == 1
-    how = {"scale": scale if scale.ndim else scale[()], "axis": o.axes(4)[0] if per_axis else None}
-    if np.any(np.asarray(point)):
-        how["zero_point"] = np.asarray(point)[() if np.ndim(point) == 0 else slice(None)]
+    scale, point = o.numbers(1), o.operands[2]
+    if not isinstance(point, np.ndarray):
+        raise Unliftable("its zero point is computed, and MIL takes a constant there")
+    per_axis = o.numbers(4).ndim == 0 and scale.ndim == 1
+    how: dict[str, Any] = {"scale": scale[()], "axis": o.axes(4)[0] if per_axis else None}
+    how |= {"zero_point": point[()]} if np.any(point) else {}
     how = {k: v for k, v in how.items() if v is not None}
     if o.op["kind"] == "dequantize":
         return mb.dequantize(input=as_var(o.operands[0]), **how)

@@ -34,7 +34,9 @@ from anesurgery.coreai.lifts.table import (
 )
 from anesurgery.coreai.running import ask
 from anesurgery.errors import LoadError
+from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
+from anesurgery.files.protobuf import version_of
 from anesurgery.files.sub_byte import unpack
 from anesurgery.mil import (
     Array,
@@ -82,20 +84,68 @@ def read(path: Path) -> Loaded:
     Raises:
         LoadError: it is damaged, an op of it has no form in MIL, or Apple's package is not installed.
     """
-    asset = Asset.open(path)
-    graphs, arrays = ask("read", asset.path, {})
-    reader = Reader(asset, {graph["name"]: graph for graph in graphs}, arrays)
-    program = Program()
-    for graph in graphs:
-        if not graph["private"]:
-            program.add_function(graph["name"], reader.function(graph))
-    if not program.functions:
-        raise LoadError(f"{path} has no function that can be called; export it again")
-    cast_to(Any, program).default_function_name = next(iter(program.functions))
-    with quiet_host():
-        for name in CLEANUP:
-            PASS_REGISTRY[f"common::{name}"](program)
-    return Loaded(program, source=path.resolve(), notes=tuple(reader.notes))
+    return Walked.of(path).program(OPSET)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What the child process says of a model; programs for several systems are made of it."""
+
+    asset: Asset
+    graphs: Sequence[Plain]
+    arrays: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, path: Path) -> Walked:
+        """A model on disk.
+
+        Raises:
+            LoadError: it is damaged, or Apple's package is not installed.
+        """
+        asset = Asset.open(path)
+        return cls(asset, *ask("read", asset.path, {}))
+
+    def program(self, opset: Any) -> Loaded:
+        """The ML Program, of an opset of coremltools.
+
+        Raises:
+            LoadError: an op has no form in it.
+        """
+        reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
+        program = Program()
+        for graph in self.graphs:
+            if not graph["private"]:
+                program.add_function(graph["name"], reader.function(graph))
+        if not program.functions:
+            raise LoadError(f"{self.asset.path} has no function that can be called; export it again")
+        cast_to(Any, program).default_function_name = next(iter(program.functions))
+        with quiet_host():
+            for name in CLEANUP:
+                PASS_REGISTRY[f"common::{name}"](program)
+        spec = _described(program, self.asset.metadata)
+        return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
+
+
+SAID = {"author": "author", "license": "license", "description": "shortDescription"}
+"""Key of a folder's metadata -> field of Core ML's."""
+CUSTOM, FEATURE, VERSION = "creatorDefinedMetadata", "feature.", "version"
+"""Where the folder keeps what its maker defined, and there what `to_coreai` writes of inputs and versions."""
+
+
+def _described(program: Program, metadata: Mapping[str, Any]) -> Any:
+    """A specification with the words of the folder; None where it has none."""
+    custom = {k: str(v) for k, v in dict(metadata.get(CUSTOM) or {}).items()}
+    if not custom and not any(metadata.get(key) for key in SAID):
+        return None
+    spec = new_spec(program, version_of(program))
+    held, features = spec.description.metadata, [*spec.description.input, *spec.description.output]
+    for key, name in SAID.items():
+        setattr(held, name, str(metadata.get(key) or ""))
+    held.versionString = custom.pop(VERSION, "")
+    for feature in features:
+        feature.shortDescription = custom.pop(f"{FEATURE}{feature.name}", "")
+    held.userDefined.update(custom)
+    return spec
 
 
 @dataclass
@@ -105,6 +155,7 @@ class Reader:
     asset: Asset
     graphs: Mapping[str, Plain]
     arrays: Mapping[str, Array]
+    opset: Any
     notes: dict[str, None] = field(default_factory=dict)
 
     def function(self, graph: Plain) -> Function:
@@ -117,7 +168,7 @@ class Reader:
         wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
         names = identifiers(wanted)
         inputs = {n: self._placeholder(n, a) for n, a in zip(names, graph["arguments"], strict=True)}
-        with Function(inputs, opset_version=OPSET) as function:
+        with Function(inputs, opset_version=self.opset) as function:
             scope = Scope(self, graph)
             for name, argument in zip(names, graph["arguments"], strict=True):
                 scope.take(argument, self._given(function.inputs[name], argument))
@@ -281,7 +332,7 @@ class Scope:
         declared = graph["composite"]
         if declared is not None and (make := COMPOSITES.get(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
-            with suppress(Unliftable):
+            with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
                 return [make(named, declared["op_attrs"])]
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1

@@ -23,8 +23,11 @@ import torch
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
+from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.state import States
+from anesurgery.loading import load
 from anesurgery.mil import Array
 
 PATIENCE = 600.0
@@ -149,7 +152,7 @@ def run_model(
     """`anesurgery.run` with Apple's runtime.
 
     Args:
-        model: path of an `.aimodel`.
+        model: path of an `.aimodel`, or any other model, which is translated first.
         values: inputs by name.
         function: which; `main` or the first when absent.
         outputs: names of outputs; all when absent.
@@ -164,10 +167,14 @@ def run_model(
     asked = [name for name, value in others.items() if value != ONLY_INTERPRETED[name]]
     if asked:
         raise InterpretError(f"engine='coreai' runs the model as it is stored; leave {asked[0]}= out")
-    if not isinstance(model, (str, os.PathLike)) or Path(model).suffix.lower() != SUFFIX:
-        raise LoadError("engine='coreai' runs models of Core AI; give the path of an .aimodel")
     held = {name: box.value.numpy() for name, box in (state or {}).items()}
-    found, after = run(model, values, function=function, states=held or None)
+    if isinstance(model, (str, os.PathLike)) and Path(model).suffix.lower() == SUFFIX:
+        found, after = run(model, values, function=function, states=held or None)
+    else:
+        loaded = load(model)
+        with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
+            written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
+            found, after = run(written, bound(loaded, values, function), function=function, states=held or None)
     for name, box in (state or {}).items():
         box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)

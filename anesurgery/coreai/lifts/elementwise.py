@@ -7,18 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import (
-    TABLE,
-    Site,
-    Unliftable,
-    Value,
-    as_var,
-    cast,
-    kind_of,
-    lift,
-    like,
-    numbers_of,
-)
+from anesurgery.coreai.lifts.table import TABLE, Site, Unliftable, Value, cast, kind_of, lift, like, numbers_of
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
@@ -173,11 +162,3 @@ def scan(o: Site) -> Value:
     if o.attribute("scan_op") not in (0, "sum"):
         raise Unliftable("of running totals MIL has only sums")
     return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=o.flag(2), exclusive=False)
-
-
-@lift("argsort", "sort")
-def sort(o: Site) -> Value:
-    """The order of the elements along an axis, or the elements in it."""
-    x, axis, ascending = as_var(o[0]), o.axes(1)[0], not o.flag(2)
-    order = mb.argsort(x=x, axis=axis, ascending=ascending)
-    return order if o.op["kind"] == "argsort" else mb.gather_along_axis(x=x, indices=order, axis=axis)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of
-from anesurgery.mil import Var, is_symbolic, mb, producer
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static
+from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
 
 
 def _bounds(o: Site) -> dict[str, Any]:
@@ -35,10 +36,41 @@ def _bounds(o: Site) -> dict[str, Any]:
     return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": begin_mask, "end_mask": end_mask}
 
 
+@lift("argsort", "sort")
+def sort(o: Site) -> Value:
+    """The order of the elements along an axis, or the elements in it; both are results of one op of MIL."""
+    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
+    return _best(x, axis, static(x)[axis], ascending)[which]
+
+
+def _best(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
+    """The first elements in order, and their places; each op stands once."""
+    wanted = (axis, k, ascending)
+    for op in consumers(x):
+        if op.op_type == "topk" and (op.axis.val, op.k.val, op.ascending.val) == wanted:
+            return op.outputs
+    return mb.topk(x=x, axis=axis, k=k, ascending=ascending)
+
+
+def _first_of_order(o: Site, bounds: Mapping[str, Any]) -> Var | None:
+    """The first elements of a sorted axis, where a slice takes no more."""
+    op = producer(o[0], "topk") if isinstance(o[0], Var) else None
+    if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
+        return None
+    axis = int(op.axis.val)
+    if any(
+        a != axis and n != size for a, (n, size) in enumerate(zip(bounds["end"], sizes_of(o[0]), strict=True))
+    ):
+        return None
+    return _best(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(o[0])]
+
+
 @lift("slice")
 def slice_(o: Site) -> Value:
     """A part, by begins, ends and strides."""
     bounds = _bounds(o)
+    if (first := _first_of_order(o, bounds)) is not None:
+        return first
     return (
         o[0]
         if list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}

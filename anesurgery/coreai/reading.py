@@ -64,7 +64,7 @@ OPSET = ct.target.iOS18
 CLEANUP = (
     "fuse_transpose_matmul",
     "dead_code_elimination",
-    "fuse_matmul_weight_bias",
+    "fuse_linear_bias",
     "const_elimination",
     "fuse_conv_bias",
     "dead_code_elimination",

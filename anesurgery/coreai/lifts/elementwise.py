@@ -29,7 +29,7 @@ ONE = names("log rsqrt")
 """Functions that add an epsilon in MIL, and none in Core AI."""
 TABLE |= {kind: _made(kind, "x") for kind in SAME}
 TABLE |= {kind: _made(op_type, "x", "y") for kind, op_type in PAIRS.items()}
-TABLE |= {"not": _made("logical_not", "x"), "where": _made("select", "cond", "a", "b")}
+TABLE["not"] = _made("logical_not", "x")
 
 
 def _logical(op_type: str, o: Site) -> Value:

@@ -6,14 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, numbers_of, sizes_of
-from anesurgery.mil import Var, mb, producer
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, sizes_of
+from anesurgery.mil import Var, is_stored, mb, producer
+
+LINEAR = 3
+"""The largest rank of what MIL's `linear` takes."""
 
 
 @lift("batch_matmul")
 def batch_matmul(o: Site) -> Value:
-    """A product of matrices; coremltools folds a transposed side into it afterwards."""
-    return mb.matmul(x=o[0], y=o[1])
+    """A product of matrices; by a stored one that is transposed it is a linear layer."""
+    x, op = o[0], producer(o[1], "transpose") if isinstance(o[1], Var) else None
+    if op is None or len(sizes_of(o[1])) != 2 or not is_stored(op.x) or not 1 < len(sizes_of(x)) <= LINEAR:
+        return mb.matmul(x=x, y=o[1])
+    return mb.linear(x=x, weight=op.x)
 
 
 def _padding(x: Var, value: float) -> tuple[Var, list[int]]:
@@ -76,9 +82,3 @@ def sum_pool(o: Site) -> Value:
     how = _pool(o, 1, 2, 3)
     mean = mb.avg_pool(x=x, **how, **_form(sides), exclude_padding_from_average=False)
     return mb.mul(x=mean, y=like(mean, float(np.prod(how["kernel_sizes"]))))
-
-
-def is_same(a: Value, number: float) -> bool:
-    """Is a value a constant that holds one number everywhere?"""
-    held = numbers_of(a)
-    return held is not None and bool(np.all(held == number))

@@ -150,6 +150,23 @@ def broadcast_to(o: Site) -> Value:
     return _filled(o[0], as_var(o[1]))
 
 
+@lift("where")
+def where(o: Site) -> Value:
+    """One of two values; both have the shape of the result, as MIL infers that of the first."""
+    if None in o.shape:
+        widest = max(o.operands, key=lambda value: len(sizes_of(value)))
+        shape = mb.shape(x=widest)
+        first, second = (v if is_alike(v, widest) else _filled(v, shape) for v in (o[1], o[2]))
+    else:
+        first, second = (_spread(v, [int(n or 0) for n in o.shape]) for v in (o[1], o[2]))
+    return mb.select(cond=o[0], a=first, b=second)
+
+
+def is_alike(a: Value, b: Value) -> bool:
+    """Have two values one shape, as far as it is known?"""
+    return sizes_of(a) == sizes_of(b)
+
+
 @lift("broadcast_in_dims")
 def broadcast_in_dims(o: Site) -> Value:
     """Some axes of size 1 to other sizes."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift
-from anesurgery.mil import Array, mb, types
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift, sizes_of
+from anesurgery.mil import is_stored, mb, types
 
 
 @lift("constant")
@@ -16,10 +16,12 @@ def constant_(o: Site) -> Value:
     return o.scope.constant(o.attribute("value"))
 
 
-def _stored(o: Site, i: int) -> Array:
-    """The numbers of an operand as they are stored; their type tells coremltools how many bits they have."""
+def _stored(o: Site, i: int) -> Value:
+    """An operand as it is stored, maybe compressed again; its type tells coremltools its bits."""
     value, kind = o.operands[i], o.scope.types[o.op["operands"][i]]["dtype"]
     if not isinstance(value, np.ndarray):
+        if is_stored(value):
+            return value
         raise Unliftable(f"operand {i} is computed; MIL decompresses constants alone")
     if kind[0] in "us" and int(kind[2:]) < 8:
         name = ("int" if kind[0] == "s" else "uint") + kind[2:]
@@ -32,15 +34,15 @@ def blockwise_shift_scale(o: Site) -> Value:
     """Integers with a scale and an offset for each block."""
     if np.any(o.numbers(3)):
         raise Unliftable("it adds an offset after the scale, which MIL's form has not")
-    offset = {"offset": _stored(o, 2)} if np.any(np.asarray(o.operands[2])) else {}
-    return mb.constexpr_blockwise_shift_scale(data=_stored(o, 0), scale=o.numbers(1), **offset)
+    offset = {"offset": _stored(o, 2)} if np.any(o.numbers(2)) else {}
+    return mb.constexpr_blockwise_shift_scale(data=_stored(o, 0), scale=_stored(o, 1), **offset)
 
 
 @lift("lut_to_dense")
 def lut_to_dense(o: Site) -> Value:
     """Indices into a table of numbers, or of vectors along an axis."""
-    lut = o.numbers(1)
-    axis = {"vector_axis": o.whole(2)} if lut.shape[-1] > 1 else {}
+    lut = _stored(o, 1)
+    axis = {"vector_axis": o.whole(2)} if sizes_of(lut)[-1] > 1 else {}
     return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
 
 

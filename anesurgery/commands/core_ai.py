@@ -21,6 +21,9 @@ def to_coreml(
     ios: Annotated[
         int | None, typer.Option(help="First release of iOS that must run it: 15 to 18; the oldest that can.")
     ] = None,
+    longest: Annotated[
+        int, typer.Option(min=1, help="Largest size of axes that the model leaves open.")
+    ] = 2048,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -31,7 +34,7 @@ def to_coreml(
     from anesurgery.coreai.fallback import to_coreml as write
 
     with waiting("reading the model", quiet):
-        written = write(model, target, ios=ios, overwrite=overwrite)
+        written = write(model, target, ios=ios, longest=longest, overwrite=overwrite)
     show(written.to_json(), str(written), as_json, quiet)
 
 

@@ -43,11 +43,13 @@ from anesurgery.mil import (
     Function,
     Program,
     Var,
+    any_symbolic,
     ct,
     exclusive,
     is_symbolic,
     mb,
     new_symbol,
+    np_dtype,
     producer,
     quiet_host,
     types,
@@ -73,6 +75,10 @@ CLEANUP = (
 NAME = "coreai.name"
 LARGE = 64
 """Numbers from which on a constant of floats is one value of the program, however often it is read."""
+NO_END = -1
+"""What coremltools takes for an axis without a largest size."""
+USUAL = 64
+"""The size of an open axis where none is given: a choice."""
 NUMPY = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "bf16": "<u2"}
 """Element type of Core AI -> how its numbers stand in the file; the names of integers say it."""
 
@@ -94,16 +100,18 @@ class Walked:
     asset: Asset
     graphs: Sequence[Plain]
     arrays: Mapping[str, Array]
+    longest: int = NO_END
+    """The largest size of axes that the model leaves open."""
 
     @classmethod
-    def of(cls, path: Path) -> Walked:
+    def of(cls, path: Path, longest: int = NO_END) -> Walked:
         """A model on disk.
 
         Raises:
             LoadError: it is damaged, or Apple's package is not installed.
         """
         asset = Asset.open(path)
-        return cls(asset, *ask("read", asset.path, {}))
+        return cls(asset, *ask("read", asset.path, {}), longest)
 
     def program(self, opset: Any) -> Loaded:
         """The ML Program, of an opset of coremltools.
@@ -122,8 +130,24 @@ class Walked:
         with quiet_host():
             for name in CLEANUP:
                 PASS_REGISTRY[f"common::{name}"](program)
+        for function in program.functions.values():
+            _open(function, self.longest)
         spec = _described(program, self.asset.metadata)
         return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
+
+
+def _open(function: Function, longest: int) -> None:
+    """State the sizes of axes that are left open, as a description of the function will say them."""
+    tensors = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
+    if not any(any_symbolic(v.shape) for v in tensors.values()):
+        return
+    size = ct.RangeDim(1, longest, default=USUAL if longest == NO_END else min(USUAL, longest))
+    function.input_types = [
+        ct.TensorType(
+            n, ct.Shape([size if is_symbolic(d) else int(d) for d in v.shape]), dtype=np_dtype(v).type
+        )
+        for n, v in tensors.items()
+    ]
 
 
 SAID = {"author": "author", "license": "license", "description": "shortDescription"}

@@ -233,7 +233,7 @@ async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> di
 
 def _empty(states: Mapping[str, Any]) -> dict[str, Array]:
     """States as a model finds them at its first call."""
-    return {f"state:{n}": np.zeros([d or 1 for d in s.shape], np.float32) for n, s in states.items()}
+    return {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
 
 
 def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
         raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
     for name, array in values.items():
         shape = wanted[name].shape
-        fits = len(shape) == array.ndim and all(d in (None, n) for d, n in zip(shape, array.shape, strict=True))
+        fits = len(shape) == array.ndim and all(d in (-1, n) for d, n in zip(shape, array.shape, strict=True))
         if not fits:
             raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
     return {n: NDArray(np.ascontiguousarray(v, numpy_type(wanted[n].dtype))) for n, v in values.items()}

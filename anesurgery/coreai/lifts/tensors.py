@@ -220,9 +220,11 @@ def _led_by_ones(shape: Var, length: int) -> Var:
 @lift("interpolate")
 def interpolate(o: Site) -> Value:
     """Along each axis by itself: by rows that are picked, or by a matrix with two numbers in each row."""
-    x, out = as_var(o[0]), o.ints(1)
-    sizes, scales, offsets = static(x), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
+    x, scales, offsets = as_var(o[0]), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
     nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
+    if not (is_fixed(x) and o.known(1)):
+        return _scaled(x, scales, offsets, nearest)
+    sizes, out = static(x), o.ints(1)
     resized = None if nearest else _resized(x, sizes, out, scales, offsets)
     if resized is not None:
         return resized
@@ -235,6 +237,20 @@ def interpolate(o: Site) -> Value:
         else:
             x = _mixed(x, axis, _mixing(at, old))
     return x
+
+
+def _scaled(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
+    """By whole factors, of an image whose size is not fixed."""
+    factors = np.rint(scales)
+    at = (np.arange(4)[:, None] * factors + np.arange(1) + 0.5 - offsets) / factors - 0.5
+    plain = len(scales) == 4 and np.allclose(scales, factors) and set(factors[:2]) == {1.0}
+    if not plain or (np.any(np.rint(at) != np.arange(4)[:, None]) if nearest else np.any(offsets)):
+        raise Unliftable("of an image whose size is not fixed MIL takes whole factors")
+    height, width = (int(f) for f in factors[2:])
+    if nearest:
+        return mb.upsample_nearest_neighbor(x=x, scale_factor_height=height, scale_factor_width=width)
+    how = {"scale_factor_height": height, "scale_factor_width": width}
+    return mb.upsample_bilinear(x=x, align_corners=False, **how)
 
 
 def _resized(x: Var, sizes: list[int], out: list[int], scales: Array, offsets: Array) -> Var | None:

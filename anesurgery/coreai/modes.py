@@ -1,7 +1,6 @@
 """What a Core AI program is written for: to be shipped, or to be run by Apple's runtime on Linux as a check.
 
-The two differ in single forms of ops, each a row with its source; what is needed for both stands in the
-lowering of the op.
+Both are written around faults of Apple's; the rows of the table say which forms they have, and who saw why.
 """
 
 from __future__ import annotations
@@ -10,37 +9,83 @@ from dataclasses import dataclass
 
 from anesurgery.errors import UnknownName
 
+MODES = ("ship", "check")
+LINUX = "seen on Linux with coreai-core 1.0.0b3"
+
 
 @dataclass(frozen=True)
-class Difference:
-    """One form in which the modes differ."""
+class Form:
+    """One form in which ops are written."""
 
-    form: str
-    """What a lowering asks for."""
-    mode: str
-    """The mode that has it."""
+    name: str
+    """What a lowering asks for, where the modes differ."""
+    modes: tuple[str, ...]
+    """Those that have it."""
     why: str
     source: str
 
 
-DIFFERENCES = (
-    Difference(
-        "fp16 products in fp32",
-        "check",
+FORMS = (
+    Form(
+        "fp16 in fp32",
+        ("check",),
         "the runtime on Linux adds the terms of an fp16 product or running sum in fp16, one after the other: "
-        "4,096 ones give 2,048; the Neural Engine and the GPU do not, and would lose their fp16 units",
-        "run on Linux with coreai-core 1.0.0b3",
+        "4,096 ones give 2,048; and what rounds differently at each op cannot be told from what is wrong",
+        LINUX,
     ),
-    Difference(
+    Form(
         "argmax of fp32",
-        "ship",
+        ("ship",),
         "argmax of fp16 values gives a wrong class map on the A19 Pro, iOS 27.0; of fp32 values it is right",
         "https://github.com/apple/coreai-torch/issues/116",
     ),
+    Form(
+        "sums for differences",
+        MODES,
+        "when a program is made, (conv(x) - m) * s is rewritten as conv(x) * s + m * s, where m and s are constants: "
+        "the sign of m is lost, on every device; the sum with -m is right",
+        LINUX,
+    ),
+    Form(
+        "floor by round",
+        MODES,
+        "a floor_divide by 1 is folded to x, runs as x on the GPU, and makes NaN of infinity on Linux; there is no "
+        "floor op",
+        "https://github.com/apple/coreai-torch/issues/10",
+    ),
+    Form(
+        "whole before integer",
+        MODES,
+        "a cast from float to integer and back is folded to nothing: 1.5 stays 1.5",
+        "https://github.com/apple/coreai-torch/issues/9",
+    ),
+    Form(
+        "shifted exponentials",
+        MODES,
+        "softplus and logsumexp by their definitions pass the range of fp16 from 11.09 on",
+        "https://github.com/apple/coreai-torch/issues/105",
+    ),
+    Form(
+        "packed constants",
+        MODES,
+        "Apple's builder of constants does not pack elements of few bits: wrong values, or SIGSEGV",
+        LINUX,
+    ),
+    Form(
+        "reverse before slice",
+        MODES,
+        "a slice with stride -1 does not reach index 0",
+        LINUX,
+    ),
+    Form(
+        "weights as stored",
+        MODES,
+        "when a program is made, a transpose of a weight is folded into a second copy of it; here only what has "
+        "a few numbers is folded",
+        LINUX,
+    ),
 )
-"""Every difference between the modes."""
-
-MODES = ("ship", "check")
+"""Every form that is not the plain one."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +99,10 @@ class Mode:
         if self.name not in MODES:
             raise UnknownName("mode", self.name, MODES)
 
+    def dtype(self, name: str) -> str:
+        """The element type in which values of one of MIL's are written."""
+        return "fp32" if name == "fp16" and self.has("fp16 in fp32") else name
+
     def has(self, form: str) -> bool:
         """Is an op written in a form of the table?"""
-        return any(row.mode == self.name for row in DIFFERENCES if row.form == form)
+        return any(self.name in row.modes for row in FORMS if row.name == form)

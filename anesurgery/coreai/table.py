@@ -31,9 +31,7 @@ TABLE: dict[str, Lowering] = {}
 
 NO_RANDOM = "Core AI has no random numbers; make them outside, and give them as an input"
 MISSING: dict[str, str] = {
-    **dict.fromkeys(
-        ("random_uniform", "random_normal", "random_bernoulli", "random_categorical"), NO_RANDOM
-    ),
+    **dict.fromkeys(("random_uniform", "random_normal", "random_bernoulli", "random_categorical"), NO_RANDOM),
     "non_maximum_suppression": "Core AI has no such op; cut the model before it, and suppress boxes in the app",
     "crop_resize": "Core AI samples no boxes that are computed",
     "reverse_sequence": "Core AI has no such op",

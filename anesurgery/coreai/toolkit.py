@@ -245,7 +245,9 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
         raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
     for name, array in values.items():
         shape = wanted[name].shape
-        fits = len(shape) == array.ndim and all(d in (-1, n) for d, n in zip(shape, array.shape, strict=True))
+        fits = len(shape) == array.ndim and all(
+            d is None or d in (-1, n) for d, n in zip(shape, array.shape, strict=True)
+        )
         if not fits:
             raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
     return {n: NDArray(np.ascontiguousarray(v, numpy_type(wanted[n].dtype))) for n, v in values.items()}

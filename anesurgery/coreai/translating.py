@@ -8,17 +8,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anesurgery import registry
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.writer import Constants, Writer, check_ops
 from anesurgery.doors import door
 from anesurgery.errors import LoadError
 from anesurgery.files.interface import Signature, signatures
-from anesurgery.files.package import PROGRAM, Loaded
+from anesurgery.files.package import Loaded
 from anesurgery.files.writing import check_target, write_atomically
-from anesurgery.loading import load
-from anesurgery.mil import exclusive
+from anesurgery.loading import clone, load, load_as_is
+from anesurgery.mil import exclusive, walk_ops
 from anesurgery.network_editing.upgrade import upgrade
+from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
+from anesurgery.ops import LISTS
+from anesurgery.rewriting.passes import run_pass
+from anesurgery.rewriting.session import Session
 
 SUFFIX = ".aimodel"
 
@@ -85,11 +90,22 @@ def to_coreai(
     return CoreAI(target, signatures(loaded.program), stored, tuple(_lost(loaded)))
 
 
+PREPARED = {"unroll_loop": LISTS}
+"""Pass that is run first -> where a program has one of these ops: lists whose elements have dynamic shapes are
+none of Core AI's tensors, and most loops that fill them have a constant number of rounds."""
+
+
 def _loaded(model: Any) -> Loaded:
-    """The model; a neural network as an ML Program."""
-    loaded = load(model)
-    kind = None if loaded.spec is None else loaded.spec.WhichOneof("Type")
-    return loaded if kind in (None, PROGRAM) else load(upgrade(model))
+    """The model as an ML Program, and as the lowerings take it."""
+    loaded = load_as_is(model)
+    if isinstance(loaded, LoadedNetwork):
+        loaded = load(upgrade(model))
+    types = {op.op_type for op in walk_ops(loaded.program)}
+    steps = [name for name, kinds in PREPARED.items() if kinds & types]
+    loaded = clone(loaded) if steps else loaded
+    for name in steps:
+        run_pass(registry.make_pass(name), loaded.program, Session())
+    return loaded
 
 
 def _metadata(loaded: Loaded) -> Any:

@@ -31,7 +31,7 @@ def as_numpy(dtype: str) -> Any:
 class Value:
     """A tensor of the program; operators broadcast."""
 
-    known: Array | None = None
+    known: Any = None
     """The numbers of a constant."""
 
     def __init__(self, node: Any) -> None:
@@ -85,7 +85,9 @@ class Value:
         return self.with_("add", other)
 
     def __sub__(self, other: Any) -> Value:
-        return self.with_("sub", other)
+        """Of a constant: the sum with its negative (`modes.FORMS`, "sums for differences")."""
+        known = other.known if isinstance(other, Value) else other
+        return self.with_("sub", other) if known is None or not self.is_float else self + array(-known, self.dtype)
 
     def __rsub__(self, other: Any) -> Value:
         return self.like(other).with_("sub", self)
@@ -145,13 +147,26 @@ class Value:
 
     def cast(self, dtype: str) -> Value:
         """Another element type."""
-        return self if dtype == self.dtype else Value(ops.cast(self.node, tensor(self.shape, dtype)))
+        if dtype == self.dtype:
+            return self
+        cast = Value(ops.cast(self.node, tensor(self.shape, dtype)))
+        cast.known = self.known if self.is_float and cast.is_float else None
+        return cast
+
+    def refined(self, shape: Sequence[int]) -> Value:
+        """With lengths that are known where Core AI infers none; the runtime checks them."""
+        if all(a == b or b < 0 for a, b in zip(self.shape, shape, strict=True)):
+            return self
+        known = [b if a < 0 else a for a, b in zip(self.shape, shape, strict=True)]
+        return Value(ops.cast(self.node, tensor(known, self.dtype)))
 
     def reshape(self, shape: Sequence[int] | Value) -> Value:
         """Another shape; one length may be -1: what is left."""
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
-        return Value(ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32)))
+        return Value(
+            ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
+        )
 
     def expand(self, axes: Sequence[int]) -> Value:
         """New axes of length 1, numbered in the result."""
@@ -237,6 +252,12 @@ class Constant(Value):
         """The element type by its name in MIL."""
         return self._name
 
+    def reshape(self, shape: Sequence[int] | Value) -> Value:
+        """Another shape, of the same numbers."""
+        reshaped = super().reshape(shape)
+        reshaped.known = None if isinstance(shape, Value) else np.reshape(self.known, shape)
+        return reshaped
+
 
 def call(op: str, *values: Value) -> Value:
     """One of Core AI's ops that take values alone."""
@@ -245,7 +266,10 @@ def call(op: str, *values: Value) -> Value:
 
 def array(numbers: Any, dtype: str) -> Value:
     """A constant."""
-    return Value(constant(stored(np.asarray(numbers, as_numpy(dtype)), dtype)))
+    known = np.asarray(numbers, as_numpy(dtype))
+    made = Value(constant(stored(known, dtype)))
+    made.known = known
+    return made
 
 
 def scalar(number: Any, dtype: str) -> Value:
@@ -271,8 +295,12 @@ def where(condition: Value, x: Any, y: Any) -> Value:
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:
-    """Tensors one after another along an axis."""
-    return Value(ops.concat(axis, [value.node for value in values])) if len(values) > 1 else values[0]
+    """Tensors one after another along an axis; what is known of the other lengths must be known of all."""
+    if len(values) == 1:
+        return values[0]
+    known = [max(lengths) for lengths in zip(*(value.shape for value in values), strict=True)]
+    fitted = [value.refined([-1 if a == axis else n for a, n in enumerate(known)]) for value in values]
+    return Value(ops.concat(axis, [value.node for value in fitted]))
 
 
 def attribute(name: str, value: str) -> Any:

@@ -44,7 +44,9 @@ def check_ops(program: Program) -> None:
     load_lowerings()
     unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
     if unknown:
-        reasons = (f"{n} {kind}: {MISSING.get(kind, 'no lowering is written for it')}" for kind, n in unknown.items())
+        reasons = (
+            f"{n} {kind}: {MISSING.get(kind, 'no lowering is written for it')}" for kind, n in unknown.items()
+        )
         raise NotExpressible(f"it has ops that Core AI has not: {'; '.join(reasons)}")
 
 
@@ -66,7 +68,7 @@ class Constants:
         place = numbers.__array_interface__["data"][0]
         key = (place, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
-            self._attributes[key] = (numbers, toolkit.stored(numbers, dtype))
+            self._attributes[key] = (numbers, toolkit.stored(numbers.astype(as_numpy(dtype), copy=False), dtype))
         return self._attributes[key][1]
 
 
@@ -84,7 +86,7 @@ class Writer:
 
     def type_of(self, var: Var) -> Any:
         """The type of a tensor or state."""
-        return toolkit.tensor(lengths(var), dtype_name(var))
+        return toolkit.tensor(lengths(var), self.forms.dtype(dtype_name(var)))
 
     def write(self, name: str) -> None:
         """Write the function into the open program."""
@@ -120,8 +122,10 @@ class Writer:
             try:
                 self._write(op)
             except SurgeryError as error:
-                raise type(error)(f"op {op.name} ({op.op_type}): {error}") if op.blocks else NotExpressible(
-                    f"op {op.name} ({op.op_type}): {error}"
+                raise (
+                    type(error)(f"op {op.name} ({op.op_type}): {error}")
+                    if op.blocks
+                    else NotExpressible(f"op {op.name} ({op.op_type}): {error}")
                 ) from error
             except Exception as error:
                 said = str(error).strip().splitlines()
@@ -140,7 +144,7 @@ class Writer:
         results = lowering.function(**self._arguments(op), **{name: more[name] for name in lowering.asks})
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for var, value in zip(op.outputs, results, strict=True):
-            fitted = _fitted(value, var)
+            fitted = _fitted(value, var, self.forms.dtype(dtype_name(var)))
             fitted.known = var.val if isinstance(var.val, (np.ndarray, np.generic)) else None
             self.values[var] = fitted
 
@@ -161,7 +165,7 @@ class Writer:
         """An operand; what only describes the op is plain Python."""
         described = getattr(op.input_spec.input_types.get(name), "const", False)
         numbers = var.val
-        if var in self.values or numbers is None:
+        if numbers is None:
             return self.value(var)
         if isinstance(numbers, str) or (described and not isinstance(numbers, (np.ndarray, np.generic))):
             return numbers
@@ -175,10 +179,12 @@ class Writer:
             return self.values[var]
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
-        dtype, numbers = dtype_name(var), np.asarray(var.val)
+        numbers = np.asarray(var.val)
         if numbers.dtype == object:  # symbols of a program in memory; saved, each says "what is left"
-            numbers = np.array([-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]).reshape(numbers.shape)
-        numbers = numbers.astype(as_numpy(dtype), copy=False)
+            numbers = np.array([-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]).reshape(
+                numbers.shape
+            )
+        dtype = self.forms.dtype(dtype_name(var))
         self.values[var] = Constant(numbers, dtype, lambda: self._constant(var, numbers, dtype))
         return self.values[var]
 
@@ -190,7 +196,7 @@ class Writer:
         return self._nodes[key]
 
 
-def _fitted(value: Value, var: Var) -> Value:
+def _fitted(value: Value, var: Var, dtype: str) -> Value:
     """A result in the element type and shape that MIL infers.
 
     Raises:
@@ -198,10 +204,9 @@ def _fitted(value: Value, var: Var) -> Value:
     """
     if types.is_list(var._sym_type) or isinstance(value, Spread):
         return value
-    value = value.cast(dtype_name(var)) if dtype_name(var) != "string" else value
+    value = value.cast(dtype)
     wanted, shape = lengths(var), value.shape
     clash = any(a != b for a, b in zip(shape, wanted, strict=False) if a >= 0 and b >= 0)
     if clash or len(shape) != len(wanted):
         raise SurgeryError(f"it was written with the shape {shape}, and MIL infers {wanted}; please report it")
-    better = any(a < 0 <= b for a, b in zip(shape, wanted, strict=True))
-    return value.reshape(wanted) if better and wanted.count(-1) <= 1 else value
+    return value.refined(wanted)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, call, concat, indices, whole
@@ -22,7 +23,7 @@ def _alike(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
     shaped = []
     for value, kind in zip(values, types, strict=True):
         shape = [n if n >= 0 else -1 for n in kind.shape]
-        shaped.append(value.node if value.node.type == kind else value.reshape(shape).node)
+        shaped.append(value.refined(shape).node)
     return shaped
 
 
@@ -30,7 +31,9 @@ def _all(results: Any, count: int) -> Values:
     return [Value(results)] if count == 1 else [Value(node) for node in results]
 
 
-def loop(initial: Sequence[Value], goes_on: Callable[[Values], Value], step: Callable[[Values], Values]) -> Values:
+def loop(
+    initial: Sequence[Value], goes_on: Callable[[Values], Value], step: Callable[[Values], Values]
+) -> Values:
     """The values after the last step: `step` is taken as long as `goes_on` is true of them."""
     nodes = [value.node for value in initial]
     types = [node.type for node in nodes]
@@ -79,14 +82,14 @@ def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
 
 @lowers("make_list")
 def make_list(
-    init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
+    forms: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
     """As many zeros as it has elements at first."""
     given = elem_shape.known if isinstance(elem_shape, Value) else elem_shape
     if any(not isinstance(n, (int, np.integer)) for n in np.asarray(given, object).reshape(-1)):
         raise NotExpressible("a list whose elements have a dynamic shape")
     shape = [*whole(init_length, "the length of a list"), *whole(given, "the shape")]
-    return array(0, dtype).broadcast(shape)
+    return array(0, forms.dtype(dtype)).broadcast(shape)
 
 
 @lowers("list_write")
@@ -126,4 +129,4 @@ def written_at(rows: Value, at: Value, row: Value) -> Value:
     first = concat([begin, indices([0] * len(rest))], 0)
     last = concat([begin + one, indices(rest)], 0)
     steps = indices([1] * (len(rest) + 1))
-    return call("slice_update", rows, first, last, steps, row.expand([0])).reshape(rows.shape)
+    return call("slice_update", rows, first, last, steps, row.expand([0])).refined(rows.shape)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from anesurgery.coreai.toolkit import ops
+
+from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, written
+from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, as_numpy, call, where
 
 SAME = {
-    **{name: name for name in "acos asin atan atanh cos cosh erf exp relu sigmoid silu".split()},
-    **{name: name for name in "sin sinh sqrt tan tanh".split()},
+    **{
+        name: name
+        for name in ["acos", "asin", "atan", "atanh", "cos", "cosh", "erf", "exp", "relu", "sigmoid", "silu"]
+    },
+    **{name: name for name in ["sin", "sinh", "sqrt", "tan", "tanh"]},
     "abs": "abs_",
     "logical_not": "not_",
     "round": "round_",
@@ -18,7 +23,6 @@ SAME = {
 
 BINARY: dict[str, str] = {
     "add": "add",
-    "sub": "sub",
     "mul": "mul",
     "real_div": "divide",
     "floor_div": "floor_divide",
@@ -70,7 +74,8 @@ def sign(x: Value) -> Value:
 
 def softplus(x: Value) -> Value:
     """log(1 + exp x) without overflow: Core AI's own form passes the range of fp16 above 11.09
-    (https://github.com/apple/coreai-torch/issues/105)."""
+    (https://github.com/apple/coreai-torch/issues/105).
+    """
     return call("relu", x) + call("log", call("exp", -abs(x)) + 1)
 
 
@@ -97,6 +102,7 @@ def _shifted(x: Value, epsilon: float) -> Value:
 written(
     {
         "identity": lambda x: x,
+        "sub": lambda x, y: x - y,
         "less": lambda x, y: x < y,
         "less_equal": lambda x, y: x <= y,
         "greater_equal": lambda x, y: x >= y,
@@ -143,9 +149,10 @@ def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
 
 
 @lowers("cast")
-def cast(x: Value, dtype: str) -> Value:
+def cast(x: Value, dtype: str, forms: Mode) -> Value:
     """Floats become whole before they become integers: Core AI folds a cast there and back to nothing
-    (https://github.com/apple/coreai-torch/issues/9)."""
+    (https://github.com/apple/coreai-torch/issues/9).
+    """
     if x.is_float and "int" in dtype:
         x = truncated(x)
-    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(dtype)
+    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(forms.dtype(dtype))

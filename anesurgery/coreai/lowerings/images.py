@@ -61,7 +61,9 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
 
 
 @lowers("upsample_nearest_neighbor")
-def upsample_nearest(x: Value, op: Operation, scale_factor_height: Any = 1, scale_factor_width: Any = 1) -> Value:
+def upsample_nearest(
+    x: Value, op: Operation, scale_factor_height: Any = 1, scale_factor_width: Any = 1
+) -> Value:
     """The pixel before each place; the factors only make the size."""
     return _nearest(x, _sizes(op, x), 0.0)
 

@@ -9,7 +9,8 @@ import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, attribute, call, concat, indices as as_indices
+from anesurgery.coreai.values import Value, attribute, call, concat
+from anesurgery.coreai.values import indices as as_indices
 
 
 def _index(indices: Value) -> Value:

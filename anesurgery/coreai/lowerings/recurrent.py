@@ -9,7 +9,6 @@ from typing import Any
 from anesurgery.coreai.lowerings.control import Values, loop, written_at
 from anesurgery.coreai.lowerings.indexing import taken
 from anesurgery.coreai.lowerings.products import linear
-from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.values import Value, array, call, concat, indices
 from anesurgery.errors import NotExpressible
@@ -71,14 +70,12 @@ def _walk(rows: Value, states: Values, step: Callable[[Value, Values], Values]) 
     return outputs_of_all, last
 
 
-def _run(
-    x: Value, initial: Values, ways: Sequence[Way], forms: Mode, direction: str, output_sequence: bool
-) -> Values:
+def _run(x: Value, initial: Values, ways: Sequence[Way], direction: str, output_sequence: bool) -> Values:
     """The sequence or the last output, and the last states; all ways side by side."""
     halves = zip(*(_parts(state, len(ways), state.rank - 1) for state in initial), strict=True)
     outputs, lasts = [], []
     for way, states, back in zip(ways, halves, BACKWARD[direction], strict=True):
-        rows = linear(call("reverse", x, indices([0])) if back else x, way.weight, forms, way.bias)
+        rows = linear(call("reverse", x, indices([0])) if back else x, way.weight, way.bias)
         y, last = _walk(rows, list(states), way.step)
         outputs.append(call("reverse", y, indices([0])) if back and direction == "bidirectional" else y)
         lasts.append(last)
@@ -92,7 +89,6 @@ def rnn(
     initial_h: Value,
     weight_ih: Value,
     weight_hh: Value,
-    forms: Mode,
     bias: Value | None = None,
     direction: str = "forward",
     output_sequence: bool = False,
@@ -100,8 +96,8 @@ def rnn(
 ) -> Values:
     """H = activation(W_ih x + W_hh h + bias)."""
     act = _activation(activation)
-    way = Way(weight_ih, bias, lambda row, states: [act(row + linear(states[0], weight_hh, forms))])
-    return _run(x, [initial_h], [way], forms, direction, output_sequence)
+    way = Way(weight_ih, bias, lambda row, states: [act(row + linear(states[0], weight_hh))])
+    return _run(x, [initial_h], [way], direction, output_sequence)
 
 
 @lowers("gru")
@@ -110,7 +106,6 @@ def gru(
     initial_h: Value,
     weight_ih: Value,
     weight_hh: Value,
-    forms: Mode,
     bias: Value | None = None,
     direction: str = "forward",
     output_sequence: bool = False,
@@ -127,16 +122,16 @@ def gru(
     def step(row: Value, states: Values) -> Values:
         (h,) = states
         x_r, x_o, x_z = _parts(row, 3, row.rank - 1)
-        r = gate(x_r + linear(h, reset_w, forms, inner[0]))
-        z = gate(x_z + linear(h, update_w, forms, inner[2]))
-        inside = r * linear(h, out_w, forms, inner[1]) if reset_after else linear(r * h, out_w, forms, inner[1])
+        r = gate(x_r + linear(h, reset_w, inner[0]))
+        z = gate(x_z + linear(h, update_w, inner[2]))
+        inside = r * linear(h, out_w, inner[1]) if reset_after else linear(r * h, out_w, inner[1])
         return [(1 - z) * act(x_o + inside) + z * h]
 
-    return _run(x, [initial_h], [Way(weight_ih, input_bias, step)], forms, direction, output_sequence)
+    return _run(x, [initial_h], [Way(weight_ih, input_bias, step)], direction, output_sequence)
 
 
 def _lstm_step(
-    weight: Value, peephole: Value | None, gates: Sequence[Callable[[Value], Value]], clip: Any, forms: Mode
+    weight: Value, peephole: Value | None, gates: Sequence[Callable[[Value], Value]], clip: Any
 ) -> Callable[[Value, Values], Values]:
     """Gates in the order input, forget, output, cell; the cell state clipped."""
     gate, cell_in, cell_out = gates
@@ -144,7 +139,7 @@ def _lstm_step(
 
     def step(row: Value, states: Values) -> Values:
         h, c = states
-        i, f, o, z = _parts(row + linear(h, weight, forms), 4, row.rank - 1)
+        i, f, o, z = _parts(row + linear(h, weight), 4, row.rank - 1)
         if peeks:
             i, f = i + peeks[0] * c, f + peeks[1] * c
         c = gate(f) * c + gate(i) * cell_in(z)
@@ -162,7 +157,6 @@ def lstm(
     initial_c: Value,
     weight_ih: Value,
     weight_hh: Value,
-    forms: Mode,
     bias: Value | None = None,
     peephole: Value | None = None,
     weight_ih_back: Value | None = None,
@@ -178,8 +172,8 @@ def lstm(
 ) -> Values:
     """Both ways of a bidirectional one have weights of their own."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
-    ways = [Way(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip, forms))]
+    ways = [Way(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]
     if weight_ih_back is not None and weight_hh_back is not None and direction == "bidirectional":
-        back = _lstm_step(weight_hh_back, peephole_back, gates, clip, forms)
+        back = _lstm_step(weight_hh_back, peephole_back, gates, clip)
         ways.append(Way(weight_ih_back, bias_back, back))
-    return _run(x, [initial_h, initial_c], ways, forms, direction, output_sequence)
+    return _run(x, [initial_h, initial_c], ways, direction, output_sequence)

@@ -23,7 +23,8 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
     """Shifted by the largest, which Core AI's own form is not (https://github.com/apple/coreai-torch/issues/106);
-    an infinite one shifts nothing."""
+    an infinite one shifts nothing.
+    """
     top = x.reduce("max", axes)
     top = where(abs(top) < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
@@ -88,11 +89,10 @@ def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, outpu
 
 
 @lowers("cumsum")
-def cumsum(x: Value, forms: Mode, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
+def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
     """Without the element itself: all sums, moved by one place."""
     along = int(axis) % x.rank
-    (y,) = wide(x) if forms.has("fp16 products in fp32") else [x]
-    total = Value(ops.scan(y.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum")).cast(x.dtype)
+    total = Value(ops.scan(x.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum"))
     if not exclusive:
         return total
     pairs = [(0, 0)] * x.rank
@@ -166,8 +166,9 @@ def batch_norm(
 ) -> Value:
     """Each channel by its stored mean and variance."""
     shape = [1, -1, *[1] * (x.rank - 2)]
-    y, m, v = wide(x, mean.reshape(shape), variance.reshape(shape))
-    return _scaled((y - m) * call("rsqrt", v + epsilon), gamma, beta, shape).cast(x.dtype)
+    (y,), m, v = wide(x), mean.reshape(shape), variance.reshape(shape)
+    scale = call("rsqrt", v.cast(y.dtype) + epsilon)
+    return _scaled((y - m.cast(y.dtype)) * scale, gamma, beta, shape).cast(x.dtype)
 
 
 @lowers("l2_norm")
@@ -189,5 +190,3 @@ def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 
     for i in range(1, size):
         total = total + padded.along(axis, i, i + channels)
     return (y / (total * (alpha / size) + k).with_("pow", beta)).cast(x.dtype)
-
-

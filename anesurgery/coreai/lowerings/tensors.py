@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, written
 from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, scalar, where, whole
 from anesurgery.errors import NotExpressible
@@ -226,7 +227,13 @@ def range_1d(start: Value, end: Value, step: Value) -> Value:
 
 @lowers("one_hot")
 def one_hot(
-    indices: Value, one_hot_vector_size: Any, op: Operation, axis: int = -1, on_value: Any = 1, off_value: Any = 0
+    indices: Value,
+    one_hot_vector_size: Any,
+    op: Operation,
+    forms: Mode,
+    axis: int = -1,
+    on_value: Any = 1,
+    off_value: Any = 0,
 ) -> Value:
     """The index compared with all numbers along a new axis."""
     (size,) = whole(one_hot_vector_size, "the number of classes")
@@ -234,7 +241,10 @@ def one_hot(
     axis = int(axis) % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
-    on, off = (v if isinstance(v, Value) else scalar(v, dtype_name(op.outputs[0])) for v in (on_value, off_value))
+    on, off = (
+        v if isinstance(v, Value) else scalar(v, forms.dtype(dtype_name(op.outputs[0])))
+        for v in (on_value, off_value)
+    )
     return where(hit, on, off)
 
 

@@ -228,8 +228,10 @@ class Reader:
             dtype = "int32" if dtype == "bool" else dtype
             self.notes[f"input {name} holds {kind['dtype']} in the file, and {dtype} here"] = None
         shape = [new_symbol() if d is None else d for d in kind["shape"]]
-        make = mb.state_tensor_placeholder if kind.get("state") else mb.placeholder
-        return make(shape=shape, dtype=types.string_to_builtin(dtype), name=name)
+        element = types.string_to_builtin(dtype)
+        if kind.get("state"):
+            return mb.state_tensor_placeholder(shape, element)  # which the function names
+        return mb.placeholder(shape=shape, dtype=element, name=name)
 
     def _given(self, var: Var, kind: Plain) -> Value:
         return cast(var, mil_type(kind["dtype"])) if not kind.get("state") else var

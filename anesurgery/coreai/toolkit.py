@@ -149,7 +149,7 @@ def module() -> Iterator[Any]:
 
 
 def _small(op: Any) -> bool:
-    return all(math.prod(result.type.shape) <= RESOURCE for result in op.results)
+    return all(math.prod(getattr(result.type, "shape", ())) <= RESOURCE for result in op.results)
 
 
 def graph(

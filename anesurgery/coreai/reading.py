@@ -66,7 +66,6 @@ OPSET = ct.target.iOS18
 CLEANUP = (
     "fuse_transpose_matmul",
     "dead_code_elimination",
-    "fuse_linear_bias",
     "const_elimination",
     "fuse_conv_bias",
     "dead_code_elimination",

@@ -7,7 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lifts.table import TABLE, Site, Unliftable, Value, cast, kind_of, lift, like, numbers_of
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    Site,
+    Unliftable,
+    Value,
+    cast,
+    kind_of,
+    lift,
+    like,
+    numbers_of,
+    sizes_of,
+)
 from anesurgery.mil import Var, mb, producer
 from anesurgery.ops import names
 
@@ -19,7 +30,7 @@ def _made(op_type: str, *parameters: str, **fixed: Any) -> Any:
 
 SAME = names("acos asin atan atanh cos cosh erf exp sin sinh sqrt tan tanh sigmoid silu round abs")
 """Functions of one operand that have one name in both."""
-PAIRS = {"floor_divide": "floor_div"} | {k: k for k in names("add sub maximum minimum pow greater")}
+PAIRS = {"floor_divide": "floor_div"} | {k: k for k in names("sub maximum minimum pow greater")}
 """Functions of two operands -> their op in MIL."""
 REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
     "reduce_product": "reduce_prod"
@@ -95,6 +106,18 @@ def modulo(o: Site) -> Value:
     return _of_sizes("mod", o[0], o[1])
 
 
+@lift("add")
+def add(o: Site) -> Value:
+    """A row that is added to a linear layer is its bias."""
+    for x, y in ((o[0], o[1]), (o[1], o[0])):
+        op, row = producer(x, "linear") if isinstance(x, Var) else None, numbers_of(y)
+        if op is None or row is None or np.any(op.bias.val):
+            continue
+        if row.shape[-1:] == (row.size,) == (sizes_of(x)[-1],):
+            return mb.linear(x=op.x, weight=op.weight, bias=row.reshape(-1))
+    return mb.add(x=o[0], y=o[1])
+
+
 @lift("divide")
 def divide(o: Site) -> Value:
     """Of integers truncated toward 0. A sum over windows by their size is their mean."""
@@ -124,10 +147,17 @@ def _mean(total: Value, by: Value, power: float) -> Var | None:
     return op.x if np.isclose(float(number.reshape(-1)[0]) ** power, count, rtol=1e-3) else None
 
 
+NARROW = {"si8": "int8", "ui8": "uint8", "si16": "int16", "ui16": "uint16"}
+"""Integers of Core AI that MIL can cast to."""
+
+
 @lift("cast")
 def cast_(o: Site) -> Value:
-    """Between the types of MIL, of which integers are int32."""
-    return cast(o[0], o.dtype)
+    """Between the types of MIL, of which integers are int32; what leaves fewer bits leaves them here too."""
+    kind, given = o.result["dtype"], o.scope.types[o.op["operands"][0]]["dtype"]
+    if kind not in NARROW or given in (kind, "i1") or not isinstance(o[0], Var):
+        return cast(o[0], o.dtype)
+    return mb.cast(x=mb.cast(x=o[0], dtype=NARROW[kind]), dtype="int32")
 
 
 @lift("softmax")

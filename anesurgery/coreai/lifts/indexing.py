@@ -9,6 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static
 from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
+from anesurgery.ops import VIEWS, names
 
 
 def _bounds(o: Site) -> dict[str, Any]:
@@ -95,17 +96,47 @@ def _rows(o: Site) -> Var | None:
     return mb.squeeze(x=indices, axes=[len(sizes_of(indices)) - 1])
 
 
+NEVER_NEGATIVE = names("reduce_argmax reduce_argmin argsort topk shape non_zero")
+"""Ops whose integers are places or sizes."""
+PASSED_ON = VIEWS | names("cast gather slice_by_index slice_by_size concat")
+"""Ops of whose results nothing is negative where nothing of their first operand is."""
+
+
+def _counted(indices: Value, sizes: Sequence[int]) -> Value:
+    """Indices that count from the first element: MIL does not say what a negative one means.
+
+    Token ids and other inputs of the model are taken as they are, which must not be negative.
+    """
+    if isinstance(indices, np.ndarray):
+        return np.where(indices < 0, indices + np.array(sizes, np.int32), indices)
+    source: Var | None = indices
+    while source is not None and (op := producer(source, *PASSED_ON)) is not None:
+        source = op.values[0] if op.op_type == "concat" else op.inputs.get("x")
+    if source is None or source.op is None or producer(source, *NEVER_NEGATIVE) is not None:
+        return indices
+    negative = mb.less(x=indices, y=np.int32(0))
+    return mb.select(cond=negative, a=mb.add(x=indices, y=np.array(sizes, np.int32)), b=indices)
+
+
 @lift("gather_nd")
 def gather_nd(o: Site) -> Value:
     """Rows of a table, or elements by several indices."""
-    rows = _rows(o)
-    return mb.gather_nd(x=o[0], indices=o[1]) if rows is None else mb.gather(x=o[0], indices=rows, axis=0)
+    rows, sizes = _rows(o), shape_read(o[0])
+    if rows is not None:
+        return mb.gather(x=o[0], indices=_counted(rows, sizes[:1]), axis=0)
+    return mb.gather_nd(x=o[0], indices=_counted(o[1], sizes[: sizes_of(o[1])[-1]]))
+
+
+def shape_read(x: Value) -> list[int]:
+    """The sizes of what is read at indices; 0 where one is not fixed, to which no negative index is brought."""
+    return [0 if is_symbolic(n) else int(n) for n in sizes_of(x)]
 
 
 @lift("gather_along_axis")
 def gather_along_axis(o: Site) -> Value:
     """Elements by an index along one axis."""
-    return mb.gather_along_axis(x=o[0], indices=o[1], axis=o.axes(2)[0])
+    axis = o.axes(2)[0]
+    return mb.gather_along_axis(x=o[0], indices=_counted(o[1], shape_read(o[0])[axis : axis + 1]), axis=axis)
 
 
 MODES = ("update", "add", "sub", "mul", "div", "max", "min")

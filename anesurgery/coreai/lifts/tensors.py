@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from anesurgery.coreai.lifts.table import (
     sizes_of,
     static,
 )
+from anesurgery.interpret.ops.image import GRIDS
 from anesurgery.mil import Array, Var, is_symbolic, mb
 
 
@@ -224,13 +224,15 @@ def interpolate(o: Site) -> Value:
     nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
     if not (is_fixed(x) and o.known(1)):
         return _scaled(x, scales, offsets, nearest)
-    sizes, out = static(x), o.ints(1)
-    resized = None if nearest else _resized(x, sizes, out, scales, offsets)
-    if resized is not None:
+    sizes = static(x)
+    places = [
+        np.clip((np.arange(new) + 0.5 - offset) / scale - 0.5, 0, old - 1)
+        for old, new, scale, offset in zip(sizes, o.ints(1), scales, offsets, strict=True)
+    ]
+    if not nearest and (resized := _resized(x, sizes, places)) is not None:
         return resized
-    for axis, (old, new) in enumerate(zip(sizes, out, strict=True)):
-        at = np.clip((np.arange(new) + 0.5 - offsets[axis]) / scales[axis] - 0.5, 0, old - 1)
-        if old == new and np.array_equal(at, np.arange(new)):
+    for axis, (old, at) in enumerate(zip(sizes, places, strict=True)):
+        if np.array_equal(at, np.arange(old)):
             continue
         if nearest:
             x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
@@ -253,17 +255,20 @@ def _scaled(x: Var, scales: Array, offsets: Array, nearest: bool) -> Var:
     return mb.upsample_bilinear(x=x, align_corners=False, **how)
 
 
-def _resized(x: Var, sizes: list[int], out: list[int], scales: Array, offsets: Array) -> Var | None:
-    """The op of MIL with these coordinates, where it has one."""
-    if len(sizes) != 4 or sizes[:2] != out[:2]:
+def _resized(x: Var, sizes: list[int], places: list[Array]) -> Var | None:
+    """MIL's op that takes the pixels at these places along each axis, where it has one."""
+    if len(sizes) != 4 or any(
+        not np.array_equal(at, np.arange(n)) for at, n in zip(places, sizes[:2], strict=False)
+    ):
         return None
-    ratios = [(new - 1) / (old - 1) if old > 1 else 1.0 for old, new in zip(sizes[2:], out[2:], strict=True)]
-    height, width = out[2:]
-    how: dict[str, Any] = {"x": x, "target_size_height": height, "target_size_width": width}
-    if np.allclose(scales[2:], np.divide(out[2:], sizes[2:])) and np.allclose(offsets[2:], 0):
-        return mb.resize_bilinear(**how, sampling_mode="UNALIGN_CORNERS")
-    if np.allclose(scales[2:], ratios) and np.allclose(offsets[2:], 0.5 * (1 - scales[2:])):
-        return mb.resize_bilinear(**how, sampling_mode="STRICT_ALIGN_CORNERS")
+    spatial = list(zip(sizes[2:], places[2:], strict=True))
+    for mode, grid in GRIDS.items():
+        ends = [(*grid(size, len(at)), size, at) for size, at in spatial]
+        if all(np.allclose(np.clip((a + b * np.arange(len(at))) / c, 0, n - 1), at) for a, b, c, n, at in ends):
+            height, width = (len(at) for _, at in spatial)
+            return mb.resize_bilinear(
+                x=x, target_size_height=height, target_size_width=width, sampling_mode=mode
+            )
     return None
 
 

@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parent
 
 INTERPRETER = "interpreter"
 """The engine that runs models unless another one is asked for."""
-FORMATS = {".aimodel": "coreai.reading"}
-"""Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
+FORMATS = {".aimodel": "coreai"}
+"""Suffix of a model of another format -> its room: `reading.read(path)` gives the model as an ML Program, and
+`rules` what is known of models of that format."""
 ENGINES = {"coreai": "coreai.running"}
 """Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
 
@@ -35,8 +36,14 @@ _OWN: dict[str, type[Any]] = {}
 
 def reader_of(path: Path) -> Callable[[Path], Any] | None:
     """What reads a model of another format into an ML Program; None where the path is not of one."""
-    module = FORMATS.get(path.suffix.lower())
-    return None if module is None else importlib.import_module(f"anesurgery.{module}").read
+    room = FORMATS.get(path.suffix.lower())
+    return None if room is None else importlib.import_module(f"anesurgery.{room}.reading").read
+
+
+def rules_of(path: Path | None) -> ModuleType | None:
+    """What is known of models of another format; None where the path is not of one."""
+    room = None if path is None else FORMATS.get(path.suffix.lower())
+    return None if room is None else importlib.import_module(f"anesurgery.{room}.rules")
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:

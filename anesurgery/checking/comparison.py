@@ -322,7 +322,7 @@ def _candidate(
     """The outputs of the second model, by several calls where the contract says so."""
     if call is not None:
         return dict(call(candidate, inputs, precision))
-    how = {"precision": precision} if engine == INTERPRETER else {"engine": engine}
+    how: dict[str, Any] = {"precision": precision} if engine == INTERPRETER else {"engine": engine}
     return dict(run(candidate, inputs, function=function, **how))
 
 

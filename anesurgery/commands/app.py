@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery import __version__
+from anesurgery import __version__, registry
 from anesurgery.commands.options import (
     BAD_INPUT,
     DEFECT,
@@ -55,6 +55,7 @@ DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
 
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
+ENGINE = "interpreter, or coreai: Apple's Core AI runtime, as stored."
 PROOFS = ("sites", "model", "both", "none")
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
@@ -98,7 +99,7 @@ COMMANDS = {
     "inspecting": "inspect",
     "planning": "plan",
     "decompiling": "decompile executorch",
-    "moving": "to_coreai",
+    "core_ai": "lint to_coreml to_coreai",
     "generating": "generate",
     "shipping_models": "build chat swift",
     "splitting_models": "split merge extract",
@@ -210,6 +211,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
+    engine: Annotated[str, typer.Option(help=ENGINE)] = registry.INTERPRETER,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -232,7 +234,11 @@ def run(
         predictor = Predictor(model, precision=precision, function=function, member=member)
         values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
         drawn = "" if inputs is not None else surgeries.sampled_words(values, seed)
-        outputs = {name: np.asarray(value) for name, value in predictor(values).items()}
+        if engine == registry.INTERPRETER:
+            results = predictor(values)
+        else:
+            results = registry.engine(engine)(model, values, function=function, member=member)
+        outputs = {name: np.asarray(value) for name, value in results.items()}
     if out is not None:
         arrays.write(out, outputs, overwrite, Path(model))
     show(surgeries.arrays_json(outputs), surgeries.arrays_group(outputs, drawn), as_json, quiet)
@@ -250,6 +256,7 @@ def compare(
     prove: Annotated[
         bool, typer.Option("--prove", help="Also prove B against A, op by op; exit code 1 if that fails.")
     ] = False,
+    engine: Annotated[str, typer.Option(help=f"What runs B: {ENGINE}")] = registry.INTERPRETER,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -272,6 +279,7 @@ def compare(
             last=last,
             member=member,
             prove=prove,
+            engine=engine,
         )
     show(comparison.to_json(), surgeries.comparison_group(comparison), as_json, quiet)
     if not comparison.ok or (comparison.proof is not None and not comparison.proof.proved):

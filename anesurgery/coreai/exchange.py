@@ -16,8 +16,9 @@ NAMES = "names"
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write arrays into a file; their names may be anything."""
-    numbered: dict[str, Any] = {str(i): array for i, array in enumerate(arrays.values())}
-    np.savez(file, **{NAMES: np.array(list(arrays), dtype=np.str_)}, **numbered)
+    held: dict[str, Any] = {str(i): array for i, array in enumerate(arrays.values())}
+    held[NAMES] = np.array(list(arrays), dtype=np.str_)
+    np.savez(file, **held)
 
 
 def read_arrays(file: Path) -> dict[str, NDArray[Any]]:

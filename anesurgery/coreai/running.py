@@ -23,17 +23,20 @@ import torch
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
+from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.state import States
+from anesurgery.loading import load
 from anesurgery.mil import Array
 
 PATIENCE = 600.0
 """Seconds that the child has for one question: 20 times what the slowest of 39 published packages took."""
 DEADLY = {
-    signal.SIGILL: "of an operation that it does not define, such as an integer divided by 0",
-    signal.SIGSEGV: "of a program that it reads wrongly",
-    signal.SIGABRT: "of a program that contradicts itself",
-    signal.SIGKILL: "that the system had too little memory, or somebody ended it",
+    signal.SIGILL: "an operation that it does not define, such as an integer divided by 0",
+    signal.SIGSEGV: "a program that it reads wrongly",
+    signal.SIGABRT: "a program that contradicts itself",
+    signal.SIGKILL: "too little memory, or somebody who ended it",
 }
 """Signal -> what Apple's runtime was seen to send it for."""
 ONLY_INTERPRETED = {"precision": "fp32", "listener": None, "device": "cpu", "member": None}
@@ -101,8 +104,8 @@ def _wait(path: Path, place: Path) -> str:
         ) from error
     if done.returncode < 0:
         number = -done.returncode
-        name = signal.Signals(number).name if number in iter(signal.Signals) else f"signal {number}"
-        why = DEADLY.get(number, "that nothing here foresees")  # type: ignore[call-overload]
+        name = {s.value: s.name for s in signal.Signals}.get(number, f"signal {number}")
+        why = {s.value: words for s, words in DEADLY.items()}.get(number, "not known here")
         raise InterpretError(f"{path}: Apple's runtime died ({name}). The likely cause is {why}")
     return (done.stderr.strip().splitlines() or ["nothing was printed"])[-1][:300]
 
@@ -149,7 +152,7 @@ def run_model(
     """`anesurgery.run` with Apple's runtime.
 
     Args:
-        model: path of an `.aimodel`.
+        model: path of an `.aimodel`, or any other model, which is translated first.
         values: inputs by name.
         function: which; `main` or the first when absent.
         outputs: names of outputs; all when absent.
@@ -164,10 +167,14 @@ def run_model(
     asked = [name for name, value in others.items() if value != ONLY_INTERPRETED[name]]
     if asked:
         raise InterpretError(f"engine='coreai' runs the model as it is stored; leave {asked[0]}= out")
-    if not isinstance(model, (str, os.PathLike)) or Path(model).suffix.lower() != SUFFIX:
-        raise LoadError("engine='coreai' runs models of Core AI; give the path of an .aimodel")
     held = {name: box.value.numpy() for name, box in (state or {}).items()}
-    found, after = run(model, values, function=function, states=held or None)
+    if isinstance(model, (str, os.PathLike)) and Path(model).suffix.lower() == SUFFIX:
+        found, after = run(model, values, function=function, states=held or None)
+    else:
+        loaded = load(model)
+        with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
+            written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
+            found, after = run(written, bound(loaded, values, function), function=function, states=held or None)
     for name, box in (state or {}).items():
         box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)

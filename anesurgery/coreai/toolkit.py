@@ -252,7 +252,7 @@ async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> di
 
 def _empty(states: Mapping[str, Any]) -> dict[str, Array]:
     """States as a model finds them at its first call."""
-    return {f"state:{n}": np.zeros([d or 1 for d in s.shape], np.float32) for n, s in states.items()}
+    return {f"state:{n}": np.zeros([max(d, 1) for d in s.shape], np.float32) for n, s in states.items()}
 
 
 def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:

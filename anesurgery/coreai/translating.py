@@ -17,9 +17,9 @@ from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.files.interface import Signature
 from anesurgery.files.package import Loaded
 from anesurgery.files.writing import check_target, write_atomically
-from anesurgery.loading import clone, load, load_as_is
+from anesurgery.loading import clone, load_as_is
 from anesurgery.mil import Program, exclusive, walk_ops
-from anesurgery.network_editing.upgrade import upgrade
+from anesurgery.network_editing.upgrade import in_precision
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.ops import LISTS
 from anesurgery.rewriting.passes import run_pass
@@ -62,7 +62,7 @@ def to_coreai(
     """Write a model in Apple's format for iOS and macOS 27, Core AI.
 
     Names, order, element types, states, functions and dynamic lengths are kept; weights stay as they are
-    stored, each once. A neural network goes through `upgrade` first.
+    stored, each once. A neural network becomes a program as by `upgrade`.
 
     Args:
         model: path, MLModel or MIL program.
@@ -80,7 +80,7 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     toolkit.require()
-    forms, loaded = Mode(mode), _loaded(model)
+    forms, loaded = Mode(mode), _prepared(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:
@@ -108,11 +108,10 @@ PREPARED = {"unroll_loop": LISTS}
 none of Core AI's tensors, and most loops that fill them have a constant number of rounds."""
 
 
-def _loaded(model: Any) -> Loaded:
-    """The model as an ML Program, and as the lowerings take it."""
-    loaded = load_as_is(model)
+def _prepared(loaded: Loaded) -> Loaded:
+    """A model as an ML Program, in ops that the lowerings take."""
     if isinstance(loaded, LoadedNetwork):
-        loaded = load(upgrade(model))
+        loaded = in_precision(loaded.imported, None)
     types = {op.op_type for op in walk_ops(loaded.program)}
     steps = [name for name, kinds in PREPARED.items() if kinds & types]
     loaded = clone(loaded) if steps else loaded

@@ -80,7 +80,7 @@ def swapped(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return lambda data: data.replace(old, new)
 
 
-HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no folder": (lambda f: shutil.rmtree(f), "does not exist"),
     "an empty folder": (nothing_inside, "lacks metadata.json and main.mlirb and main.hash"),
     "a file": (a_file, "is no folder"),

@@ -76,6 +76,7 @@ def differing(stored: Any, fresh: Any) -> list[tuple[str, str]]:
     return [pair for pair in zip(printed(stored), printed(fresh), strict=True) if not agree(*pair)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [marked(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
 def test_notebooks_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)

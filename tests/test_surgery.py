@@ -297,6 +297,7 @@ def test_a_registered_pass_is_one_of_coremltools_too(monkeypatch: pytest.MonkeyP
     assert "y=2)" in to_text(program)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str) -> None:
     surgery = ane.apply(corpus / f"{name}.mlpackage", Recipe("nothing", ()), quiet=True)
@@ -311,6 +312,8 @@ def test_an_empty_recipe_changes_nothing(corpus: Path, tmp_path: Path, name: str
             np.testing.assert_array_equal(new[output], value)
 
 
+@pytest.mark.quick_cases("anemll_multifunction", "silero_unified")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "basic_pitch_nmp")) for n in PACKAGES]
 )
@@ -342,6 +345,7 @@ def test_the_same_numbers_whatever_the_source(converted: Callable[..., Any], tmp
     assert len(texts) == 1
 
 
+@pytest.mark.slow
 def test_the_model_leaves_nothing_behind(tmp_path: Path) -> None:
     script = (
         "import sys\n"

@@ -13,7 +13,7 @@ from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
-from anesurgery.placement.verdicts import Known, found_by
+from anesurgery.placement.verdicts import Known
 from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass, run_on
 from anesurgery.rewriting.session import Session
@@ -103,9 +103,9 @@ class Trial:
         return [f for part in self.inspections for f in part.all_findings]
 
     def found_by(self, rules: Sequence[Rule]) -> list[Finding]:
-        """Those of some rules alone: others may read all weights."""
+        """What some rules say of the ops; the others are not asked."""
         with self.known.within():
-            return [f for part in self.held.parts for f in found_by(part, self.target, rules)]
+            return self.held.found_by(rules, self.target)
 
     @property
     def advised(self) -> Score:
@@ -200,7 +200,7 @@ class Trials:
         return Idle(tuple(own.refusals))
 
     def _model(self, trial: Trial, in_place: bool) -> Subject:
-        """A model to edit: a copy; in place, or of one that is too large for a copy, that of the trial itself."""
+        """A model to edit: a copy, or that of the trial in place or where it is too large for a copy."""
         if trial.model is None:
             return trial.remade()
         shared = trial.model.shares_weights

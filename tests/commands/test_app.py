@@ -63,6 +63,7 @@ def test_list_needs_neither_coremltools_nor_torch() -> None:
     assert names["pad_last_axis"] == "pass"
 
 
+@pytest.mark.slow
 def test_importing_prints_nothing() -> None:
     script = "import anesurgery as ane; import anesurgery.mil; ane.apply; ane.run; ane.recipes.gpt2_ane"
     made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -141,6 +142,7 @@ def test_quiet_prints_nothing(
     assert call(monkeypatch, capsys, *words) == (0, "", "")
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -207,6 +209,7 @@ def test_compare_and_diff_end_with_1_where_models_differ(
     assert "interface: the same" in out
 
 
+@pytest.mark.slow
 def test_no_progress_bar_without_a_terminal(package: Path, tmp_path: Path) -> None:
     words = ["apply", str(package), "negate_subtract", str(tmp_path / "out.mlpackage")]
     command = [sys.executable, "-m", "anesurgery", *words]

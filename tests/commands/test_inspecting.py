@@ -231,6 +231,7 @@ def test_fix_ends_with_1_where_outputs_stay_wrong(call: Call, tmp_path: Path, si
     assert (tmp_path / "fixed.mlpackage").exists()
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -261,6 +262,7 @@ def test_bad_usage_is_a_line_and_its_own_exit_code(
     assert message in err
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

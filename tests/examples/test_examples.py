@@ -38,12 +38,14 @@ def test_the_old_network_leaves_the_layers_that_are_barred(tmp_path: Path) -> No
     assert "layers that the rules of the format keep off the ANE: 3 of 17 -> 0 of 13" in surgery.notes
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("ios", [16, 17, 18])
 def test_the_version_is_the_one_asked_for(ios: int, tmp_path: Path) -> None:
     path = ane.example("tiny", tmp_path / "tiny.mlpackage", ios=ios)
     assert ane.load(path).spec.specificationVersion == ios - 9
 
 
+@pytest.mark.slow
 def test_the_same_name_gives_the_same_bytes(tmp_path: Path) -> None:
     one, two = (ane.example("unet", tmp_path / f"{k}.mlpackage") for k in range(2))
     files = [sorted(p for p in path.rglob("*") if p.is_file()) for path in (one, two)]
@@ -64,6 +66,7 @@ def test_bad_names_and_places(tmp_path: Path) -> None:
         ane.example("network", tmp_path / "there.mlpackage")
 
 
+@pytest.mark.slow
 def test_the_command_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(cli.app, ["example", "unet"])

@@ -68,6 +68,7 @@ def test_a_condition_that_a_round_hands_on_counts() -> None:
     assert rounds(of(program)) == 3
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     ("more", "step"),
     [

@@ -70,6 +70,7 @@ def test_a_conversion_for_longer_texts_says_that_shorter_ones_would_be_wrong(how
         converted(Longrope(), LIMIT + 1, how)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("model", [Longrope(), Longrope(long=SHORT)])
 def test_what_is_right_for_every_text_is_converted(how: str, model: Longrope) -> None:
@@ -119,6 +120,7 @@ def chosen(word: str, tokens: int, long: torch.Tensor = LONG) -> Program:
     return made
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("word", COMPARED)
 def test_the_length_from_which_on_the_choice_is_another(word: str) -> None:
     most = COMPARED[word][1]

@@ -250,6 +250,7 @@ def test_auto_may_try_it_only_where_it_was_measured_to_help() -> None:
     assert tried == {"M1": True, "M1-M3": False, "M4": False, "any": False}
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_of_a_transformer(name: str) -> None:
     """All its products are convolutions but those of attention, and transpositions stand at the ends only."""
@@ -262,6 +263,7 @@ def test_a_block_of_a_transformer(name: str) -> None:
     assert not apply_pass(ChannelsFirst(), after, prove=False)[1].changes
 
 
+@pytest.mark.slow
 def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each edit; regions of views alone, which are never rebuilt, do not count."""
     renew, times = channel_regions._Finder.renew, []

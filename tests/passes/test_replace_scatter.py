@@ -48,6 +48,7 @@ def held(program: Program, places: Any = None) -> Program:
     return after
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 def test_constant_rows(mode: str, axis: int) -> None:
@@ -76,6 +77,7 @@ def test_places_of_two_axes() -> None:
     held(scattered("scatter", [[0, 1], [3, 2]], (4, 3), (2, 2, 3), axis=0, mode="add"))
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("mode", EVERY_MODE)
 @pytest.mark.parametrize("places", [[1], [-1], [3]])
 def test_a_dynamic_row(mode: str, places: Any) -> None:

@@ -122,6 +122,7 @@ def rows_of(program: Program, op_type: str) -> list[int]:
     return [int(np.prod(op.outputs[0].shape[:-1])) for op in ops]
 
 
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize("position", ["last", "input"])
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("norm", NORMS)

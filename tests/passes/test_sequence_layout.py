@@ -130,6 +130,7 @@ def encoder(
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 @pytest.mark.parametrize("target", ["M1/macOS 14", "A15/iOS 17"])
 def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target: str) -> None:
@@ -159,6 +160,8 @@ def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target
     assert not again.changes
 
 
+@pytest.mark.quick_cases("M4/macOS 15-encoder_ane", "M1 Pro/macOS 14-auto")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 @pytest.mark.parametrize("target", ["M4/macOS 15", "M1 Pro/macOS 14", "A14/iOS 17", None])
 def test_nobody_takes_it_elsewhere(recipe: str, target: str | None) -> None:
@@ -171,11 +174,13 @@ def test_nobody_takes_it_elsewhere(recipe: str, target: str | None) -> None:
     ] * wanted
 
 
+@pytest.mark.slow
 def test_it_can_be_prevented() -> None:
     chosen = recipes.encoder_ane.with_options(layout="as_given")
     assert "linear" in kinds(ane.apply(encoder(), chosen, target="M1/macOS 14", prove=None, quiet=True).program)
 
 
+@pytest.mark.quick_cases("encoder_ane")
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> None:
     program = encoder(tokens=64, layers=1)
@@ -185,6 +190,7 @@ def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> 
     assert re.search("the share of flop (on the ANE|that may be on the ANE) would fall", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: str) -> None:
     """Transpositions at its ends cost ops off the engine, and the estimate may rise by them."""
@@ -193,6 +199,7 @@ def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: st
     assert any("DistilBERT went from 55 to 8.7 ms (measured" in note for note in surgery.notes)
 
 
+@pytest.mark.quick_cases("vit", "sound")
 @pytest.mark.parametrize(
     "build",
     [lambda: encoder(tokens=64, causal=True, head=300), lambda: block("vit"), lambda: block("whisper")],
@@ -236,6 +243,7 @@ def masks_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_heads, "_mask", wrong)
 
 
+@pytest.mark.quick_cases("norms_of_tokens")
 @pytest.mark.parametrize("wrong", [norms_of_tokens, heads_permuted, masks_turned])
 def test_wrong_versions_are_caught(
     wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

@@ -267,6 +267,7 @@ def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         apply_pass(UnrollLoop(), collected(mode="update"))
 
 
+@pytest.mark.slow
 def test_a_gru_of_torch_is_straight_and_legal() -> None:
     torch.manual_seed(0)
     gru = torch.nn.GRU(4, 4, batch_first=True, bidirectional=True).eval()
@@ -287,6 +288,7 @@ def test_a_gru_of_torch_is_straight_and_legal() -> None:
     assert_close(next(iter(found.values())), gru(x)[0].detach().numpy(), rtol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_real_models_have_no_loop_left(part: int, corpus: Path) -> None:
     surgery = ane.apply(corpus / f"dtln_aec_128_part{part}_fp16.mlpackage", "unroll_loop", quiet=True)

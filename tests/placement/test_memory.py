@@ -323,6 +323,7 @@ def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Progra
     assert (change[1:] not in kinds) if change[0] == "-" else (change in kinds)
 
 
+@pytest.mark.slow
 def test_saving_a_converted_model_guards_it_twice(
     converted: Callable[..., Any], settled: Callable[[Program], Program]
 ) -> None:

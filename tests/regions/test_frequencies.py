@@ -62,6 +62,7 @@ BY_LENGTH = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("word", STATIC)
 def test_static_frequencies_are_let_be(word: str, half: bool) -> None:

@@ -64,6 +64,7 @@ def test_the_sentence_has_share_time_numbers_and_interface(surgery: Any) -> None
     assert not OURS.search(said)
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_an_inspection(surgery: Any, tmp_path: Path) -> None:
     after = ane.inspect(surgery.save(tmp_path / "after.mlpackage"), target=TARGET).residency["flop"]
     before = ane.inspect(long_head(), target=TARGET).residency["flop"]

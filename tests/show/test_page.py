@@ -43,6 +43,7 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("name", ODD)
 def test_every_page_is_whole_and_needs_no_other_file(name: str) -> None:
     for made in (page(ODD[name]), page(ODD[name], ODD["twenty"]), cell(ODD[name])):

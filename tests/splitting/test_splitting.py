@@ -77,6 +77,7 @@ def test_the_mask_is_made_again_and_not_passed_on(package: Path) -> None:
     assert all("mask" not in border.names for border in chain.borders)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("limit", "count"), [(1.1 * LAYER, 6), (2.5 * LAYER, 3), (6.1 * LAYER, 1)])
 def test_as_few_chunks_as_the_limit_needs(package: Path, limit: float, count: int) -> None:
     chain = ane.split(package, max_bytes=int(limit))
@@ -163,6 +164,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_manifest_is_an_error(package: Path, tmp_path: Path, name: str) -> None:
     folder = ane.split(package, 2).save(tmp_path / "chain")
@@ -232,6 +234,8 @@ def nearly(path: Path, target: Path, at: int) -> Path:
     return target
 
 
+@pytest.mark.quick_cases("0", "8191")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("at", [0, LAYER // 4, LAYER // 2, LAYER - 1])
 def test_weights_that_differ_in_one_byte_are_not_shared(package: Path, tmp_path: Path, at: int) -> None:
     other = nearly(package, tmp_path / "other.mlpackage", at)
@@ -376,6 +380,7 @@ def test_chunks_of_even_estimate_are_more_even_than_those_of_even_bytes() -> Non
     assert f"{first.ops:.0%} of ops" in str(chains[1])
 
 
+@pytest.mark.slow
 def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are kept as fp32 and weights that are not are multiplied in one order."""
     wide, narrow = 6400, 1600
@@ -446,6 +451,7 @@ PROVED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", PROVED)
 def test_a_chain_is_proved_against_the_whole(name: str, tmp_path: Path) -> None:
     whole = PROVED[name]()
@@ -586,6 +592,7 @@ def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
 
 
+@pytest.mark.slow
 def test_a_real_model_with_labels_is_equal_in_chunks(corpus: Path) -> None:
     path = corpus / "mlc_mosaic.mlpackage"
     chain = ane.split(path, 2)

@@ -41,11 +41,9 @@ from anesurgery.facts import half as half
 from anesurgery.facts import integer_masks as integer_masks
 from anesurgery.facts import makeup as makeup
 from anesurgery.facts import masks as masks
-from anesurgery.facts import places as places
 from anesurgery.facts import quotients as quotients
 from anesurgery.facts import rings as rings
 from anesurgery.facts import rowwise as rowwise
-from anesurgery.facts import scattered_rows as scattered_rows
 from anesurgery.facts import spectra as spectra
 from anesurgery.facts import sums_of_squares as sums_of_squares
 from anesurgery.facts import token_axes as token_axes
@@ -61,6 +59,7 @@ from anesurgery.mil import HOST as HOST
 from anesurgery.mil import Array as Array
 from anesurgery.mil import Block as Block
 from anesurgery.mil import Function as Function
+from anesurgery.mil import Maker as Maker
 from anesurgery.mil import Operation as Operation
 from anesurgery.mil import Program as Program
 from anesurgery.mil import Var as Var
@@ -138,19 +137,16 @@ from anesurgery.regions import float_types as float_types
 from anesurgery.regions import formulas as formulas
 from anesurgery.regions import heads as heads
 from anesurgery.regions import inlining as inlining
-from anesurgery.regions import kernel_folds as kernel_folds
 from anesurgery.regions import layouts as layouts
 from anesurgery.regions import list_elements as list_elements
 from anesurgery.regions import one_hot as one_hot
 from anesurgery.regions import padding as padding
-from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
 from anesurgery.regions import row_buffers as row_buffers
 from anesurgery.regions import small_builds as small_builds
 from anesurgery.regions import views as views
 from anesurgery.regions import weight_edits as weight_edits
-from anesurgery.regions import whole_floats as whole_floats
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
 from anesurgery.regions.root_norms import Quiet as Quiet
@@ -168,7 +164,6 @@ from anesurgery.rewriting import decoder_inputs as decoder_inputs
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import graph_edits as graph_edits
 from anesurgery.rewriting import newer_opsets as newer_opsets
-from anesurgery.rewriting import row_inputs as row_inputs
 from anesurgery.rewriting import scaled_regions as scaled_regions
 from anesurgery.rewriting import stored_states as stored_states
 from anesurgery.rewriting.builder import Builder as Builder

@@ -128,7 +128,6 @@ from anesurgery.regions import caches as caches
 from anesurgery.regions import channel_axes as channel_axes
 from anesurgery.regions import channel_ops as channel_ops
 from anesurgery.regions import channel_products as channel_products
-from anesurgery.regions import channel_regions as channel_regions
 from anesurgery.regions import channel_steps as channel_steps
 from anesurgery.regions import channel_views as channel_views
 from anesurgery.regions import channel_wishes as channel_wishes
@@ -136,14 +135,11 @@ from anesurgery.regions import clusters as clusters
 from anesurgery.regions import float_types as float_types
 from anesurgery.regions import formulas as formulas
 from anesurgery.regions import heads as heads
-from anesurgery.regions import inlining as inlining
 from anesurgery.regions import layouts as layouts
-from anesurgery.regions import list_elements as list_elements
 from anesurgery.regions import one_hot as one_hot
 from anesurgery.regions import padding as padding
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
-from anesurgery.regions import row_buffers as row_buffers
 from anesurgery.regions import small_builds as small_builds
 from anesurgery.regions import views as views
 from anesurgery.regions import weight_edits as weight_edits
@@ -159,7 +155,6 @@ from anesurgery.regions.small_builds import parted as parted
 from anesurgery.regions.small_builds import reshaped as reshaped
 from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.regions.weight_edits import pieces as pieces
-from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import graph_edits as graph_edits

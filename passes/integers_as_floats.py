@@ -157,7 +157,7 @@ class IntegersAsFloats(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Make the same op on floats."""
-        op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
+        op, floats = m.root, _Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
         number: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)

@@ -86,14 +86,14 @@ class LongConvolution(Rewrite):
             return Refusal(f"%{m.x.name} has the symbolic shape {tuple(m.x.shape)}", op)
         stride, dilation = ((an.ints(op, n) or [1, 1])[axis - 2] for n in ("strides", "dilations"))
         reach = dilation * (shape[axis] - 1) + 1
-        folds = (an.kernel_folds.Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
+        folds = (_Fold(axis, stride, dilation, reach, n) for n in range(1, self.most_phases + 1))
         fold = next((f for f in folds if f.taps <= most), None)
         if fold is None:
             return Refusal(f"{self.most_phases} phases leave a kernel {reach} {words} above {most}", op)
         numbers = math.prod(shape) // shape[axis] * fold.phases * fold.frame * fold.taps
         if numbers > LARGEST and shape[axis] > most:
             pieces = math.ceil(shape[axis] / most)
-            return m.bind(how=an.kernel_folds.Pieces(axis, stride, dilation, shape[axis], pieces))
+            return m.bind(how=_Pieces(axis, stride, dilation, shape[axis], pieces))
         return m.bind(how=fold)
 
     def long_input(self, op: an.Operation) -> int | None:
@@ -113,7 +113,7 @@ class LongConvolution(Rewrite):
         op, how, place = m.root, m.how, m.how.axis - 2
         pads, results = an.window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
         groups = int(an.number(op.inputs.get("groups")) or 1)
-        if isinstance(how, an.kernel_folds.Pieces):
+        if isinstance(how, _Pieces):
             x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
             return self.small(mb, m, x, how.stride, 1, how.dilation)
         rows = math.ceil(results / how.phases)

@@ -65,7 +65,7 @@ class MaskedWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One dynamic axis, and floats where rows must be moved."""
-        part = an.places.dynamic_slice(m.root)
+        part = dynamic_slice(m.root)
         if isinstance(part, Refusal):
             return part
         if part.size > 1 and part.axis != m.x.rank - 2:
@@ -78,14 +78,14 @@ class MaskedWrite(Rewrite):
         """Places that exist."""
         if var is not m.begin:
             return None
-        part: an.places.DynamicSlice = m.part
+        part: _DynamicSlice = m.part
         first = list(part.starts)
         first[part.axis] = int(rng.integers(0, part.length - part.size + 1))
         return np.array(first, np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The new rows, as wide as all, where they belong; else the old ones."""
-        part: an.places.DynamicSlice = m.part
+        part: _DynamicSlice = m.part
         name = m.root.name
         at = mb.slice_by_size(x=m.begin, begin=[part.axis], size=[1], name=f"{name}_at")
         along = [-1 if a == part.axis else 1 for a in range(m.x.rank)]

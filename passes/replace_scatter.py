@@ -71,7 +71,7 @@ class ReplaceScatter(Rewrite):
             return Refusal(f"%{op.data.name} holds integers, which stay off the engine", op)
         if (places := an.constant(op.indices)) is None:
             return self.dynamic(m.bind(mode=mode))
-        rows = an.scattered_rows.scattered_rows(op, np.asarray(places))
+        rows = scattered_rows(op, np.asarray(places))
         pieces = rows.pieces(mode)
         if len(pieces) > self.most_pieces:
             rows = rows.folded()
@@ -116,13 +116,7 @@ def _views(out: Var) -> tuple[Var, ...]:
     return tuple(r.outputs[0] for r in readers) if alone else ()
 
 
-def _joined(
-    mb: Builder,
-    op: an.Operation,
-    rows: an.scattered_rows.Rows,
-    pieces: Sequence[an.scattered_rows.Piece],
-    mode: str,
-) -> Var:
+def _joined(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
     """The pieces side by side."""
     data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
     parts = []

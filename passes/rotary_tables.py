@@ -150,9 +150,7 @@ class RotaryTables(Rewrite):
             kind = an.np_dtype(m.source).type
             value = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            value = mb.mul(
-                x=m.turn.other, y=an.row_inputs.table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis)
-            )
+            value = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
         elif self.form == "inputs":
             value = self.as_input(mb, m)
         elif self.form == "constants":

@@ -75,7 +75,7 @@ class UnrollRecurrent(Rewrite):
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):
             kind = an.constant(op.inputs.get(name))
-            if kind is not None and str(kind).lower() not in an.recurrent_steps.ACTIVATIONS:
+            if kind is not None and str(kind).lower() not in ACTIVATIONS:
                 return Refusal(f"{name} {kind!r} is not known", op)
         return m
 
@@ -94,10 +94,10 @@ class UnrollRecurrent(Rewrite):
 def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[list[Var], States]:
     """One way: the output of each step, in the order in which it is returned, and the last states."""
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
-    bias = an.recurrent_steps.bias_outside(mb, op, suffix)
+    bias = bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
     inputs = an.parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
-    step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
+    step = STEPS[op.op_type](mb, op, suffix)
     outputs = []
     for row in reversed(inputs) if back else inputs:
         states = step(mb.squeeze(x=row, axes=[0]), states)

@@ -1,8 +1,9 @@
 """Names of passes and recipes, found without importing them.
 
-A pass over the ops of an ML Program lives in `passes/<name>.py`, one over the layers of a neural network in
-`passes/layers/<name>.py`, a recipe in a file of `recipes/`; `keep` adds a user's own pass. Listing reads
-the files' docstrings, so it needs neither coremltools nor torch.
+A pass over the ops of an ML Program lives in `passes/<name>.py` (or, with parts of its own, in the folder
+`passes/<name>`), one over the layers of a neural network in `passes/layers/<name>.py`, a recipe in a file of
+`recipes/`; `keep` adds a user's own pass. Listing reads the files' docstrings, so it needs neither coremltools
+nor torch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ _OWN: dict[str, type[Any]] = {}
 
 @cache
 def _files(room: str) -> dict[str, Path]:
-    return {p.stem: p for p in sorted((ROOT / room).glob("*.py")) if not p.stem.startswith("_")}
+    """Name -> file; a pass with parts of its own is a folder, and its file the folder's `__init__.py`."""
+    single = {p.stem: p for p in (ROOT / room).glob("*.py")}
+    folders = {p.parent.name: p for p in (ROOT / room).glob("*/__init__.py") if p.parent != ROOT / LAYERS}
+    return {name: path for name, path in sorted((single | folders).items()) if not name.startswith("_")}
 
 
 def _pass_files() -> dict[str, Path]:

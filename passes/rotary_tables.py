@@ -150,9 +150,7 @@ class RotaryTables(Rewrite):
             kind = an.np_dtype(m.source).type
             value = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            value = mb.mul(
-                x=m.turn.other, y=an.row_inputs.table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis)
-            )
+            value = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
         elif self.form == "inputs":
             value = self.as_input(mb, m)
         elif self.form == "constants":
@@ -197,6 +195,25 @@ class RotaryTables(Rewrite):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
             mb.declare(an.InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
+
+
+# A constant with a row for each position becomes an input, and its rows are left beside the package.
+
+
+def table_as_input(mb: Builder, wish: str, table: an.Array, axis: int) -> Var:
+    """Declare a table as an input; edits that give an equal one share it.
+
+    Args:
+        mb: of the edit.
+        wish: for the name of the input.
+        table: the constant.
+        axis: of its positions.
+    """
+    name = mb.leave_beside(wish, np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1))
+    held = table.astype(mb.input_dtype(table.dtype))
+    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({held.dtype})"
+    change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: held})
+    return mb.add_float_input(held.shape, table.dtype, change)
 
 
 @an.example(mb.TensorSpec((3,), dtype=an.types.int32), (3, 4), opset="iOS17")

@@ -464,13 +464,19 @@ def test_a_clock_in_a_test_is_noticed(line: str) -> None:
 
 
 def pass_files() -> list[Path]:
-    """The files of all passes, and of the templates for new ones."""
-    return sorted(p for p in PASSES.rglob("*.py") if p.name != "__init__.py")
+    """The files of all passes, and of the templates for new ones; the parts of a large pass are left out."""
+    files = [registry.file_of(name).resolve() for name in registry.pass_names()]
+    return sorted([*files, *PASSES.rglob("_template.py")])
+
+
+def pass_of(path: Path) -> str:
+    """The name of the pass that a file holds."""
+    return path.parent.name if path.name == "__init__.py" else path.stem
 
 
 @pytest.mark.parametrize("path", pass_files(), ids=ids)
 def test_a_pass_file_is_one_pass(path: Path) -> None:
-    name = path.stem
+    name = pass_of(path)
     classes = [n.name for n in tree(path).body if isinstance(n, ast.ClassDef)]
     public = [c for c in classes if not c.startswith("_")]
     assert public == [registry.camel(name.lstrip("_"))]
@@ -539,7 +545,7 @@ def beyond_the_authors_door(path: Path) -> set[str]:
 
 
 def test_passes_are_written_with_the_authors_words() -> None:
-    beyond = {path.stem: beyond_the_authors_door(path) for path in pass_files()}
+    beyond = {pass_of(path): beyond_the_authors_door(path) for path in pass_files()}
     assert {name: modules for name, modules in beyond.items() if modules} == ENGINE_PARTS
 
 
@@ -692,7 +698,7 @@ BY_HAND = re.compile(
 
 def test_passes_edit_through_the_engine() -> None:
     plain = [path for path in pass_files() if path.parent.name != "layers"]
-    assert {path.stem: words for path in plain if (words := BY_HAND.findall(path.read_text()))} == {}
+    assert {pass_of(path): words for path in plain if (words := BY_HAND.findall(path.read_text()))} == {}
 
 
 @pytest.mark.parametrize(
@@ -714,7 +720,7 @@ UNCOMPARED = {"compress_weights": "ROUNDED", "compute_fp16": "ROUNDED", "scale_r
 
 def test_passes_that_compare_no_edits_are_few_and_say_why() -> None:
     plain = [path for path in pass_files() if path.parent.name != "layers"]
-    named = {path.stem: re.findall(r"unchecked=(\w+)", path.read_text()) for path in plain}
+    named = {pass_of(path): re.findall(r"unchecked=(\w+)", path.read_text()) for path in plain}
     assert {name: found for name, (found,) in ((n, f) for n, f in named.items() if f)} == UNCOMPARED
 
 
@@ -781,11 +787,8 @@ def test_recipes_name_registered_passes(name: str) -> None:
 def test_the_package_list_is_the_folders_on_disk() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     listed = settings["tool"]["setuptools"]["packages"]
-    folders = ["anesurgery", "anesurgery.passes", "anesurgery.passes.layers", "anesurgery.recipes"]
-    for init in ENGINE.rglob("__init__.py"):
-        parts = init.parent.relative_to(ROOT).parts
-        if len(parts) > 1 and parts[1] not in ("passes", "recipes"):
-            folders.append(".".join(parts))
+    inits = [path for path in sources() if path.name == "__init__.py"]
+    folders = [module_name(path) for path in inits]
     assert sorted(listed) == sorted(folders)
     assert settings["tool"]["setuptools"]["package-dir"] == {
         "anesurgery": "anesurgery",

@@ -25,7 +25,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.placement import Grade, Rule
-from anesurgery.placement.registered import unregister_rule
+from anesurgery.placement.evidence import unregister_rule
 from anesurgery.surgery import Recipe
 from anesurgery.testing import apply_pass
 

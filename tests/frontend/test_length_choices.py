@@ -14,7 +14,7 @@ from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
-from anesurgery.rewriting.chosen_lengths import refusal
+from anesurgery.passes.add_cache.cached_function import chosen_by_length
 from anesurgery.testing import apply_pass
 
 LIMIT = 8
@@ -150,4 +150,6 @@ def test_equal_numbers_and_choices_by_other_things_are_let_be() -> None:
     )
     assert not any("length of the text" in str(r) for _, r in session.refusals)
     free = [op for op in walk_ops(chosen("greater", 12)) if op.op_type == "select"]
-    assert [refusal(op) for op in free] == [None]  # the positions are an input, so that it chooses as it runs
+    assert [chosen_by_length(op) for op in free] == [
+        None
+    ]  # the positions are an input, so that it chooses as it runs

@@ -12,9 +12,8 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.long_convolution import LongConvolution
+from anesurgery.passes.long_convolution import LongConvolution, _Fold, _Pieces
 from anesurgery.placement import Target
-from anesurgery.regions.kernel_folds import Fold, Pieces
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
@@ -91,8 +90,8 @@ def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_piece_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the pieces are in the order of the taps beside inputs in another one."""
-    right = Pieces.weight
-    monkeypatch.setattr(Pieces, "weight", lambda how, old: np.roll(right(how, old), 3, axis=1))
+    right = _Pieces.weight
+    monkeypatch.setattr(_Pieces, "weight", lambda how, old: np.roll(right(how, old), 3, axis=1))
     monkeypatch.setattr("anesurgery.passes.long_convolution.LARGEST", 0)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
@@ -150,8 +149,8 @@ def test_a_target_says_how_large_a_kernel_may_be() -> None:
 
 def test_a_phase_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: phases are not shifted by the stride."""
-    right = Fold.weight
-    monkeypatch.setattr(Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
+    right = _Fold.weight
+    monkeypatch.setattr(_Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
 

@@ -16,7 +16,7 @@ from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.passes.unroll_loop import UnrollLoop
-from anesurgery.regions.inlining import Inliner
+from anesurgery.passes.unroll_loop.inlining import Inliner
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -193,7 +193,7 @@ def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             found = super().block(block, given)
             return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
 
-    monkeypatch.setattr("anesurgery.regions.inlining.Inliner", Wrong)
+    monkeypatch.setattr("anesurgery.passes.unroll_loop.Inliner", Wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), counted(3))
 
@@ -262,7 +262,9 @@ def test_rows_that_are_added_to_numbers_stay_scatters() -> None:
 
 def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong rewrite: the first state is read in every round."""
-    monkeypatch.setattr("anesurgery.regions.inlining.place_of", lambda at, length: min(int(at[0]), 1))
+    monkeypatch.setattr(
+        "anesurgery.passes.unroll_loop.inlining.place_of", lambda at, length: min(int(at[0]), 1)
+    )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), collected(mode="update"))
 

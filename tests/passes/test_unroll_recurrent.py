@@ -15,8 +15,8 @@ from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.ops import RECURRENT
+from anesurgery.passes import unroll_recurrent
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
-from anesurgery.regions import recurrent_steps
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 2, 3, 4
@@ -138,13 +138,13 @@ def test_a_gru_with_compressed_weights_keeps_them_so() -> None:
 
 def test_gates_in_a_wrong_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: cell and output gate exchanged."""
-    right = recurrent_steps.STEPS["gru"]
+    right = unroll_recurrent.STEPS["gru"]
 
     def wrong(mb: Any, op: Any, suffix: str) -> Any:
         step = right(mb, op, suffix)
         return lambda row, states: step(mb.reverse(x=row, axes=[-1]), states)
 
-    monkeypatch.setitem(recurrent_steps.STEPS, "gru", wrong)
+    monkeypatch.setitem(unroll_recurrent.STEPS, "gru", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollRecurrent(), recurrent("gru"))
 

@@ -9,7 +9,7 @@ import pytest
 
 from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
-from anesurgery.regions.frequencies import of_one_length
+from anesurgery.passes.add_cache.frequencies import of_one_length
 from anesurgery.testing import apply_pass
 
 TOKENS, PAIRS = 256, 32

@@ -33,9 +33,9 @@ from anesurgery.interpret import Evaluator, evaluate
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
+from anesurgery.passes.integers_as_floats import _Floats
 from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
-from anesurgery.regions.whole_floats import Floats
 from anesurgery.rewriting import scaled_regions
 from anesurgery.semantics import rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
@@ -533,7 +533,7 @@ def differs_in_floats(sample: Sample) -> str:
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
     with sample.function:
         before = set(sample.function.operations)
-        floats = Floats(PlainMaker(), np.dtype(np.float16)).of(out)
+        floats = _Floats(PlainMaker(), np.dtype(np.float16)).of(out)
     added = [op for op in sample.function.operations if op not in before and op.op_type != "const"]
     found = evaluate([*sample.ops, *added], values, [out, floats], "fp16")
     return "" if torch.equal(found[0].double(), found[1].double()) else f"other numbers in fp16: {sample}"

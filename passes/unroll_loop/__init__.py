@@ -60,6 +60,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
+from anesurgery.passes.unroll_loop.inlining import Inliner
 
 READERS = an.ops.names("list_read list_gather list_length")
 
@@ -82,11 +83,9 @@ class UnrollLoop(Rewrite):
         """Known rounds; elements that were written at known places."""
         op = m.root
         if op.op_type in READERS:
-            elements = (
-                an.list_elements.length(op.ls) if op.op_type == "list_length" else an.list_elements.elements(op)
-            )
+            elements = list_length(op.ls) if op.op_type == "list_length" else elements_read(op)
             return elements if isinstance(elements, Refusal) else m.bind(elements=elements)
-        an.inlining.Inliner(None, self.max_rounds, self.most_ops).control(op)
+        Inliner(None, self.max_rounds, self.most_ops).control(op)
         return m.bind(ops=(op, *_list_makers(op)))
 
     def rewrite(self, mb: Builder, m: Match) -> Any:
@@ -96,7 +95,7 @@ class UnrollLoop(Rewrite):
             return mb.const(val=np.int32(m.elements))
         if op.op_type in READERS:
             return _gathered(mb, m.elements, op.op_type == "list_gather")
-        inliner = an.inlining.Inliner(mb, self.max_rounds, self.most_ops)
+        inliner = Inliner(mb, self.max_rounds, self.most_ops)
         values = [inliner.read(v) for v in inliner.control(op)]
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
@@ -135,7 +134,7 @@ def _list_makers(op: an.Operation) -> list[an.Operation]:
     return list(makers)
 
 
-def _gathered(mb: Builder, elements: Sequence[an.list_elements.Element], stacked: bool) -> Var:
+def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
     """The elements; stacked along a new first axis if more than one may be asked for."""
     if not stacked:
         return _row(mb, *elements[0], squeezed=True)
@@ -157,6 +156,56 @@ def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:
         rest = [0] * (value.rank - 1)
         value = mb.slice_by_size(x=value, begin=[row, *rest], size=[1, *(-1 for _ in rest)])
     return mb.squeeze(x=value, axes=[0]) if squeezed else value
+
+
+# Where the elements of a list were written, where the places are constant.
+
+Element = tuple[Var, "int | None"]
+"""Where an element of a list comes from: a value, or a row of one."""
+
+
+def list_length(ls: Var) -> int | Refusal:
+    """How long a list is."""
+    op = ls.op
+    if op is None or op.op_type not in an.ops.LISTS:
+        return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")
+    at = an.constant(op.inputs[{"make_list": "init_length", "list_write": "index"}.get(op.op_type, "indices")])
+    if at is None:
+        return Refusal(f"the places written of %{ls.name} are dynamic")
+    if op.op_type == "make_list":
+        return int(at)
+    before = list_length(op.ls)
+    return before if isinstance(before, Refusal) else max(before, int(np.max(at)) + 1)
+
+
+def elements_read(op: an.Operation) -> list[Element] | Refusal:
+    """The elements that an op reads of a list, or why they are not known."""
+    at = an.constant(op.inputs["index" if op.op_type == "list_read" else "indices"])
+    if at is None:
+        return Refusal(f"the places read of %{op.ls.name} are dynamic")
+    read: list[Element] = []
+    for i in np.ravel(at):
+        if isinstance(one := _element(op.ls, int(i)), Refusal):
+            return one
+        read.append(one)
+    return read
+
+
+def _element(ls: Var, at: int) -> Element | Refusal:
+    """Where one element was written last."""
+    op = ls.op
+    if op is not None and op.op_type in ("list_write", "list_scatter"):
+        places = an.constant(op.inputs["index" if op.op_type == "list_write" else "indices"])
+        if places is None:
+            return Refusal(f"the places written of %{ls.name} are dynamic")
+        written = [int(i) for i in np.ravel(places)]
+        if at not in written:
+            return _element(op.ls, at)
+        row = len(written) - 1 - written[::-1].index(at)
+        return op.value, row if op.op_type == "list_scatter" else None
+    if op is not None and op.op_type == "make_list":
+        return Refusal(f"element {at} of %{ls.name} was never written")
+    return Refusal(f"%{ls.name} comes from {'outside' if op is None else op.op_type}")
 
 
 def example() -> Program:

@@ -20,12 +20,13 @@ from anesurgery.facts.masks import evaluate_static
 from anesurgery.facts.rings import Ring
 from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, lengthened
 from anesurgery.files.copying import copied
+from anesurgery.frontend.length_choices import in_words, limit_passed
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
+from anesurgery.passes.add_cache import frequencies
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
-from anesurgery.regions import caches, frequencies, rotary
+from anesurgery.regions import caches, rotary
 from anesurgery.regions.caches import Kept, Tables
-from anesurgery.rewriting import chosen_lengths
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.decoder_inputs import fixed_value
 from anesurgery.rewriting.driver import remove_dead
@@ -138,7 +139,7 @@ class CachedFunction:
         """Edit the function; the refusal says why not, and then it is not to be used."""
         with self.function:
             self.fix_inputs(self.how.fixed)
-            chosen = map(chosen_lengths.refusal, self.function.operations)
+            chosen = map(chosen_by_length, self.function.operations)
             if (refusal := next((r for r in chosen if r is not None), None)) is not None:
                 return refusal
             inputs = {self.function.inputs[name]: axis for name, axis in self.how.tokens.items()}
@@ -424,3 +425,25 @@ def _of_one_length(ops: Sequence[Operation], tokens: Tokens) -> Refusal | None:
         if (why := frequencies.of_one_length(rows)) is not None:
             return Refusal(f"%{var.name}: {why}; {OTHERWISE}", op)
     return None
+
+
+# A choice of numbers by the length of the text: `select(max(position) + 1 > limit, long, short)`.
+#
+# A model of a fixed number of positions makes such a choice once. Where it falls on the side of longer texts,
+# the model is one of longer texts only: shorter ones, which it reads as well, were to get the other set.
+
+
+def number_in(var: Var) -> float | None:
+    """The one number that a value holds whatever the inputs are, or None."""
+    found = evaluate_static(var)
+    return float(np.asarray(found).item()) if found is not None and np.size(found) == 1 else None
+
+
+def chosen_by_length(op: Operation) -> Refusal | None:
+    """Why a `select` must not become a part of a model that reads texts of any length."""
+    if op.op_type != "select" or (limit := limit_passed(op.cond, number_in)) is None:
+        return None
+    a, b = evaluate_static(op.a), evaluate_static(op.b)
+    if a is None or b is None or np.array_equal(a, b):
+        return None
+    return Refusal(f"it chooses numbers by the length of the text: {in_words(limit)}", op)

@@ -109,6 +109,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoding import replay
+from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
 from anesurgery.splitting.plan import chunk_numbers
 
 
@@ -205,9 +206,7 @@ class AddCache(Pass):
         chunk_of = chunk_numbers(program, self.limit(session))
         for chosen in choices:
             how = self.caching(chosen, context, chunk_of)
-            if not isinstance(
-                built := an.cached_function.cached_functions(session, program, calls, how), Refusal
-            ):
+            if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
                 break
         if isinstance(built, Refusal):
             return built if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({built})")
@@ -225,24 +224,22 @@ class AddCache(Pass):
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
         return None
 
-    def calls(self, context: int) -> dict[str, an.cached_function.Reading]:
+    def calls(self, context: int) -> dict[str, Reading]:
         """What each function reads."""
         words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
         lengths = {"prefill": self.prefill, "decode": self.width}
         lengths |= {f"prefill{n}": n for n in sorted(set(self.shorter))}
         return {
-            f"{name}{word}": an.cached_function.Reading(min(length, size), size)
+            f"{name}{word}": Reading(min(length, size), size)
             for size, word in words.items()
             for name, length in lengths.items()
             if name in ("prefill", "decode") or length < min(self.prefill, size)
         }
 
-    def caching(
-        self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]
-    ) -> an.cached_function.Caching:
+    def caching(self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]) -> Caching:
         """What both functions agree about."""
         state, blended = self.cache == "state", self.writes == "blend"
-        return an.cached_function.Caching(
+        return Caching(
             tokens, context, state, self.windows, blended, self.fixed or {}, self.fixed_rope, chunk_of
         )
 

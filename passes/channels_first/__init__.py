@@ -55,6 +55,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.passes.channels_first import channel_regions
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,11 @@ class ChannelsFirst(Rewrite):
         try:
             super().run(program, session)
         finally:
-            an.channel_regions.forget()
+            channel_regions.forget()
 
     def check(self, m: Match) -> Match | Refusal:
         """The region that begins here, if it pays."""
-        region = next((r for r in an.channel_regions.regions(m.block) if m.root in r.steps), None)
+        region = next((r for r in channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
             reason = an.channel_products.why_not(m.root)
             return Refusal(reason, m.root) if reason else an.NO_MATCH
@@ -94,12 +95,12 @@ class ChannelsFirst(Rewrite):
             inside = f"{region.products} products and {region.transposes} transpositions inside"
             reason = f"a region of {len(region.ops)} ops has {ends} for {inside}"
             return Refusal(reason, m.root) if region.ops[0] is m.root else an.NO_MATCH
-        part = region.first(an.channel_regions.LARGEST)
+        part = region.first(channel_regions.LARGEST)
         return m.bind(ops=tuple(part.ops), region=part)
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""
-        return an.channel_regions.build(mb, m.region)
+        return channel_regions.build(mb, m.region)
 
 
 @an.example((1, 8, 16))

@@ -27,6 +27,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where to write; OUT as the last argument is the same.")
 ]
 OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.", show_default=False)]
+Full = Annotated[bool, typer.Option("--full", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
@@ -131,7 +132,7 @@ Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler, whose workers do the work.", show_default=False)
 ]
 Aim = Annotated[
-    str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro", "M4+", "any".')
+    str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".')
 ]
 
 

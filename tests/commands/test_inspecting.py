@@ -236,7 +236,7 @@ def test_fix_ends_with_1_where_outputs_stay_wrong(call: Call, tmp_path: Path, si
     [
         (["nowhere.mlpackage"], "nowhere.mlpackage does not exist"),
         (["MODEL", "nowhere.mlpackage"], "nowhere.mlpackage does not exist"),
-        (["MODEL", "--target", "M11"], "unknown chip 'M11'; did you mean 'M1'"),
+        (["MODEL", "--target", "M11"], "unknown chip or device 'M11'; did you mean 'M1'"),
         (["MODEL", "--target", "M1/makOS 14"], "unknown OS 'makOS 14'; did you mean 'macOS 14'"),
         (["MODEL", "--target", "M4/macOS 13"], "macOS 13 does not run on M4"),
         (["MODEL", "--compute-units", "NE"], "unknown compute units 'NE'"),

@@ -87,7 +87,7 @@ def test_compiler_tables_raise_doubts_on_every_kind_of_m4() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("M9", UnknownName, "unknown chip 'M9'; did you mean 'M"),
+        ("M9", UnknownName, "unknown chip or device 'M9'; did you mean 'M"),
         ("M1/macOS 11", UnknownName, "unknown OS 'macOS 11'; did you mean 'macOS 1"),
         ("M1/windows 3", UnknownName, "unknown OS 'windows 3'"),
         ("A19/iOS 17", SurgeryError, "iOS 17 does not run on A19"),

@@ -318,6 +318,11 @@ class Target:
         return [] if self.product or len(self.chips) != 1 else products_of(self.chips[0])
 
     @property
+    def device(self) -> str:
+        """One device with this chip, the plainest: "iPhone 13" for A15; "" where none is known by name."""
+        return self.product or min(self.devices, key=lambda d: (not d.startswith("iPhone"), len(d)), default="")
+
+    @property
     def words(self) -> str:
         """The target as a sentence has it: "M1/macOS 14", "any chip"."""
         return str(self).replace("any", "any chip", 1) if self.label == "any" else str(self)

@@ -315,7 +315,7 @@ def test_odd_programs_have_reports(case: str, target: str) -> None:
     build, shape = ODD[case]
     found = look(build, target, shape=shape)
     json.dumps(found.to_json(), allow_nan=False)
-    assert found.model in str(found)
+    assert found.model in found.details
     assert "<b>[red]" not in found._repr_html_()
 
 

@@ -100,6 +100,15 @@ class Surgery(Report):
         before, after = self.times
         return None if before is None or after is None else change(before, after)
 
+    @cached_property
+    def placed(self) -> tuple[Inspection, Inspection] | None:
+        """The inspections before and after on the target; None where no target was named."""
+        if self.target is None:
+            return None
+        aim = Target.parse(self.target)
+        before, after = self.original.advised_as_given(aim), self.subject.advised(aim)
+        return Inspection.of_parts(before, aim), Inspection.of_parts(after, aim)
+
     @property
     def summary(self) -> str:
         """What was done, and what it gains, in one sentence."""

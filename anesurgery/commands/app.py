@@ -17,29 +17,10 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import __version__
-from anesurgery.commands.options import (
-    BAD_INPUT,
-    DEFECT,
-    Function,
-    Gate,
-    Inputs,
-    Json,
-    Member,
-    Model,
-    OldOut,
-    Out,
-    Quiet,
-    Seed,
-    any_place,
-    complete_steps,
-    model_first,
-    one_place,
-    show,
-)
-from anesurgery.commands.planning import chosen_steps, is_plan, read_plan, value_range
+from anesurgery.commands.options import BAD_INPUT, DEFECT, Function, Json, Member, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
-from anesurgery.errors import ProofError, SurgeryError, UnknownName
+from anesurgery.errors import ProofError, SurgeryError
 
 app = typer.Typer(
     help="Rewrite Core ML models for the Apple Neural Engine, and check the result on any machine.\n\n"
@@ -55,7 +36,6 @@ DEBUG = "--debug"
 """Anywhere on the command line: errors come with their traceback."""
 
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
-PROOFS = ("sites", "model", "both", "none")
 
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """The class of the usage errors of typer, which brings click under one name or another."""
@@ -96,6 +76,7 @@ COMMANDS = {
     "listing": "list_ explain",
     "trying": "example",
     "inspecting": "inspect",
+    "applying": "apply",
     "planning": "plan",
     "decompiling": "decompile executorch",
     "generating": "generate",
@@ -113,92 +94,16 @@ COMMANDS = {
 }
 """File of this room -> its commands, in the order in which the help lists them; the others follow below."""
 
+ALIASES = {"inspect": "see", "apply": "fix"}
+"""Command -> its other name."""
+
 for _file, _names in COMMANDS.items():
     _module = importlib.import_module(f"anesurgery.commands.{_file}")
     for _name in _names.split():
-        app.command(_name.strip("_").replace("_", "-"))(getattr(_module, _name))
-
-
-@app.command()
-def apply(
-    source: Model,
-    steps: Annotated[
-        str,
-        typer.Argument(
-            help="A recipe, or passes with commas.", show_default=False, autocompletion=complete_steps
-        ),
-    ],
-    positional_out: OldOut = None,
-    out: Out = None,
-    target: Annotated[
-        str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro".')
-    ] = None,
-    inputs: Inputs = None,
-    member: Member = None,
-    assume: Annotated[
-        list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
-    ] = None,
-    prove: Annotated[
-        str, typer.Option(help="What is proved or checked: sites (each edit), model (as a whole), both, none.")
-    ] = "sites",
-    require: Annotated[
-        str | None, typer.Option(help="Grade that each edit must reach: checked, exhaustive, proved, bits.")
-    ] = None,
-    compressed: Annotated[
-        str, typer.Option(help="Compressed weights that passes compute with: keep (refuse), decode, reencode.")
-    ] = "keep",
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
-    gate: Gate = 40.0,
-    details: Annotated[bool, typer.Option("--details", help="What each check rests on, too.")] = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
-    """Apply a recipe, passes or a plan to a model and write the result.
-
-    Exit code 1 where outputs on --inputs are below --gate in the end.
-    """
-    source, steps = (source, steps) if is_plan(steps) else model_first(source, steps, quiet or as_json)
-    target_path = (any_place if dry_run else one_place)(out, positional_out)
-    if prove not in PROOFS:
-        raise UnknownName("proof", prove, PROOFS)
-    load_engine(quiet)
-    chosen = read_plan(steps, option) if is_plan(steps) else chosen_steps(steps, option or [])
-    from anesurgery.files import arrays
-    from anesurgery.rewriting.ml_program import check_out
-    from anesurgery.rewriting.passes import subject_of
-    from anesurgery.show import surgeries
-    from anesurgery.surgery import apply as operate
-    from anesurgery.surgery import steps_of
-
-    if target_path is not None and not dry_run:
-        check_out(source, target_path, overwrite, subject_of(steps_of(chosen)).suffix)
-    surgery = operate(
-        source,
-        chosen,
-        target=target,
-        member=member,
-        assume=dict(map(value_range, assume or [])),
-        prove=None if prove == "none" else prove,
-        require=require,
-        compressed=compressed,
-        inputs=arrays.read_all(inputs),
-        gate=gate,
-        quiet=quiet or as_json,
-    )
-    kept = target_path is not None and target_path.suffix != surgery.subject.suffix and not surgery.changes
-    if target_path is not None and not dry_run and not kept:
-        with waiting("saving", quiet or as_json):
-            surgery.save(target_path, overwrite=overwrite)
-    show(surgery.to_json(), surgeries.surgery_group(surgery, details=details), as_json, quiet)
-    if kept:
-        raise SurgeryError(f"the model stays {source}; nothing was written to {target_path}")
-    if surgery.below(gate):
-        raise typer.Exit(1)
+        _function = getattr(_module, _name)
+        app.command(_name.strip("_").replace("_", "-"))(_function)
+        if _name in ALIASES:
+            app.command(ALIASES[_name], help=f"The same as {_name}.", hidden=True)(_function)
 
 
 @app.command()

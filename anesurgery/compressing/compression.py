@@ -459,7 +459,7 @@ def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
             warn(f"compress: {notes[-1]}")
         elif not reason:
             functions.update(raised(loaded.program, IOS18).functions)
-            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.label} loads")
+            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.name} loads")
     return newer, list(dict.fromkeys(notes))
 
 
@@ -748,7 +748,7 @@ def _result(
 ) -> Compression:
     """What was done, and what it costs on samples that were held out."""
     loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
-    label = plan.target.label
+    label = plan.target.name
     old, new = given.time(label), edited.time(label)
     return Compression(
         edited,

@@ -213,6 +213,10 @@ class Subject(ABC):
         asked = {rule.id for rule in rules}
         return [f for part in self.advised(target) for f in part.all_findings if f.rule in asked]
 
+    def advised_as_given(self, target: Target) -> list[Inspection]:
+        """The inspections of the file that it was made of, in its own format."""
+        return self.advised(target)
+
     def time(self, target: str | None) -> Time | None:
         """The estimated time on the chip that a target names; None where there is none."""
         return None
@@ -385,8 +389,16 @@ class MLProgram(Subject):
 
     def as_given(self, target: Target) -> Score:
         """By the layers of the network, where it was one."""
-        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        layers = self._layers_inspected(target)
         return self.score(target) if layers is None else Score.of_layers(layers)
+
+    def advised_as_given(self, target: Target) -> list[Inspection]:
+        """That of the layers of the network, where it was one."""
+        layers = self._layers_inspected(target)
+        return self.advised(target) if layers is None else [layers]
+
+    def _layers_inspected(self, target: Target) -> Inspection | None:
+        return inspect_other(self.layers, target, inspect_program) if self.was_layers else None
 
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each function of all programs, with advice."""
@@ -418,7 +430,7 @@ class MLProgram(Subject):
 
     def worse_than_layers(self, target: Target) -> str:
         """Which share on the ANE, or which time, is worse than that of the layers."""
-        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        layers = self._layers_inspected(target)
         if layers is None:
             return ""
         upgraded, before = Score.of_upgraded(self.loaded, target), Score.of_layers(layers)

@@ -103,7 +103,7 @@ def test_outputs_that_are_not_finite_survive_the_file(data: Any) -> None:
 def test_a_plan_brings_its_target(data: Any) -> None:
     plan = Plan.from_json(data)
     direct = ane.apply(powers(), "auto", target=TARGET, inputs=large(), quiet=True)
-    assert str(ane.apply(powers(), plan, quiet=True)) == str(direct)
+    assert ane.apply(powers(), plan, quiet=True).details == direct.details
     with pytest.raises(UnknownName, match="M99"):
         ane.apply(powers(), Plan.from_json({**data, "target": "M99"}), quiet=True)
 

@@ -286,7 +286,9 @@ def test_a_reason_that_is_raised_is_caught_by_the_driver() -> None:
 
 def test_passes_and_recipes_return_their_reasons() -> None:
     written = [path for path in sources() if not path.is_relative_to(ENGINE)]
-    assert [ids(path) for path in written if any(map(raises_refused, nodes(path)))] == []
+    homes = [ROOT / "recipes", ROOT / "passes", ROOT / "passes" / "layers"]
+    own = [path for path in written if path.parent in homes or path.name == "__init__.py"]
+    assert [ids(path) for path in own if any(map(raises_refused, nodes(path)))] == []  # parts of one may raise
 
 
 def module_name(path: Path) -> str:

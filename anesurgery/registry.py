@@ -79,14 +79,21 @@ def summary(name: str) -> str:
 
 
 def documentation(name: str) -> str:
-    """The whole docstring of the file that holds a pass or recipe.
+    """The whole docstring of the file that holds a pass or recipe, with the sketch of a pass behind its title.
+
+    A sketch of many lines stands in a file of its own, `sketches/<name>.txt` beside the passes.
 
     Raises:
         UnknownName: there is neither a pass nor a recipe of that name.
     """
     if name in _OWN:
         return _OWN[name].__doc__ or ""
-    return ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
+    words = ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
+    sketch = ROOT / (LAYERS if name in _files(LAYERS) else "passes") / "sketches" / f"{name}.txt"
+    if not sketch.exists():
+        return words
+    title, rest = words.split("\n\n", 1)
+    return "\n\n".join((title, sketch.read_text(encoding="utf-8").strip("\n"), rest))
 
 
 def file_of(name: str) -> Path:

@@ -1,30 +1,5 @@
 """A guard against 0 that is subnormal in fp16 is divided by a unit of what it guards, and is normal then.
 
-Before::
-
-    main(%x: 2x8xfp16) {
-      %sum: 2x8xfp16 = add(x=%x, y=1.01328e-06)
-      %y: 2x8xfp16 = log(x=%sum)
-      return %y
-    }
-
-After::
-
-    main(%x: 2x8xfp16) {
-      %y_hold_guards_abs: 2x8xfp16 = abs(x=%x)
-      %y_hold_guards_clip: 2x8xfp16 = clip(x=%y_hold_guards_abs, alpha=6.10352e-05, beta=65504)
-      %y_hold_guards_clip_1: 2x8xfp16 = clip(x=%y_hold_guards_clip, alpha=0.0625, beta=65504)
-      %y_hold_guards_real_div: 2x8xfp16 = real_div(x=%y_hold_guards_clip, y=%y_hold_guards_clip_1)
-      %y_hold_guards_real_div_1: 2x8xfp16 = real_div(x=0.000976562, y=%y_hold_guards_real_div)
-      %y_hold_guards_mul: 2x8xfp16 = mul(x=%y_hold_guards_real_div_1, y=0.0010376)
-      %y_hold_guards_real_div_2: 2x8xfp16 = real_div(x=%x, y=%y_hold_guards_real_div)
-      %y_hold_guards_add: 2x8xfp16 = add(x=%y_hold_guards_real_div_2, y=%y_hold_guards_mul)
-      %y_hold_guards_log: 2x8xfp16 = log(x=%y_hold_guards_add)
-      %y_hold_guards_log_1: 2x8xfp16 = log(x=%y_hold_guards_real_div)
-      %y: 2x8xfp16 = add(x=%y_hold_guards_log, y=%y_hold_guards_log_1)
-      return %y
-    }
-
 The unit is 1 where the number is so large that fp16 does not see the guard beside it, 1/16 to 1/4 and more, and
 each number stays what it was there, to the last digit. Roots, reciprocals and quotients are rewritten too:
 `a / (x + e)` becomes `(a / u) / (x / u + e / u)`. A guard that is added and one that is the least number

@@ -1,30 +1,5 @@
 """A slice that is written at a dynamic place is blended in with a mask.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%b, end=%e)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u_at: 1xint32 = slice_by_size(x=%b, begin=[0], size=[1])
-      %u_here: 8x1xbool = equal(x=[[0], [1], [2], [3], [4], [5], [6], [7]], y=%u_at)
-      %u: 8x4xfp16 = select(cond=%u_here, a=%n, b=%h)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
 Several rows that are written at once are brought to their places by a product with one-hot rows first, which
 is exact: each sum has one non-zero term. What is constant of the place, as the layer in a shared cache, becomes
 part of the mask. `slice_write` is the reverse.

@@ -1,32 +1,5 @@
 """A row that is blended in by a mask of its place is written as a slice: the reverse of `masked_write`.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %low: 1xint32 = maximum(x=%at, y=0)
-      %row: 1xint32 = minimum(x=%low, y=7)
-      %here: 8x1xbool = equal(x=[[0], [1], [2], [3], [4], [5], [6], [7]], y=%row)
-      %u: 8x4xfp16 = select(cond=%here, a=%n, b=%h)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %low: 1xint32 = maximum(x=%at, y=0)
-      %row: 1xint32 = minimum(x=%low, y=7)
-      %u_begin: 2xint32 = concat(values=(%row, [0]), axis=0)
-      %u_end: 2xint32 = add(x=%u_begin, y=[1, 4])
-      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%u_begin, end=%u_end)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
 A mask takes any place and writes nothing outside; a slice must lie inside. So the place must be known to: by
 what it is made of, or by `assume={"at": (0, 7)}`, which the notes repeat.
 

@@ -1,31 +1,5 @@
 """Sequences (batch, tokens, channels) become (batch, channels, 1, tokens), over whole regions.
 
-Before::
-
-    main(%x: 1x8x16) {
-      %a: 1x8x32 = linear(x=%x, weight=const<32x16>, bias=const<32>)
-      %g: 1x8x32 = gelu(x=%a)
-      %b: 1x8x16 = linear(x=%g, weight=const<16x32>, bias=const<16>)
-      %s: 1x8x16 = add(x=%b, y=%x)
-      %n: 1x8x16 = layer_norm(x=%s, axes=[-1], gamma=const<16>, epsilon=0.01)
-      return %n
-    }
-
-After::
-
-    main(%x: 1x8x16) {
-      %x_twin: 1x16x8 = transpose(x=%x, perm=[0, 2, 1])
-      %x_twin_1: 1x16x1x8 = expand_dims(x=%x_twin, axes=[2])
-      %a_twin: 1x32x1x8 = conv(x=%x_twin_1, weight=const<32x16x1x1>, bias=const<32>)
-      %g_twin: 1x32x1x8 = gelu(x=%a_twin)
-      %b_twin: 1x16x1x8 = conv(x=%g_twin, weight=const<16x32x1x1>, bias=const<16>)
-      %s_twin: 1x16x1x8 = add(x=%b_twin, y=%x_twin_1)
-      %n_twin: 1x16x1x8 = layer_norm(x=%s_twin, axes=[1], gamma=const<16>, epsilon=0.01)
-      %n_twin_1: 1x16x8 = squeeze(x=%n_twin, axes=[2])
-      %n: 1x8x16 = transpose(x=%n_twin_1, perm=[0, 2, 1])
-      return %n
-    }
-
 A region begins at rows of channels that a product or a norm reads: the last axis holds channels, the one or two
 before it tokens. It takes in every op that has a form there. A product with a constant weight becomes a 1x1
 convolution; norms and reductions go to axis 1; elementwise ops come along, their constants transposed when the

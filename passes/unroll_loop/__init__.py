@@ -1,40 +1,5 @@
 """A loop with a constant number of rounds becomes straight code, and a list the values that were written to it.
 
-Before::
-
-    main(%x: 2x3) {
-      %empty: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
-      %rows: list = list_scatter(ls=%empty, indices=[0, 1], value=%x)
-      %made: list = make_list(init_length=2, dynamic_length=False, elem_shape=(3))
-      %loop_0: int32, %loop_1: list = while_loop(loop_vars=(0, %made))
-        block(%start_x0: int32, %made_x0: list) {
-          %more: bool = less(x=%start_x0, y=2)
-          return %more
-        }
-        block(%start_x0: int32, %made_x0: list) {
-          %row: 3 = list_read(ls=%rows, index=%start_x0)
-          %kept: 3 = relu(x=%row)
-          %next: int32 = add(x=%start_x0, y=1)
-          %written: list = list_write(ls=%made_x0, index=%start_x0, value=%kept)
-          return %next, %written
-        }
-      %y: 2x3 = list_gather(ls=%loop_1, indices=[0, 1])
-      return %y
-    }
-
-After::
-
-    main(%x: 2x3) {
-      %row_1_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[0, 0], size=[1, -1])
-      %row_1: 3 = squeeze(x=%row_1_unroll_loop_slice_by_size, axes=[0])
-      %kept_1: 3 = relu(x=%row_1)
-      %row_2_unroll_loop_slice_by_size: 1x3 = slice_by_size(x=%x, begin=[1, 0], size=[1, -1])
-      %row_2: 3 = squeeze(x=%row_2_unroll_loop_slice_by_size, axes=[0])
-      %kept_2: 3 = relu(x=%row_2)
-      %y: 2x3 = stack(values=(%kept_1, %kept_2), axis=0)
-      return %y
-    }
-
 The counter of a loop is computed beforehand, and with it whether a round runs; what does not change from
 round to round is written once. Of a `cond` by a dynamic condition, both branches are computed and one is
 selected. What is read of a list is a slice of what was written to it, or the value itself; so are the rows of a

@@ -2,7 +2,7 @@
 
 Several rows that are written at once are brought to their places by a product with one-hot rows first, which
 is exact: each sum has one non-zero term. What is constant of the place, as the layer in a shared cache, becomes
-part of the mask. `slice_write` is the reverse.
+part of the mask.
 
 Refuses when more than one axis or none has a dynamic place, when the place or the size cannot be read, when
 several rows are written along another axis than the last but one, and when several rows are integers.

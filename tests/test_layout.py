@@ -505,7 +505,6 @@ ENGINE_PARTS = {
     },
     "cache_as_io": {"interpret.predictor"},
     "channel_scales": {"placement.memory"},
-    "clamp_values": {"checking.ranges"},
     "compress_weights": {
         "compressing.compression",
         "errors",
@@ -518,7 +517,6 @@ ENGINE_PARTS = {
     "fuse_exponential": {"facts.written_exponentials", "interpret.arithmetic.engine_faults"},
     "group_by_unit": {"placement.verdicts"},
     "interface_fp16": {"files.interface", "files.protobuf"},
-    "interface_layout": {"rewriting.host"},
     "io_as_cache": {"interpret.predictor"},
     "pick_tokens": {"interpret.decoder_calls"},
     "pointwise_convolution": {"placement.cost"},

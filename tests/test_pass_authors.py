@@ -222,7 +222,7 @@ class Picky(Approximately):
 
 def test_a_refusal_shows_the_op() -> None:
     surgery = ane.apply(quotient, [Picky()])
-    lines = str(surgery).splitlines()
+    lines = surgery.details.splitlines()
     at = next(i for i, line in enumerate(lines) if "it is no Sunday" in line)
     assert lines[at + 1].strip() == "%z: 2x64 = real_div(x=%x, y=%y)"
     assert [row["op"] for row in surgery.to_json()["refusals"]] == ["%z: 2x64 = real_div(x=%x, y=%y)"]

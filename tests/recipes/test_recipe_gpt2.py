@@ -96,7 +96,7 @@ def test_stable_under_coremltools_own_passes(
     converted: Callable[..., Any], settled: Callable[[Program], Program]
 ) -> None:
     made = converted("gpt2")
-    surgery = ane.apply(made.model, "gpt2_ane", quiet=True)
+    surgery = ane.apply(made.model, list(recipes.gpt2_ane.steps), quiet=True)  # whatever they gain
     after = settled(surgery.program)
     assert "gather" not in op_counts(after)
     for name, value in run(surgery.program, made.inputs).items():
@@ -189,6 +189,6 @@ def test_a_model_of_another_kind_is_refused_with_reasons() -> None:
 
 @pytest.mark.slow
 def test_a_step_that_cannot_act_gets_a_line(converted: Callable[..., Any]) -> None:
-    surgery = ane.apply(converted("t5_encoder").model, "gpt2_ane", quiet=True)
-    assert "skipped: select_last_token: no head leads to" in str(surgery)
+    surgery = ane.apply(converted("t5_encoder").model, list(recipes.gpt2_ane.steps), quiet=True)
+    assert "skipped: select_last_token: no head leads to" in surgery.details
     assert "embedding_matmul" in counts(surgery.changes)

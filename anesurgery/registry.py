@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -22,8 +23,18 @@ LAYERS = "passes/layers"
 """The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
 
+MODULES = {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"}
+"""Classes of PyTorch whose models are converted where a call takes a model and inputs."""
+
 _OWN: dict[str, type[Any]] = {}
 """Passes that users registered."""
+
+
+def converter_of(model: Any) -> Callable[..., Any] | None:
+    """What makes a model of Core ML of a model of PyTorch and its inputs; None for any other."""
+    if not any(f"{cls.__module__}.{cls.__qualname__}" in MODULES for cls in type(model).__mro__):
+        return None
+    return importlib.import_module("anesurgery.frontend.modules").convert_module
 
 
 @cache

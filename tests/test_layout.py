@@ -217,7 +217,7 @@ UNREAD = {
     "what kind of model it is, before anything reads it": """
         files.sequence.is_chunked placement.models._Programs.__init__ placement.models._label
         placement.models.inspect_other placement.models.kind_of placement.models.of_layers
-        placement.models.spec_of
+        placement.models.spec_of registry.converter_of
     """,
     "an MLModel or a path that Core ML or coremltools gets, whose types are Any": """
         compressing.assignment.Proposal.apply compressing.modes.apply_configs

@@ -12,6 +12,7 @@ from anesurgery.checking.ranges import Ranges, ranges
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.package import CHECKPOINT, is_checkpoint
 from anesurgery.files.sequence import is_chain
 from anesurgery.files.sharing import workers
 from anesurgery.files.size_index import is_sized
@@ -60,6 +61,8 @@ def models_in(folder: Path) -> list[Path]:
     """
     held = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES or is_chain(p) or is_sized(p))
     if not held:
+        if is_checkpoint(folder):
+            raise LoadError(f"{folder} {CHECKPOINT}")
         raise LoadError(f"{folder} holds no model; models end in {', '.join(SUFFIXES)}")
     return held
 

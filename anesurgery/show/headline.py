@@ -210,4 +210,6 @@ def _outputs(proof: Comparison) -> str:
     if math.isinf(proof.psnr):
         return "identical outputs"
     asked = math.isfinite(proof.gate)  # else it is measured only, as where weights are stored with fewer bits
-    return f"same outputs ({proof.psnr:.0f} dB)" if asked else f"outputs near those before ({proof.psnr:.0f} dB)"
+    return (
+        f"same outputs ({proof.psnr:.0f} dB)" if asked else f"outputs near those before ({proof.psnr:.0f} dB)"
+    )

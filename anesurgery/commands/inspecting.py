@@ -116,22 +116,21 @@ def inspect(
         second = look(after) if after is not None else None
     wrong, passes = "", list[str]()
     if fix is not None:
-        aimed: dict[str, Any] = {"target": target, "inputs": inputs, "gate": gate}
+        aimed = {"target": target, "inputs": inputs, "gate": gate}
         wrong, passes = _repair(model, fix, compute_units, aimed, overwrite, quiet or as_json)
         with waiting("inspecting the repaired model", quiet):
             second = look(fix)
     if html is not None:
-        _write_page(html, first, second)
+        first.save_html(html.expanduser(), second)
     if segments:
         _print_segments(first, quiet)
     elif status:
         _print_status(first, as_json, quiet)
     else:
-        wrote = [place for place in (fix, html) if place is not None]
-        ends = _Ends(model, str(fix) if fix is not None else after, target, wrote, passes, wrong)
+        ends = _Ends(model, str(fix or after or ""), target, (fix, html), passes, wrong)
         _print_report(first, second, ends, full, as_json, quiet)
-    if status or wrong:
-        raise typer.Exit(first.status if status else 1)
+    if code := first.status if status else int(bool(wrong)):
+        raise typer.Exit(code)
 
 
 def _inspect_folder(
@@ -208,10 +207,6 @@ def _repair(
     return (surgery.wrong if surgery.below(how["gate"]) else ""), passes
 
 
-def _write_page(path: Path, first: Any, second: Any) -> None:
-    first.save_html(path.expanduser(), second)
-
-
 def _print_why(
     model: str,
     op: str,
@@ -254,9 +249,9 @@ class _Ends:
     """What a report ends with: of which models it speaks, what was written, and what was done."""
 
     model: str
-    after: str | None
+    after: str
     target: str | None
-    wrote: list[Path]
+    wrote: tuple[Path | None, ...]
     passes: list[str]
     wrong: str
 
@@ -266,7 +261,7 @@ class _Ends:
 
     def then(self, first: Any) -> str:
         """The command to run next."""
-        if self.after is not None:
+        if self.after:
             return command("certify", self.after, target=self.target)
         if first.fixing:
             return str(first.fixing)
@@ -280,7 +275,7 @@ def _print_report(first: Any, second: Any, ends: _Ends, full: bool, as_json: boo
     from anesurgery.show import terminal
     from anesurgery.show.console import plain as said
 
-    last = (ends.wrote, ends.then(first), "" if full else WHY)
+    last = (filter(None, ends.wrote), ends.then(first), "" if full else WHY)
     if second is None:
         group = terminal.inspection_group(first) if full else terminal.short_group(first, ends.repair)
         show(first.to_json(), group, as_json, quiet, *last)

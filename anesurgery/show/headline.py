@@ -97,7 +97,7 @@ def _as_it_is(surgery: Surgery) -> str:
     share = _share(now)
     what = _measure(share, share)
     where = "" if _for_nothing(surgery) else f"on {_target(surgery)}, "
-    return _unplaced(surgery) or f"{where}{share[what]} of the {what} {ENGINE}"
+    return _unplaced(surgery) or f"{where}{share[what]} {ON_ENGINE[what]}"
 
 
 def _target(surgery: Surgery) -> str:
@@ -138,7 +138,7 @@ def _shares(surgery: Surgery) -> str:
     return f"on {_target(surgery)}: {_moved(_share(before), _share(after))}"
 
 
-ENGINE = "runs on the Neural Engine"
+ON_ENGINE = {"work": "of the work runs on the Neural Engine", "ops": "of the ops run on the Neural Engine"}
 
 
 def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
@@ -146,7 +146,7 @@ def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     what = _measure(before, after)
     old, new = before[what], after[what]
     both = f"{old} -> {new}" if old != new else new
-    return f"{both} of the {what} {ENGINE}{', as before' if old == new else ''}"
+    return f"{both} {ON_ENGINE[what]}{', as before' if old == new else ''}"
 
 
 def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:

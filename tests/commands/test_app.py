@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,18 @@ def test_unforeseen_errors_are_one_line_and_debug_shows_them(
     assert (code, err) == (DEFECT, "anesurgery: KeyError: 'lost' (--debug shows where)\n")
     with pytest.raises(KeyError, match="lost"):
         call(monkeypatch, capsys, *words, "--debug")
+
+
+def test_a_warning_is_a_line_of_ours(package: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """The wrong version: a file of the command line's library, a line number, and the class."""
+    words = ("apply", package, "negate_subtract", "--dry-run", "--target", "M1/macOS 14")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        _, out, err = call(monkeypatch, capsys, *words)
+    said = [line for line in err.splitlines() if "asked for" in line]
+    assert len(said) == 1
+    assert said[0].startswith("warning: negate_subtract: asked for, and done although")
+    assert "SurgeryWarning" not in out + err
 
 
 def test_list_shows_one_kind(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

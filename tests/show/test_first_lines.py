@@ -96,7 +96,7 @@ def test_two_inspections_begin_with_what_moved() -> None:
     assert lines[0] == MOVED
     assert MOVED in words(drawn(PLACED, "page", better))
     assert (
-        compared_shares(PLACED, PLACED) == "On M1/macOS 14: 50% of the ops runs on the Neural Engine, as before"
+        compared_shares(PLACED, PLACED) == "On M1/macOS 14: 50% of the ops run on the Neural Engine, as before"
     )
 
 

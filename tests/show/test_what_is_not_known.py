@@ -50,7 +50,7 @@ def test_a_chip_with_a_time_has_no_relative_cost() -> None:
     assert "relative cost" not in time_line(surgery)
 
 
-THERE = "runs on the Neural Engine"
+THERE = "run on the Neural Engine"
 
 
 def test_ops_of_unknown_unit_are_a_range_in_the_first_line() -> None:

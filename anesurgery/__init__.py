@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from anesurgery.compressing.compression import compress as compress
     from anesurgery.compressing.sensitivity import Sensitivity as Sensitivity
     from anesurgery.compressing.sensitivity import sensitivity as sensitivity
+    from anesurgery.coreai.fallback import Fallback as Fallback
+    from anesurgery.coreai.fallback import to_coreml as to_coreml
+    from anesurgery.coreai.rules import Lint as Lint
+    from anesurgery.coreai.rules import lint as lint
     from anesurgery.errors import Refusal as Refusal
     from anesurgery.errors import SurgeryError as SurgeryError
     from anesurgery.errors import SurgeryWarning as SurgeryWarning
@@ -97,6 +101,8 @@ _NAMES = {
     "compressing.cache_codes": "CompressedCache compress_cache",
     "compressing.compression": "Compression compress",
     "compressing.sensitivity": "Sensitivity sensitivity",
+    "coreai.fallback": "Fallback to_coreml",
+    "coreai.rules": "Lint lint",
     "errors": "Refusal SurgeryError SurgeryWarning",
     "examples.example_models": "example",
     "files.compiled_package": "decompile",

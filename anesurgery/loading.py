@@ -33,7 +33,7 @@ from anesurgery.mil import Block, Operation, Program, Var, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork, runnable
 from anesurgery.neuralnetwork.spec import NETWORKS
-from anesurgery.registry import converter_of
+from anesurgery.registry import converter_of, reader_of
 from anesurgery.text import to_text as short_text
 
 
@@ -69,8 +69,8 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
     """Read a model.
 
     Args:
-        model: path of an .mlpackage, .mlmodel, compiled .mlmodelc or MIL text (.mil), MLModel, MIL program, or
-            Loaded. A neural network is made into an ML Program; `notes` says what changed.
+        model: path of an .mlpackage, .mlmodel, compiled .mlmodelc, MIL text (.mil) or Core AI model (.aimodel),
+            MLModel, MIL program, or Loaded. What is no ML Program is made into one; `notes` says what changed.
         compute_units: `ct.ComputeUnit`, or its name, for the MLModel that comes out; that of a given MLModel by
             default.
 
@@ -154,6 +154,8 @@ def load_chain(folder: str | os.PathLike[str]) -> Chain:
 
 
 def _load_path(path: Path, compute_units: Any, *, graph_only: bool = False, as_is: bool = False) -> Loaded:
+    if (read := reader_of(path)) is not None:
+        return replace(read(path), compute_units=compute_units)
     if (is_compiled(path) and not is_network(path)) or is_text(path):
         return _compiled(path, compute_units, graph_only=graph_only)
     file, weights = locate(path)
@@ -197,8 +199,8 @@ def load_sequence(path: str | os.PathLike[str]) -> ModelSequence:
     if is_chain(source):
         chain = load_chain(source)
         return ModelSequence.of_parts(chain.spec, list(map(runnable, chain.chunks)))
-    if (is_compiled(source) and not is_network(source)) or is_text(source):
-        loaded = _compiled(source, None)
+    if reader_of(source) or (is_compiled(source) and not is_network(source)) or is_text(source):
+        loaded = _load_path(source, None)
         return ModelSequence(loaded.spec, {"model": loaded})
     file, weights = locate(source)
     opened = SourceFile(file)

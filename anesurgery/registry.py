@@ -1,4 +1,4 @@
-"""Names of passes and recipes, found without importing them.
+"""Names of passes and recipes, found without importing them; formats and engines that rooms above bring.
 
 A pass over the ops of an ML Program lives in `passes/<name>.py` (or, with parts of its own, in the folder
 `passes/<name>`), one over the layers of a neural network in `passes/layers/<name>.py`, a recipe in a file of
@@ -25,6 +25,13 @@ ROOT = Path(__file__).resolve().parent
 
 MODULES = {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"}
 """Classes of PyTorch whose models are converted where a call takes a model and inputs."""
+INTERPRETER = "interpreter"
+"""The engine that runs models unless another one is asked for."""
+FORMATS = {".aimodel": "coreai"}
+"""Suffix of a model of another format -> its room: `reading.read(path)` gives the model as an ML Program, and
+`rules` what is known of models of that format."""
+ENGINES = {"coreai": "coreai.running"}
+"""Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
 
 _OWN: dict[str, type[Any]] = {}
 """Passes that users registered."""
@@ -35,6 +42,29 @@ def converter_of(model: Any) -> Callable[..., Any] | None:
     if not any(f"{cls.__module__}.{cls.__qualname__}" in MODULES for cls in type(model).__mro__):
         return None
     return importlib.import_module("anesurgery.frontend.modules").convert_module
+
+
+def reader_of(path: Path) -> Callable[[Path], Any] | None:
+    """What reads a model of another format into an ML Program; None where the path is not of one."""
+    room = FORMATS.get(path.suffix.lower())
+    return None if room is None else importlib.import_module(f"anesurgery.{room}.reading").read
+
+
+def rules_of(path: Path | None) -> ModuleType | None:
+    """What is known of models of another format; None where the path is not of one."""
+    room = None if path is None else FORMATS.get(path.suffix.lower())
+    return None if room is None else importlib.import_module(f"anesurgery.{room}.rules")
+
+
+def engine(name: str) -> Callable[..., dict[str, Any]]:
+    """What runs models in place of the interpreter: takes what `anesurgery.run` takes.
+
+    Raises:
+        UnknownName: there is none of that name.
+    """
+    if name not in ENGINES:
+        raise UnknownName("engine", name, [INTERPRETER, *ENGINES])
+    return importlib.import_module(f"anesurgery.{ENGINES[name]}").run_model
 
 
 @cache

@@ -37,6 +37,7 @@ ROOMS = tuple(
         commands
         serving
         explorer
+        coreai
         examples
         shipping
         show
@@ -227,7 +228,8 @@ UNREAD = {
         rewriting.ml_program._layers
     """,
     "a part of one door, which reads the model or opens it again where it was edited": """
-        checking.ranges._spread interpret.decoder_calls.tables_of interpret.decoding.Decoder.__init__
+        checking.ranges._spread coreai.running.run_model interpret.decoder_calls.tables_of
+        interpret.decoding.Decoder.__init__
         interpret.decoding.replay interpret.predictor.Predictor.__init__ interpret.predictor.run
         show.pictures._units surgery._Job.of surgery.Recipe.__call__
     """,

@@ -46,6 +46,7 @@ from anesurgery.mil import (
     static_shape,
     types,
 )
+from anesurgery.registry import INTERPRETER
 from anesurgery.text import type_text
 
 
@@ -69,6 +70,8 @@ class Comparison(Drawn):
     """Where the second model is not called as the first: functions that one lacks, other inputs, in words."""
     instead: str = ""
     """Why it is not of the arithmetic that was asked for, in words; "" where it is."""
+    engine: str = INTERPRETER
+    """What ran the second model: "interpreter", or "coreai"."""
 
     @property
     def psnr(self) -> float:
@@ -109,6 +112,7 @@ class Comparison(Drawn):
         return {
             "ok": self.ok,
             "precision": self.precision,
+            "engine": self.engine,
             "gate_db": self.gate,
             "psnr_db": finite(self.psnr),
             "verdict": self.verdict,
@@ -118,6 +122,20 @@ class Comparison(Drawn):
             "interface_changes": list(self.words),
             **({} if self.proof is None else {"proof": self.proof.to_json()}),
         }
+
+
+def _call(contract: Sequence[InterfaceChange], prove: bool, engine: str) -> Any:
+    """What makes several calls of one, where a contract says so; else None.
+
+    Raises:
+        InterfaceError: it does, and a proof or another engine was asked for.
+    """
+    call = call_of(contract)
+    if call is not None and prove:
+        raise InterfaceError("one call became several, which no proof follows; compare the numbers")
+    if call is not None and engine != INTERPRETER:
+        raise InterfaceError("one call became several, which only the interpreter makes; leave engine= out")
+    return call
 
 
 def _check_gate(gate: float) -> None:
@@ -145,6 +163,7 @@ def compare(
     member: str | int | None = None,
     prove: bool = False,
     assume: Mapping[str, tuple[int, int]] = MappingProxyType({}),
+    engine: str = INTERPRETER,
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
@@ -169,6 +188,8 @@ def compare(
             proved. Chains and pipelines are proved as a whole; of several functions all that both models have
             are, unless one is named.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}: no others are tried.
+        engine: what runs `b`: "interpreter", or "coreai" for Apple's Core AI runtime, as it is stored. An
+            output that is the same for two sets of inputs is then no success: of it nothing was compared.
 
     Returns:
         The `Comparison`: for each output shape, PSNR in dB, largest absolute and relative difference, and of
@@ -184,19 +205,20 @@ def compare(
     from anesurgery.checking.divergence import first_divergence
 
     _check_gate(gate)
-    call = call_of(contract)
-    if prove and call is not None:
-        raise InterfaceError("one call became several, which no proof follows; compare the numbers")
+    call = _call(contract, prove, engine)
     try:
         if member is not None and all(isinstance(model, (Program, Loaded)) for model in (a, b)):
             raise LoadError(f"neither model is a pipeline; leave member={member!r} out")
         first, second = _single(a, member), _single(b, member)
     except IsPipeline:
+        if engine != INTERPRETER:
+            raise
         whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
     inputs, old = _reference(first, second, inputs, contract, function, seed, precision, assume)
     expected = adapt_outputs(contract, old, inputs)
-    outputs = _candidate(second, adapt_inputs(contract, inputs), call, precision, function)
+    candidate = second.program if engine == INTERPRETER else b
+    outputs = _candidate(candidate, adapt_inputs(contract, inputs), call, precision, function, engine)
     rows = _rows(expected, outputs, last)
     if any(row.undefined for row in rows):
         exact = run(first.program, inputs, precision=Double(), function=function)  # type: ignore[arg-type]
@@ -204,19 +226,31 @@ def compare(
     chosen = logits_of(function_of(second.program, function))
     rows = tuple(replace(row, logits=row.name in chosen) for row in rows)
     words = tuple(change.words for change in contract)
-    how: dict[str, Any] = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
+    proving = {"contract": contract, "gate": gate, "seed": seed, "assume": assume}
     declared = {name for change in contract for name in change.names} | (set(expected) if last else set())
     called = () if call else tuple(differences(first.program, second.program, function, declared))
     if not (call or function):
         called += (*described_apart(first.spec, second.spec, declared), *lengths_apart(first, second, declared))
-    proof = _proved(first, second, inputs, function, last, **how).but_for(called) if prove else None
-    result = Comparison(rows, precision, gate, None, words, proof, called)
+    called += () if engine == INTERPRETER else _unmoved(first, function, inputs, old, seed)
+    proof = _proved(first, second, inputs, function, last, **proving).but_for(called) if prove else None
+    result = Comparison(rows, precision, gate, None, words, proof, called, engine=engine)
     if result.outputs_agree or call is not None:
         return result
     where = first_divergence(
         first, second, inputs, precision=precision, gate=gate, contract=contract, function=function
     )
     return replace(result, first_divergence=None if where is None else str(where))
+
+
+def _unmoved(
+    model: Loaded, function: str | None, inputs: Mapping[str, Any], outputs: Mapping[str, Any], seed: int
+) -> tuple[str, ...]:
+    """The outputs that other inputs of the same shapes leave as they are, in words."""
+    shapes = {name: np.shape(value) for name, value in inputs.items()}
+    other = sample_inputs(model.program, function=function, seed=seed + 1, shapes=shapes)
+    moved = run(model.program, other, function=function)
+    still = [n for n, v in outputs.items() if np.array_equal(v, moved[n], equal_nan=True)]
+    return tuple(f"no input moves output {name}: nothing was compared of it" for name in still)
 
 
 def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:
@@ -283,12 +317,13 @@ def _reference(
 
 
 def _candidate(
-    model: Loaded, inputs: Mapping[str, Any], call: Any, precision: str, function: str | None
+    candidate: Any, inputs: Mapping[str, Any], call: Any, precision: str, function: str | None, engine: str
 ) -> dict[str, Any]:
     """The outputs of the second model, by several calls where the contract says so."""
     if call is not None:
-        return dict(call(model.program, inputs, precision))
-    return dict(run(model.program, inputs, precision=precision, function=function))
+        return dict(call(candidate, inputs, precision))
+    how: dict[str, Any] = {"precision": precision} if engine == INTERPRETER else {"engine": engine}
+    return dict(run(candidate, inputs, function=function, **how))
 
 
 def _sampled(

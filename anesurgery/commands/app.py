@@ -88,6 +88,7 @@ COMMANDS = {
     "applying": "apply",
     "planning": "plan",
     "decompiling": "decompile executorch",
+    "core_ai": "lint to_coreml",
     "generating": "generate",
     "shipping_models": "build chat swift",
     "splitting_models": "split merge extract",

@@ -12,12 +12,14 @@ from typing import Annotated
 
 import typer
 
+from anesurgery import registry
 from anesurgery.commands.calibrating import certify
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Aim, Function, Inputs, Json, Member, Model, Quiet, Seed, existing, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
 
+ENGINE = "interpreter, or coreai: Apple's Core AI runtime, as stored."
 PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the Neural Engine)."
 
 
@@ -28,6 +30,7 @@ def run(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
+    engine: Annotated[str, typer.Option(help=ENGINE)] = registry.INTERPRETER,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -50,7 +53,11 @@ def run(
         predictor = Predictor(model, precision=precision, function=function, member=member)
         values = predictor.sample(seed) if inputs is None else arrays.read(inputs)
         drawn = "" if inputs is not None else surgeries.sampled_words(values, seed)
-        outputs = {name: np.asarray(value) for name, value in predictor(values).items()}
+        if engine == registry.INTERPRETER:
+            results = predictor(values)
+        else:
+            results = registry.engine(engine)(model, values, function=function, member=member)
+        outputs = {name: np.asarray(value) for name, value in results.items()}
     if out is not None:
         arrays.write(out, outputs, overwrite, Path(model))
     wrote = [] if out is None else [out]
@@ -69,6 +76,7 @@ def compare(
     prove: Annotated[
         bool, typer.Option("--prove", help="Also prove B against A, op by op; exit code 1 if that fails.")
     ] = False,
+    engine: Annotated[str, typer.Option(help=f"What runs B: {ENGINE}")] = registry.INTERPRETER,
     function: Function = None,
     member: Member = None,
     seed: Seed = 0,
@@ -91,6 +99,7 @@ def compare(
             last=last,
             member=member,
             prove=prove,
+            engine=engine,
         )
     then = command("certify", b) if comparison.ok else command("diff", a, b)
     show(comparison.to_json(), surgeries.comparison_group(comparison), as_json, quiet, then=then)

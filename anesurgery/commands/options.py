@@ -22,7 +22,7 @@ BAD_INPUT = 64
 DEFECT = 70
 """Exit code of an unforeseen error: a defect of this program."""
 
-SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc")
+SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *registry.FORMATS)
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Out = Annotated[
@@ -45,7 +45,10 @@ def existing(model: str | None) -> str | None:
 
 
 Model = Annotated[
-    str, typer.Argument(help="An .mlpackage, .mlmodel or .mlmodelc.", show_default=False, callback=existing)
+    str,
+    typer.Argument(
+        help="An .mlpackage, .mlmodel, .mlmodelc or .aimodel.", show_default=False, callback=existing
+    ),
 ]
 Inputs = Annotated[
     list[Path] | None,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from anesurgery.mil import Array
+if TYPE_CHECKING:
+    from anesurgery.mil import Array
 
 AT_ONCE = 1 << 20
 """Elements packed together, so that memory stays small; a multiple of 8, so that a piece ends with a byte."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import registry
 from anesurgery.doors import door
 from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files import size_index
@@ -22,6 +23,7 @@ from anesurgery.interpret.sampling import rows_read, sample_function
 from anesurgery.loading import load, load_member, load_sequence
 from anesurgery.mil import Function, Operation, Var, ct, function_of, is_stored, np_dtype, types
 from anesurgery.neuralnetwork.loaded_network import runnable
+from anesurgery.registry import INTERPRETER
 
 
 class Probe(Listener):
@@ -335,11 +337,12 @@ def run(
     state: state.States | None = None,
     device: str = "cpu",
     member: str | int | None = None,
+    engine: str = INTERPRETER,
 ) -> dict[str, Any]:
     """Run a model once, op by op: numbers, on any machine.
 
     Args:
-        model: path of a package or of a folder of sizes, MLModel, or MIL program.
+        model: path of a package, of a Core AI model or of a folder of sizes, MLModel, or MIL program.
         values: inputs by name: numpy arrays, tensors, PIL images.
         precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored; "ane" estimates the
             arithmetic measured on Neural Engines.
@@ -350,6 +353,8 @@ def run(
         state: from `Predictor.make_state`; it keeps what the model wrote.
         device: "cpu", or "cuda" where torch has one.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
+        engine: "interpreter", or "coreai": Apple's Core AI runtime, in a process of its own, runs the model as
+            it is stored. It takes neither `precision` nor `listener`, `device` and `member`.
 
     Returns:
         The outputs by name, as Core ML gives them: numpy arrays of the stated shapes and dtypes, PIL images,
@@ -359,9 +364,11 @@ def run(
         InterpretError: inputs that do not fit, an op that is not known or fails.
         LoadError: the model cannot be read.
         SurgeryError: an argument is not what the call takes.
-        UnknownName: no such function or value.
+        UnknownName: no such function, value or engine.
     """
     how: dict[str, Any] = {"precision": precision, "listener": listener, "state": state, "device": device}
+    if engine != INTERPRETER:
+        return registry.engine(engine)(model, values, function=function, outputs=outputs, member=member, **how)
     if isinstance(model, (str, os.PathLike)) and size_index.is_sized(Path(model).expanduser()):
         return _run_sized(Path(model).expanduser(), values, function, outputs, **how)
     predictor = Predictor(

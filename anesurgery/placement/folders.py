@@ -19,8 +19,9 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
+from anesurgery.registry import FORMATS
 
-SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc")
+SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *FORMATS)
 Told = Callable[[int, int], None]
 """(models done, models in all)."""
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anesurgery import registry
 from anesurgery.doors import THIS, door, given_words
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files import size_index
@@ -160,13 +161,14 @@ def inspect_program(
     columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
     rows = tuple(_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
     label, place = _named(loaded)
-    of_version = loadable.of_version(_version(loaded), target)
+    own = registry.rules_of(loaded.source)
+    of_version = loadable.of_version(_version(loaded), target) if own is None else own.of_model(target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
-    notes += (f"{NO_TIME}{timed.why}",) if timed.why else ()
+    notes += (*((own.NOTE,) if own else ()), *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
     return Inspection(
         label,
         target,
@@ -200,6 +202,8 @@ def _sampled(loaded: Loaded, inputs: Any, target: Target, function: str | None) 
 def _rules(loaded: Loaded) -> tuple[Rule, ...]:
     """The tables to ask: without its weights nothing is known of a model's numbers."""
     asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
+    if (own := registry.rules_of(loaded.source)) is not None:
+        asked = (*(rule for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
     return (*asked, *rules_beside())
 
 

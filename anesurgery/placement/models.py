@@ -20,6 +20,7 @@ from anesurgery.placement.inspection import NO_TIME, Inspection
 from anesurgery.placement.loadable import of_version
 from anesurgery.placement.networks import inspect_network
 from anesurgery.placement.target import Target
+from anesurgery.registry import reader_of
 
 PROGRAM = "mlProgram"
 
@@ -73,9 +74,16 @@ def kind_of(model: Any) -> str:
     Raises:
         LoadError: it cannot be read, or is not a model.
     """
-    if isinstance(model, (Program, Loaded)):
+    if _is_program(model):
         return PROGRAM
     return str(spec_of(model).WhichOneof("Type"))
+
+
+def _is_program(model: Any) -> bool:
+    """Is it an ML Program in memory, or a file of another format that is read into one?"""
+    if isinstance(model, (str, os.PathLike)):
+        return reader_of(Path(model)) is not None
+    return isinstance(model, (Program, Loaded))
 
 
 def spec_of(model: Any) -> Any:
@@ -116,7 +124,7 @@ def inspect_other(model: Any, target: Target, inspect_program: InspectProgram) -
     Raises:
         LoadError: it cannot be read, or is not a model.
     """
-    if isinstance(model, (Program, Loaded)):
+    if _is_program(model):
         return None
     if isinstance(model, (str, os.PathLike)) and is_chain(Path(model).expanduser()):
         model = load_chain(model)

@@ -15,9 +15,12 @@ ELSEWHERE = "-elsewhere"
 """How the ids of warnings end."""
 
 
-def concerns(fault: Fault, target: Target) -> bool:
-    """Was it reported through Core ML on a chip of the target's generations, and on its OS?"""
-    if fault.format != "Core ML" or not fault.chips or not target.uses_ane:
+CORE_ML = "Core ML"
+
+
+def concerns(fault: Fault, target: Target, format: str = CORE_ML) -> bool:
+    """Was it reported of the format on a chip of the target's generations, and on its OS?"""
+    if fault.format != format or not fault.chips or not target.uses_ane:
         return False
     reported = {CHIPS[name].family for name in fault.chips}
     if fault.common and (target.os is None or not target.families <= reported):
@@ -68,19 +71,19 @@ def faults_of(ops: Iterable[Operation], target: Target) -> Iterator[tuple[Fault,
                 yield fault, op, said
 
 
-def _claim(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
-    said = reached(fault, op, layer) if concerns(fault, target) else ""
+def _claim(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
+    said = reached(fault, op, layer) if concerns(fault, target, format) else ""
     wrong = [n for n in target.chips if CHIPS[n].family in {CHIPS[c].family for c in fault.chips}]
     return f"wrong on {', '.join(wrong)}: {said}" if said else ""
 
 
-def _warning(fault: Fault, op: Operation, target: Target, layer: bool = False) -> str:
-    silent = fault.common or concerns(fault, target) or not (target.uses_ane or fault.any_unit)
-    silent |= fault.format != "Core ML" and not may_run_core_ai(fault, target)
+def _warning(fault: Fault, format: str, op: Operation, target: Target, layer: bool = False) -> str:
+    silent = fault.common or concerns(fault, target, format) or not (target.uses_ane or fault.any_unit)
+    silent |= fault.format != format == CORE_ML and not may_run_core_ai(fault, target)
     said = "" if silent else reached(fault, op, layer)
     elsewhere = f"on {', '.join(fault.chips)}" if fault.chips else "on a chip that is not named"
     what = "reported to end the process" if fault.ends_process else "reported wrong"
-    return f"{what} {elsewhere}{', by Core AI' * (fault.format != 'Core ML')}: {said}" if said else ""
+    return f"{what} {elsewhere}{f', by {fault.format}' * (fault.format != format)}: {said}" if said else ""
 
 
 def of_layers(program: Program, target: Target) -> Iterator[Finding]:
@@ -88,11 +91,11 @@ def of_layers(program: Program, target: Target) -> Iterator[Finding]:
     for op in (op for function in program.functions.values() for op in walk_ops(function)):
         for fault in FAULTS:
             for rule, test in zip(_rules(fault), (_claim, _warning), strict=True):
-                if words := test(fault, op, target, layer=True):
+                if words := test(fault, CORE_ML, op, target, layer=True):
                     yield rule.finding(words, op.outputs[0].name)
 
 
-def _rules(fault: Fault) -> Iterator[Rule]:
+def _rules(fault: Fault, format: str = CORE_ML) -> Iterator[Rule]:
     """The claim, and the warning of a lower grade."""
     families = frozenset(CHIPS[name].family for name in fault.chips)
     for suffix, test, grade, scope in (
@@ -104,7 +107,7 @@ def _rules(fault: Fault) -> Iterator[Rule]:
             fault.ops,
             fault.what,
             fault.source,
-            test=partial(test, fault),
+            test=partial(test, fault, format),
             grade=grade,
             scope=scope,
             kind="memory" if fault.ends_process else "numeric",
@@ -118,5 +121,11 @@ CLAIMS = {f"fault-{fault.name}": fault for fault in FAULTS}
 WARNINGS = {f"{rule}{ELSEWHERE}": fault for rule, fault in CLAIMS.items()}
 """The id of a warning about other chips -> its row."""
 
-RULES = tuple(rule for fault in FAULTS for rule in _rules(fault))
-"""Two rules for each row: of a target one of them speaks."""
+
+def rules_of(format: str) -> tuple[Rule, ...]:
+    """Two rules for each row, about models of Core ML or Core AI: of a target one of them speaks."""
+    return tuple(rule for fault in FAULTS for rule in _rules(fault, format))
+
+
+RULES = rules_of(CORE_ML)
+"""Those about models of Core ML."""

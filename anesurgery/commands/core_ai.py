@@ -1,0 +1,47 @@
+"""Commands about models of Core AI: `lint`, and `to-coreml`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from anesurgery.commands.options import Aim, Json, OldOut, Out, Quiet, existing, one_place, show
+from anesurgery.commands.waiting import load_engine, waiting
+
+Asset = Annotated[
+    str, typer.Argument(metavar="AIMODEL", help="An .aimodel folder.", show_default=False, callback=existing)
+]
+
+
+def to_coreml(
+    model: Asset,
+    positional_out: OldOut = None,
+    out: Out = None,
+    ios: Annotated[
+        int | None, typer.Option(help="First release of iOS that must run it: 15 to 18; the oldest that can.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the .mlpackage that devices without Core AI run (iOS 15 to 26)."""
+    target = one_place(out, positional_out)
+    load_engine(quiet)
+    from anesurgery.coreai.fallback import to_coreml as write
+
+    with waiting("reading the model", quiet):
+        written = write(model, target, ios=ios, overwrite=overwrite)
+    show(written.to_json(), str(written), as_json, quiet)
+
+
+def lint(model: Asset, target: Aim = None, as_json: Json = False, quiet: Quiet = False) -> None:
+    """What Core AI is known to get wrong in a model, with the repair; exit code 1 if there is any."""
+    load_engine(quiet)
+    from anesurgery.coreai.rules import lint as linted
+
+    with waiting("reading the model", quiet):
+        found = linted(model, target)
+    show(found.to_json(), str(found), as_json, quiet)
+    if not found.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,170 @@
+"""Weights of a Core AI program, mapped from its MLIR bytecode: Apple's own bindings do not give them.
+
+Only the frame of the file is read here (sections, strings, resources); ops, types and attributes are Apple's
+business. The format is MLIR's: https://mlir.llvm.org/docs/BytecodeFormat/. Every number in the file is checked
+before it is used, so a damaged file is an error in words.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from anesurgery.errors import LoadError
+from anesurgery.files.source import SourceFile
+from anesurgery.mil import Array
+
+MAGIC = b"ML\xefR"
+OLDEST, NEWEST = 1, 6
+"""Versions of the format whose frame is the same; MLIR writes 6 since 2023, and so does Core AI."""
+ALIGNED, SECTION = 0x80, 0x7F
+"""The bit of a section's first byte that says that an alignment follows, and the bits of its number."""
+STRINGS, RESOURCES, OFFSETS = 0, 5, 6
+"""Numbers of the sections that are read."""
+BLOB = 0
+"""The kind of a resource that holds bytes; others hold a flag or a string."""
+
+
+@dataclass
+class Cursor:
+    """A place in a part of the file."""
+
+    data: memoryview
+    at: int
+    end: int
+
+    def byte(self) -> int:
+        """The next byte."""
+        self.need(1)
+        self.at += 1
+        return self.data[self.at - 1]
+
+    def number(self) -> int:
+        """The next number: the zeros at the low end of its first byte count the bytes that follow."""
+        first = self.byte()
+        more = (first & -first).bit_length() - 1 if first else 8
+        self.need(more)
+        rest = int.from_bytes(self.data[self.at : self.at + more], "little")
+        self.at += more
+        return rest if more == 8 else (rest << (7 - more)) | (first >> (more + 1))
+
+    def need(self, count: int) -> None:
+        """See that so many bytes follow."""
+        if count < 0 or count > self.end - self.at:
+            raise ValueError(f"byte {self.at} announces {count} more, and {self.end - self.at} follow")
+
+    def part(self, count: int) -> Cursor:
+        """The next bytes as a part of its own."""
+        self.need(count)
+        self.at += count
+        return Cursor(self.data, self.at - count, self.at)
+
+    def align(self, to: int) -> None:
+        """Go on to the next multiple of a power of two."""
+        if to < 1 or to & (to - 1):
+            raise ValueError(f"byte {self.at} asks for an alignment of {to}, which is no power of 2")
+        ahead = -self.at % to
+        self.need(ahead)
+        self.at += ahead
+
+
+@dataclass
+class Bytecode:
+    """The frame of a file of bytecode.
+
+    Args:
+        path: the file.
+
+    Raises:
+        LoadError: it is none, is cut, or contradicts itself.
+    """
+
+    path: Path
+    producer: str = field(init=False)
+    resources: dict[str, tuple[int, int]] = field(init=False)
+    """Key of a large constant -> its first byte in the file, and its number of bytes."""
+
+    def __post_init__(self) -> None:
+        """Read the frame; the content stays mapped."""
+        self.source = SourceFile(self.path)
+        try:
+            if self.source.size == 0:
+                raise ValueError("it is empty")
+            mapped = mmap.mmap(self.source.handle, 0, access=mmap.ACCESS_READ)
+            self.data = memoryview(mapped)
+            self._read(Cursor(self.data, 0, len(self.data)))
+        except (ValueError, UnicodeDecodeError, OSError) as error:
+            raise LoadError(f"{self.path} is no program of Core AI, or is damaged: {error}") from error
+
+    def _read(self, file: Cursor) -> None:
+        if bytes(self.data[:4]) != MAGIC:
+            raise ValueError("it does not begin as MLIR's bytecode does")
+        file.part(4)
+        if not OLDEST <= (version := file.number()) <= NEWEST:
+            raise ValueError(f"its format is version {version}, and {OLDEST} to {NEWEST} are known")
+        begin = file.at
+        while file.byte():
+            continue
+        self.producer = bytes(self.data[begin : file.at - 1]).decode()
+        sections: dict[int, Cursor] = {}
+        while file.at < file.end:
+            kind, length = file.byte(), file.number()
+            if kind & ALIGNED:
+                file.align(file.number())
+            if kind & SECTION in sections:
+                raise ValueError(f"section {kind & SECTION} comes twice")
+            sections[kind & SECTION] = file.part(length)
+        if STRINGS not in sections:
+            raise ValueError("it has no strings")
+        self.resources = _resources(sections, _strings(sections[STRINGS])) if OFFSETS in sections else {}
+
+    def array(self, key: str, dtype: np.dtype[np.generic], count: int) -> Array:
+        """A large constant, as a view of the file.
+
+        Args:
+            key: its key.
+            dtype: of its elements; uint8 for elements of few bits, which are packed.
+            count: how many there are.
+
+        Raises:
+            LoadError: the file has no such constant, or it has another size.
+        """
+        if key not in self.resources:
+            raise LoadError(f"{self.path} lacks the weight {key!r}; copy the model again")
+        begin, size = self.resources[key]
+        if size != count * dtype.itemsize:
+            words = f"{size} bytes, and its type needs {count * dtype.itemsize}"
+            raise LoadError(f"{self.path}: the weight {key!r} has {words}; copy the model again")
+        return np.frombuffer(self.data, dtype, count, begin)
+
+
+def _strings(section: Cursor) -> list[str]:
+    """The strings, whose lengths stand before them in reverse order."""
+    count = section.number()
+    section.need(count)  # each length takes a byte at least
+    lengths = [section.number() for _ in range(count)][::-1]
+    pieces = [section.part(length) for length in lengths]
+    return [bytes(p.data[p.at : p.end]).rstrip(b"\0").decode() for p in pieces]
+
+
+def _resources(sections: dict[int, Cursor], strings: list[str]) -> dict[str, tuple[int, int]]:
+    """Where the bytes of each resource are; groups of them follow one another, those of no dialect first."""
+    offsets, found = sections[OFFSETS], dict[str, tuple[int, int]]()
+    values = sections.get(RESOURCES, Cursor(offsets.data, 0, 0))
+    offsets.number()  # groups that belong to no dialect
+    while offsets.at < offsets.end:
+        offsets.number()  # whose group it is
+        for _ in range(offsets.number()):
+            key, size, kind = offsets.number(), offsets.number(), offsets.byte()
+            value = values.part(size)
+            if key >= len(strings):
+                raise ValueError(f"a weight is named by string {key}, and there are {len(strings)}")
+            if kind == BLOB:
+                alignment, length = value.number(), value.number()
+                value.align(alignment)
+                value.need(length)
+                found[strings[key]] = (value.at, length)
+    return found

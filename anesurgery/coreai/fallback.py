@@ -1,0 +1,114 @@
+"""`to_coreml`: the package that devices without Core AI run, made of an `.aimodel`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anesurgery.coreai.asset import SUFFIX
+from anesurgery.coreai.reading import Walked
+from anesurgery.doors import door
+from anesurgery.errors import LoadError, UnknownName
+from anesurgery.files.package import Loaded, save
+from anesurgery.files.writing import check_target
+from anesurgery.mil import ct, dtype_name, exclusive, types
+
+OPSETS = {release: getattr(ct.target, f"iOS{release}") for release in (15, 16, 17, 18)}
+"""First release of iOS that runs a package -> its opset; what runs on 18 runs on all later ones."""
+HALF = 16
+"""The first release whose inputs and outputs may be fp16."""
+MACOS = {15: 12, 16: 13, 17: 14, 18: 15}
+"""Release of iOS -> of macOS, of the same autumn."""
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """What `to_coreml` wrote."""
+
+    path: Path
+    """The package."""
+    ios: int
+    """The first release of iOS that runs it."""
+    notes: tuple[str, ...]
+    """What is called or typed differently than in the Core AI model, in words."""
+
+    def __str__(self) -> str:
+        first = f"{self.path}: runs from iOS {self.ios} and macOS {MACOS[self.ios]} on"
+        return "\n".join([first, *(f"  {note}" for note in self.notes)])
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"path": str(self.path), "ios": self.ios, "notes": list(self.notes)}
+
+
+@door()
+@exclusive()
+def to_coreml(
+    model: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    ios: int | None = None,
+    overwrite: bool = False,
+) -> Fallback:
+    """Write an ML Program of a Core AI model, for devices with iOS 15 to 26.
+
+    Args:
+        model: path of an `.aimodel`.
+        path: where to write it; ends in .mlpackage.
+        ios: the first release of iOS that must run it: 15, 16, 17 or 18. The oldest that has all its ops when
+            absent.
+        overwrite: may what is there be replaced?
+
+    Returns:
+        Where the package is, the first release that runs it, and what is called differently there.
+
+    Raises:
+        LoadError: the model cannot be read, the release lacks an op of it, or the place cannot be written to.
+        UnknownName: no such release.
+    """
+    source, target = Path(model).expanduser(), Path(path).expanduser().absolute()
+    if source.suffix.lower() != SUFFIX:
+        raise LoadError(f"{source} is no {SUFFIX}; give a model of Core AI")
+    if ios is not None and ios not in OPSETS:
+        raise UnknownName("release of iOS", str(ios), map(str, OPSETS))
+    check_target(source, target, overwrite)
+    release, loaded = _first(Walked.of(source), sorted(OPSETS) if ios is None else [ios])
+    notes = (*loaded.notes, *_states(loaded))
+    return Fallback(save(loaded, target, overwrite=overwrite), release, notes)
+
+
+def _first(walked: Walked, releases: Sequence[int]) -> tuple[int, Loaded]:
+    """The oldest of some releases that has all ops, and the program.
+
+    Raises:
+        LoadError: none has; says what the last one lacks.
+    """
+    *tried, last = releases
+    for release in tried:
+        try:
+            loaded = walked.program(OPSETS[release])
+        except LoadError:
+            continue
+        if release >= HALF or not _half(loaded):
+            return release, loaded
+    loaded = walked.program(OPSETS[last])
+    if last < HALF and (name := _half(loaded)):
+        raise LoadError(f"{walked.asset.path}: {name} is fp16, which iOS {last} does not take; give ios={HALF}")
+    return last, loaded
+
+
+def _half(loaded: Loaded) -> str:
+    """An input or output of fp16; "" without any."""
+    functions = loaded.program.functions.values()
+    ports = [v for f in functions for v in (*f.inputs.values(), *f.outputs)]
+    return next((v.name for v in ports if dtype_name(v) == "fp16"), "")
+
+
+def _states(loaded: Loaded) -> list[str]:
+    """States of a type that Core ML does not take, in words."""
+    inputs = [v for f in loaded.program.functions.values() for v in f.inputs.values()]
+    wide = [v for v in inputs if types.is_state(v.sym_type) and dtype_name(v) != "fp16"]
+    return [f"state {v.name} holds {dtype_name(v)}; Core ML takes fp16: export it so" for v in wide]

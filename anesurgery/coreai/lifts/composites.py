@@ -1,0 +1,113 @@
+"""Composites: graphs that say by their name what they mean, and that MIL has an op for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import Unliftable, Value, as_var, kind_of, like, numbers_of, sizes_of
+from anesurgery.mil import Array, mb
+
+Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
+COMPOSITES: dict[str, Composite] = {}
+"""Name -> what makes it in MIL of its operands by name and its attributes. Where MIL's op is narrower it raises
+`Unliftable`, and the ops of the graph are lifted one by one."""
+
+
+def composite(name: str) -> Callable[[Composite], Composite]:
+    """Enter a function into the table."""
+
+    def entered(function: Composite) -> Composite:
+        COMPOSITES[name] = function
+        return function
+
+    return entered
+
+
+def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:
+    """Parameters, which MIL takes as constants of the type of x."""
+    found = {name: numbers_of(value) for name, value in given.items() if value is not None}
+    held = {name: numbers for name, numbers in found.items() if numbers is not None}
+    if len(held) < len(found) or any(numbers.dtype != kind_of(x) for numbers in held.values()):
+        raise Unliftable("a parameter is computed, or of another type than the input")
+    return held
+
+
+def _ranks(x: Value, *ranks: int) -> None:
+    if len(sizes_of(x)) not in ranks:
+        raise Unliftable(f"MIL takes it of the ranks {ranks}")
+
+
+@composite("scaled_dot_product_attention")
+def attention(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Attention without a causal rule, a window, or heads that several queries share."""
+    plain = {"is_causal": False, "window_size": 0, "enable_gqa": False}
+    if any(attributes.get(k, v) != v for k, v in plain.items()) or "scale" in {*named, *attributes}:
+        raise Unliftable("MIL has no causal rule, window, scale or shared heads")
+    q, k, v = (as_var(named[n]) for n in ("query", "key", "value"))
+    if len(sizes_of(q)) < 3 or sizes_of(q)[:-2] != sizes_of(k)[:-2]:
+        raise Unliftable("MIL takes keys of the heads that the queries have")
+    mask = {"attn_mask": named["attn_mask"]} if "attn_mask" in named else {}
+    return mb.scaled_dot_product_attention(query=q, key=k, value=v, **mask)
+
+
+@composite("layer_norm")
+def layer_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Over axes, with a scale and a shift."""
+    x, axes = named["input"], [int(a) for a in attributes["axes"]]
+    given = _parameters(x, gamma=named.get("gamma"), beta=named.get("beta"))
+    if any(list(p.shape) != [sizes_of(x)[a] for a in axes] for p in given.values()):
+        raise Unliftable("MIL takes a scale and a shift of the shape of the axes")
+    return mb.layer_norm(x=x, axes=axes, epsilon=like(x, attributes["eps"]), **given)
+
+
+@composite("batch_norm")
+def batch_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """With means and variances that are known."""
+    x = named["input"]
+    given = _parameters(x, **{k: named.get(k) for k in ("gamma", "beta", "mean", "variance")})
+    _ranks(x, 3, 4, 5)
+    return mb.batch_norm(x=x, epsilon=like(x, attributes["eps"]), **given)
+
+
+@composite("instance_norm")
+def instance_norm(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Over the spatial axes of each channel."""
+    x = named["input"]
+    given = _parameters(x, gamma=named.get("gamma"), beta=named.get("beta"))
+    _ranks(x, 3, 4)
+    return mb.instance_norm(x=x, epsilon=like(x, attributes["eps"]), **given)
+
+
+@composite("pixel_shuffle")
+def pixel_shuffle(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """Channels become pixels."""
+    _ranks(named["input"], 4)
+    return mb.pixel_shuffle(x=named["input"], upscale_factor=int(attributes["upscale_factor"]))
+
+
+@composite("hard_sigmoid")
+def hard_sigmoid(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """X / 6 + 1/2, between 0 and 1."""
+    x = named["input"]
+    return mb.sigmoid_hard(x=x, alpha=like(x, 1 / 6), beta=like(x, 0.5))
+
+
+def _average(named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value:
+    """The mean of each window, of which the padding may be left out."""
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+    held = [numbers for n in names if (numbers := numbers_of(named[n])) is not None]
+    override = numbers_of(named.get("divisor_override", np.zeros(1)))
+    if len(held) < len(names) or override is None or np.any(override):
+        raise Unliftable("its form is computed, or it divides by a number of its own")
+    kernel, strides, padding, ceil, counted = ([int(n) for n in numbers.reshape(-1)] for numbers in held)
+    how: dict[str, Any] = {"kernel_sizes": kernel, "strides": strides}
+    how |= {"exclude_padding_from_average": not counted[0]} | ({"ceil_mode": True} if ceil[0] else {})
+    sides = [n for n in padding for _ in range(2)]
+    form = {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
+    return mb.avg_pool(x=named["input"], **how, **form)
+
+
+COMPOSITES |= {"avg_pool_2d": _average, "avg_pool_3d": _average}

@@ -1,0 +1,61 @@
+"""Branches, loops, states and calls of other graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from anesurgery.coreai.lifts.table import TOKEN, Site, Unliftable, Value, as_var, cast, lift
+from anesurgery.mil import Var, mb
+
+
+def _tuple(made: Var | tuple[Var, ...]) -> list[Value]:
+    return list(made) if isinstance(made, (tuple, list)) else [made]
+
+
+@lift("if")
+def if_(o: Site) -> Sequence[Value]:
+    """One of two blocks."""
+    yes, no = o.op["blocks"]
+    branches = [lambda block=block: tuple(map(as_var, o.scope.nested(block))) for block in (yes, no)]
+    return _tuple(mb.cond(pred=cast(o[0], "bool"), _true_fn=branches[0], _false_fn=branches[1]))
+
+
+@lift("while")
+def while_(o: Site) -> Sequence[Value]:
+    """A block as long as another one says so. Its condition may hand on what the loop carries, and no more."""
+    before, after = o.op["blocks"]
+    carried = [argument["number"] for argument in before["arguments"]]
+    if before["ops"][-1]["operands"][1:] != carried:
+        raise Unliftable("its condition hands other values to the body than the loop carries")
+    return _tuple(
+        mb.while_loop(
+            _cond=lambda *values: as_var(o.scope.nested(before, values)[0]),
+            _body=lambda *values: tuple(map(as_var, o.scope.nested(after, values))),
+            loop_vars=tuple(as_var(o[i]) for i in range(len(o))),
+        )
+    )
+
+
+@lift("create_token", "join_token")
+def token(o: Site) -> Sequence[Value]:
+    """The order of reads and writes, which in MIL is that of the ops."""
+    return [TOKEN]
+
+
+@lift("read_handle")
+def read_handle(o: Site) -> Sequence[Value]:
+    """What a state holds."""
+    return [mb.read_state(input=o[0]), TOKEN]
+
+
+@lift("write_handle")
+def write_handle(o: Site) -> Sequence[Value]:
+    """A state is replaced."""
+    mb.coreml_update_state(state=o[0], value=as_var(o[1]))
+    return [TOKEN]
+
+
+@lift("invoke")
+def invoke(o: Site) -> Sequence[Value]:
+    """Another graph: the op of MIL of that name where it is a composite that has one, else what is in it."""
+    return o.scope.called(o)

@@ -1,0 +1,164 @@
+"""Elementwise ops and reductions."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import TABLE, Site, Unliftable, Value, cast, kind_of, lift, like, numbers_of
+from anesurgery.mil import Var, mb, producer
+from anesurgery.ops import names
+
+
+def _made(op_type: str, *parameters: str, **fixed: Any) -> Any:
+    """A lift to one op, whose parameters are the operands in order."""
+    return lambda o: getattr(mb, op_type)(**{n: o[i] for i, n in enumerate(parameters)}, **fixed)
+
+
+SAME = names("acos asin atan atanh cos cosh erf exp sin sinh sqrt tan tanh sigmoid silu round abs")
+"""Functions of one operand that have one name in both."""
+PAIRS = {"floor_divide": "floor_div"} | {k: k for k in names("add sub maximum minimum pow greater")}
+"""Functions of two operands -> their op in MIL."""
+REDUCTIONS = {f"reduce_{k}": f"reduce_{k}" for k in names("sum mean max min")} | {
+    "reduce_product": "reduce_prod"
+}
+"""Reductions -> their op in MIL."""
+ONE = names("log rsqrt")
+"""Functions that add an epsilon in MIL, and none in Core AI."""
+TABLE |= {kind: _made(kind, "x") for kind in SAME}
+TABLE |= {kind: _made(op_type, "x", "y") for kind, op_type in PAIRS.items()}
+TABLE |= {"not": _made("logical_not", "x"), "where": _made("select", "cond", "a", "b")}
+
+
+def _logical(op_type: str, o: Site) -> Value:
+    if {kind_of(o[0]).kind, kind_of(o[1]).kind} != {"b"}:
+        raise Unliftable("MIL has no bitwise operations of integers")
+    return getattr(mb, op_type)(x=o[0], y=o[1])
+
+
+TABLE |= {
+    prefix + kind: partial(_logical, f"logical_{kind}")
+    for kind in ("and", "or", "xor")
+    for prefix in ("", "bitwise_")
+}
+
+
+def _without_epsilon(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], epsilon=like(o[0], 0.0))
+
+
+TABLE |= {kind: partial(_without_epsilon, kind) for kind in ONE}
+
+
+@lift("equal", "not_equal")
+def equal(o: Site) -> Value:
+    """Truth values are compared by logic: MIL compares numbers alone."""
+    if kind_of(o[0]).kind != "b":
+        return getattr(mb, o.op["kind"].removeprefix("broadcasting_"))(x=o[0], y=o[1])
+    apart = mb.logical_xor(x=o[0], y=o[1])
+    return apart if o.op["kind"].endswith("not_equal") else mb.logical_not(x=apart)
+
+
+@lift("relu")
+def relu(o: Site) -> Value:
+    """Of integers it is a maximum: MIL's takes floats alone."""
+    return mb.relu(x=o[0]) if kind_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0))
+
+
+@lift("gelu")
+def gelu(o: Site) -> Value:
+    """Exact, or one of two approximations."""
+    mode = {"none": "EXACT", "tanh": "TANH_APPROXIMATION", "sigmoid": "SIGMOID_APPROXIMATION"}
+    return mb.gelu(x=o[0], mode=mode[o.attribute("approximate")])
+
+
+@lift("asinh", "acosh")
+def inverse_hyperbolic(o: Site) -> Value:
+    """By logarithms: sign(x) log(|x| + sqrt(x^2 + 1)), and log(x + sqrt(x^2 - 1))."""
+    odd, x = o.op["kind"] == "asinh", o[0]
+    size = mb.abs(x=x) if odd else x
+    root = mb.sqrt(x=mb.add(x=mb.mul(x=x, y=x), y=like(x, 1.0 if odd else -1.0)))
+    found = mb.log(x=mb.add(x=size, y=root), epsilon=like(x, 0.0))
+    return mb.mul(x=mb.sign(x=x), y=found) if odd else found
+
+
+def _of_sizes(op_type: str, x: Value, y: Value) -> Value:
+    """An op of the absolute values, with the sign of x."""
+    return mb.mul(x=mb.sign(x=x), y=getattr(mb, op_type)(x=mb.abs(x=x), y=mb.abs(x=y)))
+
+
+@lift("modulo")
+def modulo(o: Site) -> Value:
+    """The remainder has the sign of the dividend; that of MIL's `mod` is the divisor's."""
+    return _of_sizes("mod", o[0], o[1])
+
+
+@lift("divide")
+def divide(o: Site) -> Value:
+    """Of integers truncated toward 0. A sum over windows by their size is their mean."""
+    x, y = o[0], o[1]
+    if kind_of(x).kind != "f":
+        return mb.mul(x=_of_sizes("floor_div", x, y), y=mb.sign(x=y))
+    mean = _mean(x, y, 1.0)
+    return mb.real_div(x=x, y=y) if mean is None else mean
+
+
+@lift("mul")
+def mul(o: Site) -> Value:
+    """A sum over windows times 1/size is their mean."""
+    for x, y in ((o[0], o[1]), (o[1], o[0])):
+        if (mean := _mean(x, y, -1.0)) is not None:
+            return mean
+    return mb.mul(x=o[0], y=o[1])
+
+
+def _mean(total: Value, by: Value, power: float) -> Var | None:
+    """The mean of windows, where `total` is that mean times their size, and `by` undoes it."""
+    op = producer(total, "mul") if isinstance(total, Var) else None
+    pool, number = None if op is None else producer(op.x, "avg_pool"), numbers_of(by)
+    if op is None or pool is None or number is None or number.size != 1:
+        return None
+    count = float(np.asarray(op.y.val))
+    return op.x if np.isclose(float(number.reshape(-1)[0]) ** power, count, rtol=1e-3) else None
+
+
+@lift("cast")
+def cast_(o: Site) -> Value:
+    """Between the types of MIL, of which integers are int32."""
+    return cast(o[0], o.dtype)
+
+
+@lift("softmax")
+def softmax(o: Site) -> Value:
+    """Along an axis."""
+    return mb.softmax(x=o[0], axis=o.whole(1))
+
+
+def _reduced(op_type: str, o: Site) -> Value:
+    return getattr(mb, op_type)(x=o[0], axes=o.axes(1), keep_dims=True) if o.ints(1) else o[0]
+
+
+TABLE |= {kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items()}
+
+
+@lift("all", "any")
+def quantified(o: Site) -> Value:
+    """Of truth values: the least or the largest of 0 and 1."""
+    reduce = mb.reduce_min if o.op["kind"] == "all" else mb.reduce_max
+    return cast(reduce(x=cast(o[0], "int32"), axes=o.axes(1), keep_dims=True), "bool")
+
+
+@lift("argmax")
+def argmax(o: Site) -> Value:
+    """The place of the largest; the first of equal ones."""
+    return mb.reduce_argmax(x=o[0], axis=o.axes(1)[0], keep_dims=True)
+
+
+@lift("scan")
+def scan(o: Site) -> Value:
+    """Sums, products, least or largest numbers so far: MIL has the sums."""
+    if o.attribute("scan_op") not in (0, "sum"):
+        raise Unliftable("of running totals MIL has only sums")
+    return mb.cumsum(x=o[0], axis=o.axes(1)[0], reverse=o.flag(2), exclusive=False)

@@ -1,0 +1,132 @@
+"""Ops that read or write parts of a tensor: slices, gathers, scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, cast, lift, sizes_of, static
+from anesurgery.mil import Var, consumers, is_symbolic, mb, producer
+
+
+def _bounds(o: Site) -> dict[str, Any]:
+    """Where a slice begins and ends, and its strides, as `slice_by_index` takes them.
+
+    Core AI counts from the end where a place is negative, and then clips it; MIL takes no end before the first.
+    """
+    if not (o.known(1) and o.known(2)):
+        return {"begin": o[1], "end": o[2], "stride": o.ints(3)}
+    begin, end, begin_mask, end_mask = list[int](), list[int](), list[bool](), list[bool]()
+    for n, low, high, step in zip(sizes_of(o[0]), o.ints(1), o.ints(2), o.ints(3), strict=True):
+        if is_symbolic(n):
+            begin.append(low)
+            end.append(high)
+            begin_mask.append(low == 0 and step > 0)
+            end_mask.append(high == np.iinfo(np.int32).max)
+            continue
+        low, high = (place + n if place < 0 else place for place in (low, high))
+        least, most = (0, n) if step > 0 else (-1, n - 1)
+        low, high = min(max(low, 0), most), min(max(high, least), most)
+        begin.append(low)
+        end.append(max(high, 0))
+        begin_mask.append(False)
+        end_mask.append(high < 0)
+    return {"begin": begin, "end": end, "stride": o.ints(3), "begin_mask": begin_mask, "end_mask": end_mask}
+
+
+@lift("argsort", "sort")
+def sort(o: Site) -> Value:
+    """The order of the elements along an axis, or the elements in it; both are results of one op of MIL."""
+    x, axis, ascending, which = as_var(o[0]), o.axes(1)[0], not o.flag(2), int(o.op["kind"] == "argsort")
+    return _best(x, axis, static(x)[axis], ascending)[which]
+
+
+def _best(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
+    """The first elements in order, and their places; each op stands once."""
+    wanted = (axis, k, ascending)
+    for op in consumers(x):
+        if op.op_type == "topk" and (op.axis.val, op.k.val, op.ascending.val) == wanted:
+            return op.outputs
+    return mb.topk(x=x, axis=axis, k=k, ascending=ascending)
+
+
+def _first_of_order(o: Site, bounds: Mapping[str, Any]) -> Var | None:
+    """The first elements of a sorted axis, where a slice takes no more."""
+    op = producer(o[0], "topk") if isinstance(o[0], Var) else None
+    if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
+        return None
+    axis = int(op.axis.val)
+    if any(
+        a != axis and n != size for a, (n, size) in enumerate(zip(bounds["end"], sizes_of(o[0]), strict=True))
+    ):
+        return None
+    return _best(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(o[0])]
+
+
+@lift("slice")
+def slice_(o: Site) -> Value:
+    """A part, by begins, ends and strides."""
+    bounds = _bounds(o)
+    if (first := _first_of_order(o, bounds)) is not None:
+        return first
+    return (
+        o[0]
+        if list(o.shape) == sizes_of(o[0]) and set(bounds["stride"]) == {1}
+        else mb.slice_by_index(x=o[0], **bounds)
+    )
+
+
+@lift("slice_update")
+def slice_update(o: Site) -> Value:
+    """A tensor in which a part is replaced."""
+    return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
+
+
+def _rows(o: Site) -> Var | None:
+    """The rows that `gather_nd` reads along the first axis, where it reads whole rows."""
+    indices = o[1]
+    if sizes_of(indices)[-1] != 1:
+        return None
+    op = producer(indices, "expand_dims") if isinstance(indices, Var) else None
+    if op is not None and list(op.axes.val) == [len(sizes_of(indices)) - 1]:
+        return op.x
+    return mb.squeeze(x=indices, axes=[len(sizes_of(indices)) - 1])
+
+
+@lift("gather_nd")
+def gather_nd(o: Site) -> Value:
+    """Rows of a table, or elements by several indices."""
+    rows = _rows(o)
+    return mb.gather_nd(x=o[0], indices=o[1]) if rows is None else mb.gather(x=o[0], indices=rows, axis=0)
+
+
+@lift("gather_along_axis")
+def gather_along_axis(o: Site) -> Value:
+    """Elements by an index along one axis."""
+    return mb.gather_along_axis(x=o[0], indices=o[1], axis=o.axes(2)[0])
+
+
+MODES = ("update", "add", "sub", "mul", "div", "max", "min")
+"""How a scatter joins a new element with the old one, in both formats."""
+
+
+@lift("scatter_along_axis")
+def scatter_along_axis(o: Site) -> Value:
+    """Elements written by an index along one axis."""
+    if (mode := o.attribute("scatter_mode")) not in MODES:
+        raise Unliftable(f"it joins elements by {mode!r}, and MIL by one of {', '.join(MODES)}")
+    return mb.scatter_along_axis(data=as_var(o[0]), indices=o[1], updates=o[2], axis=o.axes(3)[0], mode=mode)
+
+
+@lift("scatter_nd")
+def scatter_nd(o: Site) -> Value:
+    """Elements written by several indices; its region says how the new ones are joined with the old."""
+    blocks = o.op["blocks"]
+    inner = [op["kind"] for op in blocks[0]["ops"]] if blocks else ["yield"]
+    modes = {"yield": "update"} | {f"{k} yield": k for k in MODES}
+    modes |= {"maximum yield": "max", "minimum yield": "min", "divide yield": "div"}
+    if (words := " ".join(inner)) not in modes:
+        raise Unliftable(f"it joins elements by {words}, and MIL by one of {', '.join(MODES)}")
+    return mb.scatter_nd(data=as_var(o[0]), indices=cast(o[1], "int32"), updates=o[2], mode=modes[words])

@@ -1,0 +1,84 @@
+"""Matrix products, convolutions and pools."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, lift, like, numbers_of, sizes_of
+from anesurgery.mil import Var, mb, producer
+
+
+@lift("batch_matmul")
+def batch_matmul(o: Site) -> Value:
+    """A product of matrices; coremltools folds a transposed side into it afterwards."""
+    return mb.matmul(x=o[0], y=o[1])
+
+
+def _padding(x: Var, value: float) -> tuple[Var, list[int]]:
+    """What stands before a constant padding of the spatial axes, and that padding; else no padding."""
+    op, spatial = producer(x, "pad"), len(sizes_of(x)) - 2
+    if op is None or op.mode.val != "constant" or float(np.asarray(op.constant_val.val)) != value:
+        return x, [0] * 2 * spatial
+    sides = [int(n) for n in op.pad.val]
+    return (x, [0] * 2 * spatial) if len(sides) != 2 * (spatial + 2) or any(sides[:4]) else (op.x, sides[4:])
+
+
+def _form(sides: list[int]) -> dict[str, Any]:
+    return {"pad_type": "custom", "pad": sides} if any(sides) else {"pad_type": "valid"}
+
+
+@lift("conv2d", "conv3d")
+def conv(o: Site) -> Value:
+    """A convolution, with the zeros that were padded before it."""
+    x, sides = _padding(as_var(o[0]), 0.0)
+    how = {"strides": o.ints(2), "dilations": o.ints(3), "groups": o.whole(4), **_form(sides)}
+    return mb.conv(x=x, weight=o[1], **how)
+
+
+@lift("conv_transpose2d", "conv_transpose3d")
+def conv_transpose(o: Site) -> Value:
+    """The gradient of a convolution; its result states its size."""
+    spatial = len(o.shape) - 2
+    if None in o.shape:
+        raise Unliftable("the size of its result is not fixed")
+    sides = o.ints(3)
+    sides = [n for n in sides for _ in range(2)] if len(sides) == spatial else sides
+    more = [(high, extra) for high, extra in zip(sides[1::2], o.ints(5), strict=True)]
+    cut = [end for low, (high, extra) in zip(sides[::2], more, strict=True) for end in (low, high - extra)]
+    how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.whole(6)}
+    if all(n >= 0 for n in cut):
+        return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=cut, **how)
+    shape = np.array(o.shape, np.int32)
+    return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=sides, output_shape=shape, **how)
+
+
+def _pool(o: Site, kernel: int, strides: int, dilation: int) -> dict[str, Any]:
+    if set(o.ints(dilation)) != {1}:
+        raise Unliftable("its windows have gaps, which those of MIL have not")
+    return {"kernel_sizes": o.ints(kernel), "strides": o.ints(strides)}
+
+
+@lift("max_pool_2d", "max_pool_3d")
+def max_pool(o: Site) -> Value:
+    """The largest of each window; padding by what is never the largest is the pool's own."""
+    x, lowest = as_var(o[0]), -np.inf
+    x, sides = _padding(x, lowest)
+    ceil = {"ceil_mode": True} if o.flag(4) else {}
+    return mb.max_pool(x=x, **_pool(o, 1, 2, 3), **_form(sides), **ceil)
+
+
+@lift("sum_pool_2d", "sum_pool_3d")
+def sum_pool(o: Site) -> Value:
+    """The sum of each window is its mean times its size."""
+    x, sides = _padding(as_var(o[0]), 0.0)
+    how = _pool(o, 1, 2, 3)
+    mean = mb.avg_pool(x=x, **how, **_form(sides), exclude_padding_from_average=False)
+    return mb.mul(x=mean, y=like(mean, float(np.prod(how["kernel_sizes"]))))
+
+
+def is_same(a: Value, number: float) -> bool:
+    """Is a value a constant that holds one number everywhere?"""
+    held = numbers_of(a)
+    return held is not None and bool(np.all(held == number))

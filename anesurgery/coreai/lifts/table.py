@@ -1,0 +1,198 @@
+"""The table of lifts, and what a lift knows: one op of Core AI, whose operands are MIL values or numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from anesurgery.mil import Array, Var, constant, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
+
+Value: TypeAlias = "Var | Array"
+"""A value of the program, or a constant that has no op yet."""
+Plain: TypeAlias = Mapping[str, Any]
+"""What the child process says of an op, a block or a type."""
+
+MIL_TYPES = {"f16": "fp16", "f32": "fp32", "f64": "fp32", "bf16": "fp32", "i1": "bool"}
+"""Element type of Core AI -> of MIL; every integer is int32, in which MIL computes."""
+INT32 = np.iinfo(np.int32)
+
+
+class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a LoadError that names the op
+    """Why an op has no form in MIL."""
+
+
+def mil_type(element: str) -> str:
+    """The element type in MIL.
+
+    Raises:
+        Unliftable: MIL has none.
+    """
+    if element in MIL_TYPES:
+        return MIL_TYPES[element]
+    if element.removeprefix("si").removeprefix("ui").isdigit():
+        return "int32"
+    raise Unliftable(f"MIL has no numbers of the type {element}")
+
+
+def whole(numbers: Array) -> Array:
+    """A constant in the types of MIL: integers of other widths become int32, the ends of 64 bits its own."""
+    if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
+        return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
+    return numbers
+
+
+TOKEN: Any = object()
+"""Stands for what orders reads and writes of states; in MIL the order of the ops does."""
+
+
+class Scope(Protocol):
+    """The values of a graph while it is lifted."""
+
+    types: dict[int, Plain]
+    """Number of a value -> its type in the file."""
+
+    def constant(self, held: Plain) -> Value:
+        """A constant."""
+
+    def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+        """Lift a block inside of an op; what it ends with."""
+
+    def called(self, site: Site) -> list[Value]:
+        """What a call of another graph gives."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """An op of Core AI that is being lifted."""
+
+    op: Plain
+    operands: Sequence[Value]
+    scope: Scope
+
+    def __getitem__(self, i: int) -> Value:
+        """An operand as a builder takes it."""
+        value = self.operands[i]
+        return whole(value) if isinstance(value, np.ndarray) else value
+
+    def __len__(self) -> int:
+        return len(self.operands)
+
+    def numbers(self, i: int) -> Array:
+        """The numbers of an operand that must be a constant.
+
+        Raises:
+            Unliftable: it is computed.
+        """
+        value = self[i]
+        held = value if isinstance(value, np.ndarray) else value.val
+        if held is None:
+            raise Unliftable(f"operand {i} is computed, and MIL takes a constant there")
+        return np.asarray(held)
+
+    def ints(self, i: int) -> list[int]:
+        """The integers of an operand that must be a constant."""
+        return [int(n) for n in self.numbers(i).reshape(-1)]
+
+    def whole(self, i: int) -> int:
+        """The integer of an operand that must be a constant."""
+        return self.ints(i)[0]
+
+    def flag(self, i: int) -> bool:
+        """The truth value of an operand that must be a constant."""
+        return bool(self.numbers(i).reshape(-1)[0])
+
+    def known(self, i: int) -> bool:
+        """Is an operand a constant?"""
+        value = self.operands[i]
+        return isinstance(value, np.ndarray) or value.val is not None
+
+    def axes(self, i: int, rank: int | None = None) -> list[int]:
+        """Axes, counted from the first: of operand 0, or of a rank."""
+        rank = len(sizes_of(self[0])) if rank is None else rank
+        return [axis % rank if rank else axis for axis in self.ints(i)]
+
+    @property
+    def result(self) -> Plain:
+        """The type of the first result."""
+        return self.op["results"][0]
+
+    @property
+    def shape(self) -> list[int | None]:
+        """The shape of the first result, None where it is not fixed."""
+        return self.result["shape"]
+
+    @property
+    def dtype(self) -> str:
+        """The element type of the first result, in MIL."""
+        return mil_type(self.result["dtype"])
+
+    def attribute(self, name: str) -> Any:
+        """An attribute."""
+        return self.op["attributes"][name]
+
+
+Lift: TypeAlias = "Callable[[Site], Value | Sequence[Value]]"
+TABLE: dict[str, Lift] = {}
+"""Op of Core AI, without "coreai.", "decomposable." and "broadcasting_" -> what makes it in MIL."""
+
+
+def lift(*kinds: str) -> Callable[[Lift], Lift]:
+    """Enter a function into the table."""
+
+    def entered(function: Lift) -> Lift:
+        TABLE.update(dict.fromkeys(kinds, function))
+        return function
+
+    return entered
+
+
+def sizes_of(value: Value) -> list[Any]:
+    """The shape, with symbols for sizes that are not fixed."""
+    return list(value.shape or ())
+
+
+def is_fixed(value: Value) -> bool:
+    """Has a value a shape of numbers alone?"""
+    return not any(is_symbolic(d) for d in sizes_of(value))
+
+
+def static(value: Value) -> list[int]:
+    """The shape of a value that must have a fixed one.
+
+    Raises:
+        Unliftable: it has not.
+    """
+    if not is_fixed(value):
+        raise Unliftable(f"its operand has the shape {tuple(sizes_of(value))}, and MIL takes a fixed one there")
+    return list(fixed_shape(value)) if isinstance(value, Var) else list(value.shape)
+
+
+def kind_of(value: Value) -> np.dtype[Any]:
+    """The element type of a value."""
+    return np_dtype(value) if isinstance(value, Var) else value.dtype
+
+
+def as_var(value: Value) -> Var:
+    """A value of the program; a constant becomes one."""
+    return value if isinstance(value, Var) else mb.const(val=np.asarray(value)[()])
+
+
+def cast(value: Value, dtype: str) -> Value:
+    """A value in another element type of MIL."""
+    if isinstance(value, Var):
+        return value if dtype_name(value) == dtype else mb.cast(x=value, dtype=dtype)
+    return value.astype(types.nptype_from_builtin(types.string_to_builtin(dtype)))
+
+
+def like(value: Value, number: float) -> Array:
+    """A number in the element type of a value."""
+    return np.asarray(number, kind_of(value))
+
+
+def numbers_of(value: Value) -> Array | None:
+    """The numbers of a constant; else None."""
+    held = value if isinstance(value, np.ndarray) else constant(value)
+    return None if held is None or isinstance(held, str) else np.asarray(held)

@@ -1,0 +1,258 @@
+"""Ops that move, cut, join and resize tensors, and ops of shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import (
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    is_fixed,
+    kind_of,
+    lift,
+    like,
+    sizes_of,
+    static,
+)
+from anesurgery.mil import Array, Var, is_symbolic, mb
+
+
+@lift("reshape")
+def reshape(o: Site) -> Value:
+    """To a shape that is known, or computed."""
+    if None not in o.shape:
+        return mb.reshape(x=o[0], shape=np.array(o.shape, np.int32))
+    return mb.reshape(x=o[0], shape=np.array(o.ints(1), np.int32) if o.known(1) else o[1])
+
+
+@lift("expand_dims")
+def expand_dims(o: Site) -> Value:
+    """New axes of size 1."""
+    return mb.expand_dims(x=o[0], axes=sorted(o.axes(1, len(o.shape)))) if o.ints(1) else o[0]
+
+
+@lift("shrink_dims")
+def shrink_dims(o: Site) -> Value:
+    """Axes of size 1 go."""
+    return mb.squeeze(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0]
+
+
+@lift("transpose")
+def transpose(o: Site) -> Value:
+    """The axes in another order."""
+    return mb.transpose(x=o[0], perm=o.ints(1))
+
+
+@lift("concat")
+def concat(o: Site) -> Value:
+    """Tensors one after another along an axis."""
+    parts = [o[i] for i in range(1, len(o))]
+    axis = o.whole(0) % len(o.shape)
+    return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
+
+
+@lift("split")
+def split(o: Site) -> Sequence[Value]:
+    """Pieces along an axis, whose sizes the results state."""
+    axis = o.axes(2)[0]
+    sizes = [result["shape"][axis] for result in o.op["results"]]
+    if len(sizes) == 1:
+        return [o[0]]
+    if None in sizes:
+        raise Unliftable("the sizes of its pieces are not fixed")
+    return list(mb.split(x=o[0], split_sizes=sizes, axis=axis))
+
+
+@lift("tile")
+def tile(o: Site) -> Value:
+    """Repeated along each axis."""
+    return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
+
+
+@lift("reverse")
+def reverse(o: Site) -> Value:
+    """Turned around along axes."""
+    return mb.reverse(x=o[0], axes=o.axes(1)) if o.ints(1) else o[0]
+
+
+@lift("get_shape")
+def get_shape(o: Site) -> Value:
+    """The sizes of all axes."""
+    value = o[0]
+    return np.array(static(value), np.int32) if is_fixed(value) else mb.shape(x=value)
+
+
+@lift("range")
+def range_(o: Site) -> Value:
+    """Numbers at equal distances."""
+    return mb.range_1d(start=o[0], end=o[1], step=o[2])
+
+
+@lift("pad")
+def pad(o: Site) -> Value:
+    """Constant, or by what the tensor holds."""
+    sides, mode = o.ints(1), o.attribute("padding_mode")
+    if not any(sides):
+        return o[0]
+    if mode in ("circular", "symmetric"):
+        return _wrapped(as_var(o[0]), sides, mode == "circular")
+    if mode == "constant":
+        value = o.numbers(2).astype(kind_of(o[0])).reshape(())
+        return mb.pad(x=o[0], pad=sides, mode=mode, constant_val=value)
+    return _mirrored(as_var(o[0]), sides, mode)
+
+
+def _mirrored(x: Var, sides: list[int], mode: str) -> Var:
+    """Reflected or replicated: MIL does so along the last two axes, and pads fill those of the end."""
+    padded = [axis for axis in range(len(sides) // 2) if any(sides[2 * axis : 2 * axis + 2])]
+    rank = len(sizes_of(x))
+    if min(padded) >= rank - 2:
+        first = min(padded)
+        return mb.pad(x=x, pad=sides[2 * first :], mode=mode)
+    for axis in padded:
+        order = [*(a for a in range(rank) if a != axis), axis]
+        turned = mb.pad(x=mb.transpose(x=x, perm=order), pad=sides[2 * axis : 2 * axis + 2], mode=mode)
+        x = mb.transpose(x=turned, perm=[order.index(a) for a in range(rank)])
+    return x
+
+
+def _wrapped(x: Var, sides: list[int], circular: bool) -> Var:
+    """With what is at the other end, or with what is at this end turned around."""
+    for axis, (low, high) in enumerate(zip(sides[::2], sides[1::2], strict=True)):
+        n = static(x)[axis]
+        ends = ((n - low, n), (0, high)) if circular else ((0, low), (n - high, n))
+        parts = [_along(x, axis, *end) if end[0] < end[1] else None for end in ends]
+        if not circular:
+            parts = [part if part is None else mb.reverse(x=part, axes=[axis]) for part in parts]
+        joined = [part for part in (parts[0], x, parts[1]) if part is not None]
+        x = mb.concat(values=joined, axis=axis) if len(joined) > 1 else x
+    return x
+
+
+def _along(x: Var, axis: int, begin: int, end: int) -> Var:
+    """A piece along one axis."""
+    sizes = static(x)
+    sizes[axis] = end - begin
+    return mb.slice_by_size(x=x, begin=[begin if a == axis else 0 for a in range(len(sizes))], size=sizes)
+
+
+@lift("broadcast_to")
+def broadcast_to(o: Site) -> Value:
+    """To a shape, known or computed."""
+    if o.known(1):
+        return _spread(o[0], o.ints(1))
+    return _filled(o[0], as_var(o[1]))
+
+
+@lift("broadcast_in_dims")
+def broadcast_in_dims(o: Site) -> Value:
+    """Some axes of size 1 to other sizes."""
+    axes = o.axes(2)
+    if o.known(1) and is_fixed(o[0]):
+        sizes: list[int] = static(o[0])
+        for axis, size in zip(axes, o.ints(1), strict=True):
+            sizes[axis] = size
+        return _spread(o[0], sizes)
+    rank, sizes_now, new = len(o.shape), mb.shape(x=o[0]), as_var(o[1])
+    pieces = [
+        mb.slice_by_size(x=new if a in axes else sizes_now, begin=[axes.index(a) if a in axes else a], size=[1])
+        for a in range(rank)
+    ]
+    return _filled(o[0], mb.concat(values=pieces, axis=0))
+
+
+def _spread(value: Value, shape: list[int]) -> Value:
+    """A value repeated until it has a shape."""
+    now = sizes_of(value)
+    now = [1] * (len(shape) - len(now)) + now
+    if any(is_symbolic(a) and b != a for a, b in zip(now, shape, strict=True)):
+        return _filled(value, mb.const(val=np.array(shape, np.int32)))
+    reps = [1 if a == b or is_symbolic(a) else b // a for a, b in zip(now, shape, strict=True)]
+    if len(now) != len(sizes_of(value)):
+        value = mb.reshape(x=value, shape=np.array(now, np.int32))
+    return mb.tile(x=value, reps=reps) if set(reps) - {1} else value
+
+
+def _filled(value: Value, shape: Var) -> Value:
+    """A value times ones of a shape: exact for each number, infinities and NaN too."""
+    if kind_of(value).kind == "b":
+        return mb.logical_and(x=value, y=mb.fill(shape=shape, value=np.bool_(True)))
+    return mb.mul(x=value, y=mb.fill(shape=shape, value=like(value, 1)[()]))
+
+
+@lift("broadcast_shapes")
+def broadcast_shapes(o: Site) -> Value:
+    """The common shape of two: the longer one, and where it has a 1 the other's size."""
+    first, second = (as_var(o[i]) for i in (0, 1))
+    length = max(int(first.shape[0]), int(second.shape[0]))
+    first, second = _led_by_ones(first, length), _led_by_ones(second, length)
+    return mb.select(cond=mb.equal(x=first, y=np.int32(1)), a=second, b=first)
+
+
+def _led_by_ones(shape: Var, length: int) -> Var:
+    short = length - int(shape.shape[0])
+    return mb.concat(values=[np.ones(short, np.int32), shape], axis=0) if short else shape
+
+
+@lift("interpolate")
+def interpolate(o: Site) -> Value:
+    """Along each axis by itself: by rows that are picked, or by a matrix with two numbers in each row."""
+    x, out = as_var(o[0]), o.ints(1)
+    sizes, scales, offsets = static(x), o.numbers(2).astype(np.float64), o.numbers(3).astype(np.float64)
+    nearest = o.attribute("interpolation_mode") == "nearest_neighbor"
+    resized = None if nearest else _resized(x, sizes, out, scales, offsets)
+    if resized is not None:
+        return resized
+    for axis, (old, new) in enumerate(zip(sizes, out, strict=True)):
+        at = np.clip((np.arange(new) + 0.5 - offsets[axis]) / scales[axis] - 0.5, 0, old - 1)
+        if old == new and np.array_equal(at, np.arange(new)):
+            continue
+        if nearest:
+            x = mb.gather(x=x, indices=np.rint(at).astype(np.int32), axis=axis)
+        else:
+            x = _mixed(x, axis, _mixing(at, old))
+    return x
+
+
+def _resized(x: Var, sizes: list[int], out: list[int], scales: Array, offsets: Array) -> Var | None:
+    """The op of MIL with these coordinates, where it has one."""
+    if len(sizes) != 4 or sizes[:2] != out[:2]:
+        return None
+    ratios = [(new - 1) / (old - 1) if old > 1 else 1.0 for old, new in zip(sizes[2:], out[2:], strict=True)]
+    height, width = out[2:]
+    how: dict[str, Any] = {"x": x, "target_size_height": height, "target_size_width": width}
+    if np.allclose(scales[2:], np.divide(out[2:], sizes[2:])) and np.allclose(offsets[2:], 0):
+        return mb.resize_bilinear(**how, sampling_mode="UNALIGN_CORNERS")
+    if np.allclose(scales[2:], ratios) and np.allclose(offsets[2:], 0.5 * (1 - scales[2:])):
+        return mb.resize_bilinear(**how, sampling_mode="STRICT_ALIGN_CORNERS")
+    return None
+
+
+def _mixing(at: Array, old: int) -> Array:
+    """The matrix [new, old] that takes each place from its two neighbours."""
+    low = np.minimum(np.floor(at).astype(np.int64), old - 1)
+    high, share = np.minimum(low + 1, old - 1), at - low
+    matrix, rows = np.zeros((len(at), old)), np.arange(len(at))
+    np.add.at(matrix, (rows, low), 1 - share)
+    np.add.at(matrix, (rows, high), share)
+    return matrix
+
+
+def _mixed(x: Var, axis: int, matrix: Array) -> Var:
+    """A matrix times a tensor, along one axis."""
+    rank = len(sizes_of(x))
+    order = [*(a for a in range(rank) if a != axis), axis]
+    product = mb.matmul(x=mb.transpose(x=x, perm=order), y=matrix.astype(kind_of(x)), transpose_y=True)
+    return mb.transpose(x=product, perm=[order.index(a) for a in range(rank)])
+
+
+@lift("non_zero")
+def non_zero(o: Site) -> Value:
+    """The places of the elements that are not 0."""
+    return mb.non_zero(x=cast(o[0], "int32") if kind_of(o[0]).kind == "b" else o[0])

@@ -1,0 +1,76 @@
+"""Constants, and weights in a compressed form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lifts.table import Site, Unliftable, Value, as_var, is_fixed, lift
+from anesurgery.mil import Array, mb, types
+
+
+@lift("constant")
+def constant_(o: Site) -> Value:
+    """Numbers of the file; large ones stay mapped."""
+    return o.scope.constant(o.attribute("value"))
+
+
+def _stored(o: Site, i: int) -> Array:
+    """The numbers of an operand as they are stored; their type tells coremltools how many bits they have."""
+    value, kind = o.operands[i], o.scope.types[o.op["operands"][i]]["dtype"]
+    if not isinstance(value, np.ndarray):
+        raise Unliftable(f"operand {i} is computed; MIL decompresses constants alone")
+    if kind[0] in "us" and int(kind[2:]) < 8:
+        name = ("int" if kind[0] == "s" else "uint") + kind[2:]
+        return value.view(types.nptype_from_builtin(types.string_to_builtin(name)))
+    return value
+
+
+@lift("blockwise_shift_scale")
+def blockwise_shift_scale(o: Site) -> Value:
+    """Integers with a scale and an offset for each block."""
+    if np.any(o.numbers(3)):
+        raise Unliftable("it adds an offset after the scale, which MIL's form has not")
+    offset = {"offset": _stored(o, 2)} if np.any(np.asarray(o.operands[2])) else {}
+    return mb.constexpr_blockwise_shift_scale(data=_stored(o, 0), scale=o.numbers(1), **offset)
+
+
+@lift("lut_to_dense")
+def lut_to_dense(o: Site) -> Value:
+    """Indices into a table of numbers, or of vectors along an axis."""
+    lut = o.numbers(1)
+    axis = {"vector_axis": o.whole(2)} if lut.shape[-1] > 1 else {}
+    return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
+
+
+@lift("build_sparse_with_bitmask")
+def build_sparse(o: Site) -> Value:
+    """The numbers that are not 0, and where they are; `sparse_with_bitmask_to_dense` follows."""
+    return mb.constexpr_sparse_to_dense(nonzero_data=o.numbers(0), mask=_stored(o, 1))
+
+
+@lift("sparse_with_bitmask_to_dense")
+def sparse_to_dense(o: Site) -> Value:
+    """Made dense where the sparse form was built."""
+    return o[0]
+
+
+@lift("quantize", "dequantize")
+def quantize(o: Site) -> Value:
+    """To integers of 8 bits and back, by a scale for all or for each channel."""
+    if np.any(o.numbers(3)):
+        raise Unliftable("it shifts by a least value, which MIL's form does not")
+    scale, point = o.numbers(1), o.operands[2]
+    if not isinstance(point, np.ndarray):
+        raise Unliftable("its zero point is computed, and MIL takes a constant there")
+    per_axis = o.numbers(4).ndim == 0 and scale.ndim == 1
+    how: dict[str, Any] = {"scale": scale[()], "axis": o.axes(4)[0] if per_axis else None}
+    how |= {"zero_point": point[()]} if np.any(point) else {}
+    how = {k: v for k, v in how.items() if v is not None}
+    if o.op["kind"] == "dequantize":
+        return mb.dequantize(input=as_var(o.operands[0]), **how)
+    kind = o.result["dtype"]
+    if kind not in ("si8", "ui8") or not is_fixed(o[0]):
+        raise Unliftable(f"MIL quantizes to 8 bits, and this to {kind}")
+    return mb.quantize(input=o[0], output_dtype="int8" if kind == "si8" else "uint8", **how)

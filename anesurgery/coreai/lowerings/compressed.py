@@ -1,0 +1,129 @@
+"""Compressed weights (`constexpr_*`), which stay as they are stored: palettes, blocks of scales, sparse weights.
+
+A sparse weight that is looked up or scaled is a mask and data in MIL; here the data are already spread out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import constant, ops, stored_bytes
+from anesurgery.coreai.values import Value, array, call, whole
+from anesurgery.errors import NotExpressible
+
+
+class Spread(Value):
+    """What stands at the places of a mask, with zeros elsewhere."""
+
+
+def _packed(data: Any, shape: Sequence[int], bits: int) -> Value:
+    """Elements of few bits, from bytes that hold them side by side, the lowest bits first."""
+    numbers = np.asarray(data.known if isinstance(data, Value) else data, np.uint8)
+    return Value(constant(stored_bytes(numbers, shape, f"uint{bits}")))
+
+
+def _per_block(data: Value, scale: Value, offset: Value | None) -> Value:
+    """`scale * (data - offset)`, with as many scales along an axis as it has blocks."""
+    none = array(np.zeros(scale.shape), scale.dtype)
+    before = array(np.zeros(scale.shape), data.dtype) if offset is None or offset.is_float else offset
+    after = none if offset is None or not offset.is_float else -(scale * offset.cast(scale.dtype))
+    return call("blockwise_shift_scale", data, scale, before, after)
+
+
+@lowers("constexpr_blockwise_shift_scale")
+def shift_scale(data: Value, scale: Value, offset: Value | None = None) -> Value:
+    """One op."""
+    return _per_block(data, scale, offset)
+
+
+@lowers("constexpr_affine_dequantize")
+def affine(quantized_data: Value, zero_point: Value, scale: Value, axis: int) -> Value:
+    """Scales and zero points along one axis are blocks of one element of it."""
+    shape, count = quantized_data.shape, max(np.size(scale.known), np.size(zero_point.known))
+    column = [count if a == int(axis) % len(shape) else 1 for a in range(len(shape))]
+    scales, zeros = (
+        array(np.broadcast_to(np.reshape(v.known, -1), count).reshape(column), dtype)
+        for v, dtype in ((scale, scale.dtype), (zero_point, quantized_data.dtype))
+    )
+    return _per_block(quantized_data, scales, zeros)
+
+
+def _table(lut: Value, rank: int) -> Value:
+    """A table for each group: [groups..., entries, width]."""
+    return lut if lut.rank == rank + 2 else lut.reshape([*[1] * rank, lut.shape[0], 1])
+
+
+@lowers("constexpr_lut_to_dense")
+def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any = None) -> Value:
+    """The form of iOS 16 has one table, and its indices packed into bytes."""
+    if shape is not None:
+        indices = _packed(indices, whole(shape, "shape"), int(lut.shape[0]).bit_length() - 1)
+    axis = 0 if vector_axis is None else int(vector_axis) % indices.rank
+    return call("lut_to_dense", indices, _table(lut, indices.rank), array(axis, "int16"))
+
+
+@lowers("constexpr_sparse_to_dense")
+def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Value:
+    """The data where the mask is set, zero elsewhere."""
+    if isinstance(nonzero_data, Spread):
+        return nonzero_data
+    if shape is not None:
+        mask = _packed(mask, whole(shape, "shape"), 1)
+    return call("sparse_with_bitmask_to_dense", call("build_sparse_with_bitmask", nonzero_data, mask))
+
+
+@lowers("constexpr_lut_to_sparse")
+def lut_to_sparse(
+    indices_mask: Value, indices_nonzero_data: Value, lut: Value, vector_axis: Any = None
+) -> tuple[Value, Value]:
+    """Looked up where the mask is set."""
+    sparse = call("build_sparse_with_bitmask", indices_nonzero_data, indices_mask)
+    axis = array(0 if vector_axis is None else int(vector_axis) % indices_mask.rank, "int16")
+    found = call("lut_to_sparse_with_bitmask", sparse, _table(lut, indices_mask.rank), axis)
+    return indices_mask, Spread(ops.sparse_with_bitmask_to_dense(found.node))
+
+
+@lowers("constexpr_sparse_blockwise_shift_scale")
+def sparse_shift_scale(
+    data_mask: Value, nonzero_data: Value, scale: Value, offset: Value | None = None
+) -> tuple[Value, Value]:
+    """Spread out, then scaled: zero stays zero where nothing is added."""
+    if offset is not None and (offset.known is None or np.any(offset.known)):
+        raise NotExpressible("a sparse weight with an offset, which would fill its zeros")
+    dense = sparse_to_dense(nonzero_data, data_mask)
+    return data_mask, Spread(_per_block(dense, scale, None).node)
+
+
+@lowers("constexpr_cast")
+def constant_cast(source_val: Value, output_dtype: str) -> Value:
+    """Another element type."""
+    return source_val.cast(output_dtype)
+
+
+def _column(numbers: Any, axis: Any, like: Value, dtype: str) -> Value:
+    """A scalar, or one number for each place of an axis, in a shape that broadcasts."""
+    values = np.asarray(numbers.known if isinstance(numbers, Value) else numbers)
+    if values.ndim:
+        values = values.reshape([-1 if a == int(axis) % like.rank else 1 for a in range(like.rank)])
+    return array(values, dtype)
+
+
+@lowers("quantize")
+def quantize(input: Value, scale: Any, output_dtype: str, zero_point: Any = None, axis: Any = None) -> Value:
+    """round(x / scale) + zero_point, kept inside the dtype, in fp32: fp16 has no 2,049."""
+    level = call("round_", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
+    level = level if zero_point is None else level + _column(zero_point, axis, x, "fp32")
+    limits = np.iinfo(output_dtype)
+    return level.at_least(float(limits.min)).at_most(float(limits.max)).cast(output_dtype)
+
+
+@lowers("dequantize")
+def dequantize(input: Value, scale: Any, zero_point: Any = None, axis: Any = None) -> Value:
+    """Scale * (x - zero_point)."""
+    x = input.cast("fp32")
+    x = x if zero_point is None else x - _column(zero_point, axis, x, "fp32")
+    return x * _column(scale, axis, x, "fp32")

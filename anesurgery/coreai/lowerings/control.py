@@ -1,0 +1,131 @@
+"""Control flow, states, and lists, which are tensors with the elements along a first axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops
+from anesurgery.coreai.values import Value, array, call, concat, indices, whole
+from anesurgery.errors import NotExpressible
+from anesurgery.mil import Operation
+
+Values = list[Value]
+
+
+def _alike(values: Sequence[Value], types: Sequence[Any]) -> list[Any]:
+    """What a block gives, in the types that it must have."""
+    shaped = []
+    for value, kind in zip(values, types, strict=True):
+        shape = [n if n >= 0 else -1 for n in kind.shape]
+        shaped.append(value.node if value.node.type == kind else value.reshape(shape).node)
+    return shaped
+
+
+def _all(results: Any, count: int) -> Values:
+    return [Value(results)] if count == 1 else [Value(node) for node in results]
+
+
+def loop(
+    initial: Sequence[Value], goes_on: Callable[[Values], Value], step: Callable[[Values], Values]
+) -> Values:
+    """The values after the last step: `step` is taken as long as `goes_on` is true of them."""
+    nodes = [value.node for value in initial]
+    types = [node.type for node in nodes]
+    results, (before, after) = ops.while_(results=types, inits=nodes)
+    with before:
+        test = goes_on([Value(v) for v in before.arguments])
+        ops.condition(test.squeeze(list(range(test.rank))).node, *before.arguments)
+    with after:
+        ops.yield_(_alike(step([Value(v) for v in after.arguments]), types))
+    return _all(results, len(types))
+
+
+@lowers("while_loop")
+def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values:
+    """Two blocks: whether it goes on, and what each round makes."""
+    goes_on, body = op.blocks
+    return loop(loop_vars, lambda v: writer.block(goes_on, v)[0], lambda v: writer.block(body, v))
+
+
+@lowers("cond")
+def cond(op: Operation, writer: Any, pred: Value) -> Values:
+    """One of two blocks."""
+    types = [writer.type_of(var) for var in op.outputs]
+    test = pred.cast("bool").squeeze(list(range(pred.rank)))
+    results, sides = ops.if_(results=types, condition=test.node)
+    for side, block in zip(sides, op.blocks, strict=True):
+        with side:
+            ops.yield_(_alike(writer.block(block, []), types))
+    return _all(results, len(types))
+
+
+@lowers("read_state")
+def read_state(op: Operation, writer: Any, input: Any) -> Value:
+    """What was written to it last."""
+    return writer.states[op.input]
+
+
+@lowers("coreml_update_state", "write_state")
+def update_state(op: Operation, writer: Any, state: Any, value: Value) -> Value:
+    """The new value, which the function gives back at its end."""
+    if writer.depth:
+        raise NotExpressible("a state that is written inside of a condition or a loop")
+    writer.states[op.state] = value
+    return value
+
+
+@lowers("make_list")
+def make_list(
+    init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
+) -> Value:
+    """As many zeros as it has elements at first."""
+    given = elem_shape.known if isinstance(elem_shape, Value) else elem_shape
+    if any(not isinstance(n, (int, np.integer)) for n in np.asarray(given, object).reshape(-1)):
+        raise NotExpressible("a list whose elements have a dynamic shape")
+    shape = [*whole(init_length, "the length of a list"), *whole(given, "the shape")]
+    return array(0, dtype).broadcast(shape)
+
+
+@lowers("list_write")
+def list_write(ls: Value, index: Value, value: Value) -> Value:
+    """A list with one element replaced; it does not grow."""
+    return list_scatter(ls, index.reshape([1]), value.expand([0]))
+
+
+@lowers("list_scatter")
+def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
+    """A list with some elements replaced."""
+    return call("scatter_nd", ls, indices.cast("int32").expand([1]), value)
+
+
+@lowers("list_read")
+def list_read(ls: Value, index: Value) -> Value:
+    """One element."""
+    return taken(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
+
+
+@lowers("list_gather")
+def list_gather(ls: Value, indices: Value) -> Value:
+    """Some elements."""
+    return taken(ls, indices.cast("int32"), 0)
+
+
+@lowers("list_length")
+def list_length(ls: Value) -> Value:
+    """How many elements it has."""
+    return ls.lengths().along(0, 0, 1).squeeze([0])
+
+
+def written_at(rows: Value, at: Value, row: Value) -> Value:
+    """Rows with one replaced, at a place that is computed."""
+    rest = row.shape
+    begin, one = at.reshape([1]), indices([1])
+    first = concat([begin, indices([0] * len(rest))], 0)
+    last = concat([begin + one, indices(rest)], 0)
+    steps = indices([1] * (len(rest) + 1))
+    return call("slice_update", rows, first, last, steps, row.expand([0])).reshape(rows.shape)

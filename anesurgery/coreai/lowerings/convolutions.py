@@ -1,0 +1,184 @@
+"""Convolutions and pooling over one, two or three spatial axes; one axis is written as two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops, tensor
+from anesurgery.coreai.values import Value, array, call, scalar, unsigned
+from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops.conv import cuts, padding, steps
+from anesurgery.interpret.ops.pooling import Windows, counted, windows
+
+LEAST_AXES = 2
+"""Spatial axes that Core AI's convolutions and pools have at least."""
+
+
+class _Flat:
+    """What has fewer than two spatial axes, with one more of length 1."""
+
+    def __init__(self, axes: int) -> None:
+        self.more = max(LEAST_AXES - axes, 0)
+        self.axes = axes + self.more
+
+    def widen(self, x: Value) -> Value:
+        return x.expand([x.rank] * bool(self.more))
+
+    def narrow(self, x: Value) -> Value:
+        return x.squeeze([x.rank - 1] * bool(self.more))
+
+    def numbers(self, numbers: Sequence[int], rest: int = 1) -> Value:
+        return unsigned([*numbers, *[rest] * self.more])
+
+    def build(self, name: str) -> Any:
+        return getattr(ops, f"{name}{self.axes}d")
+
+
+def _sizes(x: Value, pad_type: str) -> list[int]:
+    """The spatial lengths; where nothing depends on them they may be dynamic."""
+    sizes = x.shape[2:]
+    if -1 in sizes and pad_type.lower() not in ("valid", "custom"):
+        raise NotExpressible(f"pad_type {pad_type!r} needs the lengths, and the shape {x.shape} is dynamic")
+    return sizes
+
+
+def _biased(y: Value, bias: Value | None) -> Value:
+    return y if bias is None else y + bias.reshape([1, -1, *[1] * (y.rank - 2)])
+
+
+@lowers("conv")
+def conv(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Value:
+    """Padded first: Core AI's convolution pads nothing."""
+    n = x.rank - 2
+    s, d, flat = steps(strides, n), steps(dilations, n), _Flat(n)
+    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed()[2:], s, d))
+    operands = (flat.widen(x), flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
+    return _biased(flat.narrow(Value(flat.build("conv")(*(v.node for v in operands)))), bias)
+
+
+@lowers("conv_transpose")
+def conv_transpose(
+    x: Value,
+    weight: Value,
+    bias: Value | None = None,
+    pad: Any = None,
+    output_shape: Any = None,
+    pad_type: str = "valid",
+    strides: Any = None,
+    dilations: Any = None,
+    groups: int = 1,
+) -> Value:
+    """The full result, of which the padding is cut: it may differ at both ends."""
+    n = x.rank - 2
+    s, d, flat, sizes = steps(strides, n), steps(dilations, n), _Flat(n), x.fixed()[2:]
+    kernel = weight.fixed()[2:]
+    full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
+    wanted = None if output_shape is None else [int(v) for v in output_shape][2:]
+    ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
+    none = flat.numbers([0] * n, 0)
+    form = (flat.numbers(s), none, flat.numbers(d), none, unsigned(int(groups)))
+    y = Value(flat.build("conv_transpose")(*(v.node for v in (flat.widen(x), flat.widen(weight), *form))))
+    y = flat.narrow(y).pad([(0, max(-end, 0)) for _, end in ends])
+    begins = [0, 0, *(begin for begin, _ in ends)]
+    lengths = [f - max(e, 0) if e > 0 else f - e for f, (_, e) in zip(full, ends, strict=True)]
+    if any(begin or end > 0 for begin, end in ends):
+        y = y.slice(begins, [*y.shape[:2], *lengths])
+    return _biased(y, bias)
+
+
+def _pooled(x: Value, w: Windows, name: str) -> Value:
+    """The maximum or sum of each window of what is padded already."""
+    flat, n = _Flat(len(w.kernel)), len(w.kernel)
+    kernel, strides, spread = flat.numbers(w.kernel), flat.numbers(w.strides), flat.numbers([1] * n)
+    x = flat.widen(x)
+    if name == "sumpool":
+        return flat.narrow(call(f"sumpool{flat.axes}d", x, kernel, strides, spread))
+    sizes = zip(x.shape[2:], [*w.kernel, 1], [*w.strides, 1], strict=False)
+    shape = [*x.shape[:2], *(-1 if size < 0 else (size - k) // s + 1 for size, k, s in sizes)]
+    floor = scalar(False, "bool")
+    form = (x, kernel, strides, spread, floor)
+    return flat.narrow(Value(flat.build("maxpool")(tensor(shape, x.dtype), *(v.node for v in form))))
+
+
+class _Sizes:
+    """What `windows` asks of a tensor."""
+
+    def __init__(self, shape: Sequence[int]) -> None:
+        self.shape = shape
+
+
+def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
+    """Where the windows lie; of dynamic lengths all that is padded is used."""
+    if -1 not in x.shape[2:]:
+        where: Any = _Sizes(x.shape)
+        return windows(where, kernel, strides, pad_type, pad, bool(ceil_mode))
+    if ceil_mode:
+        raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
+    asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, steps(strides, x.rank - 2))
+    return Windows(list(kernel), steps(strides, x.rank - 2), asked, asked)
+
+
+def _padded(x: Value, w: Windows, value: float) -> Value:
+    """Padded as the windows need it; what no window reads at the end stays."""
+    return x.pad([(begin, max(end, 0)) for begin, end in w.used], value)
+
+
+@lowers("max_pool")
+def max_pool(
+    x: Value,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    ceil_mode: bool = False,
+) -> Value:
+    """Padding never wins."""
+    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
+    return _pooled(_padded(x, w, -math.inf), w, "maxpool")
+
+
+@lowers("avg_pool")
+def avg_pool(
+    x: Value,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    exclude_padding_from_average: bool = False,
+    ceil_mode: bool = False,
+) -> Value:
+    """The sum of each window over how many elements count."""
+    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
+    total, padded = _pooled(_padded(x, w, 0.0), w, "sumpool"), any(map(any, w.used))
+    if not (exclude_padding_from_average and padded):
+        return total * (1 / math.prod(w.kernel))
+    count = counted(w, x.fixed()[2:], exclude=True)
+    return total * array(1 / count.numpy().astype(np.float64), x.dtype)
+
+
+@lowers("l2_pool")
+def l2_pool(
+    x: Value,
+    kernel_sizes: Any,
+    strides: Any = None,
+    pad_type: str = "valid",
+    pad: Any = None,
+    ceil_mode: bool = False,
+) -> Value:
+    """The root of the sum of squares of each window."""
+    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
+    return call("sqrt", _pooled(_padded(x * x, w, 0.0), w, "sumpool"))

@@ -1,0 +1,118 @@
+"""Images: the last axes in other sizes, interpolated at places that the interpreter's table states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops
+from anesurgery.coreai.values import Value, array, attribute, indices
+from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops.image import GRIDS, NEAREST, UPSAMPLE
+from anesurgery.mil import Operation, static_shape
+
+
+def _sizes(op: Operation, x: Value) -> list[int]:
+    """The lengths of the result.
+
+    Raises:
+        NotExpressible: one is dynamic.
+    """
+    shape = static_shape(op.outputs[0])
+    if shape is None or -1 in x.shape[2:]:
+        raise NotExpressible(f"it is resized from {x.shape} to {tuple(op.outputs[0].shape)}, which is dynamic")
+    return [int(length) for length in shape]
+
+
+def _line(mode: str, size: int, count: int) -> tuple[float, float]:
+    """(a, b): the i-th of `count` places along `size` pixels is at a i + b."""
+    start, step, over = GRIDS[mode](size, count)
+    return (step / over if count > 1 and step else 1.0), start / over
+
+
+def _resampled(x: Value, shape: Sequence[int], lines: Sequence[tuple[float, float]], how: str) -> Value:
+    """Core AI writes a line by its inverse, between the outer edges of the pixels."""
+    one = [(1.0, 0.0)] * (x.rank - len(lines))
+    scales, offsets = zip(*((1 / a, 0.5 - (b + 0.5) / a) for a, b in [*one, *lines]), strict=True)
+    form = (indices(list(shape)), array(scales, "fp32"), array(offsets, "fp32"))
+    return Value(ops.interpolate(x.node, *(v.node for v in form), attribute("interpolation_mode", how)))
+
+
+def _linear(x: Value, shape: Sequence[int], mode: str, axes: int = 2) -> Value:
+    sizes = list(zip(x.shape, shape, strict=True))[-axes:]
+    return _resampled(x, shape, [_line(mode, size, count) for size, count in sizes], "linear")
+
+
+def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Value:
+    """The pixel that holds each place; whole factors are one op, others pick rows and columns."""
+    sizes = list(zip(x.shape, shape, strict=True))[-axes:]
+    if all(count % size == 0 for size, count in sizes):
+        lines = [(size / count, size / count / 2 - 0.5) for size, count in sizes]
+        return _resampled(x, shape, lines, "nearest_neighbor")
+    for axis, (size, count) in enumerate(sizes, x.rank - axes):
+        if size != count:
+            places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
+            x = taken(x, indices(places), axis)
+    return x
+
+
+@lowers("upsample_nearest_neighbor")
+def upsample_nearest(
+    x: Value, op: Operation, scale_factor_height: Any = 1, scale_factor_width: Any = 1
+) -> Value:
+    """The pixel before each place; the factors only make the size."""
+    return _nearest(x, _sizes(op, x), 0.0)
+
+
+@lowers("resize_nearest_neighbor")
+def resize_nearest(x: Value, op: Operation, target_size_height: Any, target_size_width: Any) -> Value:
+    """The nearest pixel."""
+    return _nearest(x, _sizes(op, x), 0.5)
+
+
+@lowers("upsample_bilinear")
+def upsample_bilinear(
+    x: Value,
+    op: Operation,
+    scale_factor_height: Any = 1,
+    scale_factor_width: Any = 1,
+    align_corners: bool = True,
+    half_pixel_centers: bool | None = None,
+) -> Value:
+    """Larger or smaller by factors, which only make the size."""
+    half = not align_corners if half_pixel_centers is None else bool(half_pixel_centers)
+    return _linear(x, _sizes(op, x), UPSAMPLE[bool(align_corners), half])
+
+
+@lowers("resize_bilinear")
+def resize_bilinear(
+    x: Value,
+    op: Operation,
+    target_size_height: Any = 1,
+    target_size_width: Any = 1,
+    sampling_mode: str = "DEFAULT",
+) -> Value:
+    """A given size."""
+    return _linear(x, _sizes(op, x), sampling_mode)
+
+
+@lowers("resize")
+def resize(
+    x: Value,
+    op: Operation,
+    shape: Any,
+    resized_dims: int,
+    interpolation_mode: str = "LINEAR",
+    sampling_mode: str = "DEFAULT",
+) -> Value:
+    """The last axes in the sizes that end `shape`."""
+    sizes, axes = _sizes(op, x), int(resized_dims)
+    if not NEAREST[interpolation_mode]:
+        return _linear(x, sizes, sampling_mode, axes)
+    if sampling_mode not in ("DEFAULT", "UNALIGN_CORNERS"):
+        raise NotExpressible(f"the nearest pixel by {sampling_mode}")
+    return _nearest(x, sizes, 0.5, axes)

@@ -1,0 +1,114 @@
+"""Ops that read or write at indices: gather and scatter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops
+from anesurgery.coreai.values import Value, attribute, call, concat, indices as as_indices
+
+
+def _index(indices: Value) -> Value:
+    """As int32. Core AI counts a negative one from the end, as MIL does up to iOS 16; later none is defined."""
+    return indices.cast("int32")
+
+
+def taken(x: Value, index: Value, axis: int) -> Value:
+    """Slices of x along an axis; the axes of the index take its place."""
+    rest, n = [a for a in range(x.rank) if a != axis], index.rank
+    y = call("gather_nd", x.transpose([axis, *rest]), index.expand([n]))
+    return y.transpose([*range(n, n + axis), *range(n), *range(n + axis, y.rank)])
+
+
+def _counters(shape: Sequence[int], count: int) -> list[Value]:
+    """For each of the first axes of a shape, the place along it, with a last axis of length 1."""
+    grids = np.meshgrid(*map(np.arange, shape), indexing="ij")
+    return [as_indices(grid[..., None]) for grid in grids[:count]]
+
+
+@lowers("gather")
+def gather(
+    x: Value, indices: Value, axis: int = 0, batch_dims: int = 0, validate_indices: bool | None = None
+) -> Value:
+    """x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
+    axis, batch = int(axis) % x.rank, int(batch_dims)
+    index = _index(indices)
+    if not batch:
+        return taken(x, index, axis)
+    moved = x.transpose([*range(batch), axis, *(a for a in range(batch, x.rank) if a != axis)])
+    n = index.rank
+    at = concat([*_counters(index.fixed(), batch), index.expand([n])], n)
+    y, before = call("gather_nd", moved, at), axis - batch
+    return y.transpose([*range(batch), *range(n, n + before), *range(batch, n), *range(n + before, y.rank)])
+
+
+@lowers("gather_nd")
+def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: bool | None = None) -> Value:
+    """Elements or slices at the coordinates that the last axis of the indices holds."""
+    batch, depth = int(batch_dims), indices.fixed()[-1]
+    index = _index(indices)
+    if batch:
+        index = concat([*_counters(index.shape[:-1], batch), index], index.rank - 1)
+    return call("gather_nd", x, index)
+
+
+@lowers("gather_along_axis")
+def gather_along_axis(x: Value, indices: Value, axis: int = 0, validate_indices: bool | None = None) -> Value:
+    """For each place of the indices, the element at that index along one axis."""
+    axis = int(axis) % x.rank
+    return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
+
+
+@lowers("scatter_along_axis")
+def scatter_along_axis(
+    data: Value,
+    indices: Value,
+    updates: Value,
+    axis: int = 0,
+    mode: str = "add",
+    validate_indices: bool | None = None,
+) -> Value:
+    """The element at each index along one axis combined with the update there."""
+    axis = int(axis) % data.rank
+    index = _index(indices)
+    how = attribute("scatter_mode", mode)
+    made = ops.scatter_along_axis(data.node.type, data.node, index.node, updates.node, axis, scatter_mode=how)
+    return Value(made)
+
+
+@lowers("scatter")
+def scatter(
+    data: Value,
+    indices: Value,
+    updates: Value,
+    axis: int = 0,
+    mode: str = "add",
+    validate_indices: bool | None = None,
+) -> Value:
+    """Slices along an axis: each element of a slice at the same index."""
+    shape, axis = data.fixed(), int(axis) % data.rank
+    count = math.prod(indices.fixed())
+    spread = [count if a == axis else n for a, n in enumerate(shape)]
+    index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
+    return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode, True)
+
+
+@lowers("scatter_nd")
+def scatter_nd(
+    data: Value, indices: Value, updates: Value, mode: str = "add", validate_indices: bool | None = None
+) -> Value:
+    """One axis after the other counted as one, along which is scattered."""
+    shape, depth = data.fixed(), indices.fixed()[-1]
+    index = _index(indices)
+    if mode == "update":
+        return call("scatter_nd", data, index, updates)
+    steps = [math.prod(shape[i + 1 : depth]) for i in range(depth)]
+    flat = (index * as_indices(steps)).reduce("sum", [index.rank - 1])
+    rest = shape[depth:]
+    rows = data.reshape([math.prod(shape[:depth]), *rest])
+    added = updates.reshape([math.prod(index.fixed()[:-1]), *rest])
+    return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode, True).reshape(shape)

@@ -1,0 +1,81 @@
+"""Matrix products, attention in one op, and products over named axes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from anesurgery.coreai.modes import Mode
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops
+from anesurgery.coreai.values import Value, call, where, wide
+from anesurgery.errors import NotExpressible
+
+
+def product(x: Value, y: Value, forms: Mode) -> Value:
+    """The matrix product over the last two axes; the others broadcast."""
+    rank, dtype = max(x.rank, y.rank), x.dtype
+    x, y = x.to_rank(rank), y.to_rank(rank)
+    if forms.has("fp16 products in fp32"):
+        x, y = wide(x, y)
+    return call("broadcasting_batch_matmul", x, y).cast(dtype)
+
+
+@lowers("matmul")
+def matmul(x: Value, y: Value, forms: Mode, transpose_x: bool = False, transpose_y: bool = False) -> Value:
+    """A vector is a row on the left and a column on the right, whose axis goes again."""
+    row, column = x.rank == 1, y.rank == 1
+    x = x.expand([0]) if row else x.swapped() if transpose_x else x
+    y = y.expand([1]) if column else y.swapped() if transpose_y else y
+    z = product(x, y, forms)
+    return z.squeeze([axis for axis, gone in ((z.rank - 2, row), (z.rank - 1, column)) if gone])
+
+
+@lowers("linear")
+def linear(x: Value, weight: Value, forms: Mode, bias: Value | None = None) -> Value:
+    """X times the transposed weight [out, in], plus the bias."""
+    z = matmul(x, weight.swapped(), forms)
+    return z if bias is None else z + bias
+
+
+@lowers("scaled_dot_product_attention")
+def attention(query: Value, key: Value, value: Value, forms: Mode, attn_mask: Value | None = None) -> Value:
+    """softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
+    scores = product(query * (1 / math.sqrt(query.fixed()[-1])), key.swapped(), forms)
+    if attn_mask is not None:
+        boolean = attn_mask.dtype == "bool"
+        scores = where(attn_mask, scores, -math.inf) if boolean else scores + attn_mask
+    return product(softmax(scores), value, forms)
+
+
+@lowers("softmax")
+def softmax(x: Value, axis: int = -1) -> Value:
+    """One op."""
+    return Value(ops.softmax(x.node, int(axis) % x.rank))
+
+
+def _merged(x: Value, order: str, groups: Sequence[str]) -> Value:
+    """The named axes of x in groups, each of which becomes one axis."""
+    x = x.transpose([order.index(name) for name in "".join(groups)])
+    if all(len(group) == 1 for group in groups):
+        return x
+    lengths = dict(zip("".join(groups), x.shape, strict=True))
+    merged = [-1 if -1 in (n := [lengths[name] for name in g]) else math.prod(n) for g in groups]
+    if merged.count(-1) > 1:
+        raise NotExpressible(f"more than one of the axes {order} is dynamic")
+    return x.reshape(merged)
+
+
+@lowers("einsum")
+def einsum(values: Sequence[Value], equation: str, forms: Mode) -> Value:
+    """One matrix product of the axes in four groups: of both and the result, of one alone, and summed."""
+    inputs, out = equation.replace(" ", "").split("->")
+    left, right = inputs.split(",")
+    both = [name for name in left if name in right]
+    batch, summed = ("".join(n for n in both if (n in out) is kept) for kept in (True, False))
+    rows, columns = ("".join(n for n in one if n not in both) for one in (left, right))
+    x, y = (value.fixed() and value for value in values)
+    lengths = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
+    z = product(_merged(x, left, (batch, rows, summed)), _merged(y, right, (batch, summed, columns)), forms)
+    order = batch + rows + columns
+    return z.reshape([lengths[name] for name in order]).transpose([order.index(name) for name in out])

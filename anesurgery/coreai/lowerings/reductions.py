@@ -1,0 +1,193 @@
+"""Reductions, running sums, orders, and normalizations, which compute in fp32 inside."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.modes import Mode
+from anesurgery.coreai.table import lowers
+from anesurgery.coreai.toolkit import ops
+from anesurgery.coreai.values import Value, call, scalar, unsigned, where, wide
+
+
+def _mean(x: Value, axes: Sequence[int]) -> Value:
+    """Of integers truncated toward zero, as Core AI divides them; it has no mean of these."""
+    if x.is_float:
+        return x.reduce("mean", axes)
+    return x.reduce("sum", axes) / math.prod(x.fixed()[axis] for axis in axes)
+
+
+def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
+    """Shifted by the largest, which Core AI's own form is not (https://github.com/apple/coreai-torch/issues/106);
+    an infinite one shifts nothing."""
+    top = x.reduce("max", axes)
+    top = where(abs(top) < np.inf, top, 0.0)
+    return call("log", call("exp", x - top).reduce("sum", axes)) + top
+
+
+def _root(x: Value, axes: Sequence[int]) -> Value:
+    (y,) = wide(x)
+    return call("sqrt", (y * y).reduce("sum", axes)).cast(x.dtype)
+
+
+REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
+    "reduce_sum": lambda x, axes: x.reduce("sum", axes),
+    "reduce_mean": _mean,
+    "reduce_max": lambda x, axes: x.reduce("max", axes),
+    "reduce_min": lambda x, axes: x.reduce("min", axes),
+    "reduce_prod": lambda x, axes: x.reduce("product", axes),
+    "reduce_l1_norm": lambda x, axes: abs(x).reduce("sum", axes),
+    "reduce_l2_norm": _root,
+    "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
+    "reduce_log_sum": lambda x, axes: call("log", x.reduce("sum", axes)),
+    "reduce_log_sum_exp": _log_sum_exp,
+}
+"""Op type -> function of (x, axes), which stay with length 1."""
+
+
+def _axes(x: Value, axes: Any) -> list[int]:
+    return sorted(int(axis) % x.rank for axis in (range(x.rank) if axes is None else axes))
+
+
+def _reduction(function: Callable[[Value, Sequence[int]], Value]) -> Callable[..., Value]:
+    def reduce(x: Value, axes: Any = None, keep_dims: bool = False) -> Value:
+        if not x.rank:
+            return function(x.expand([0]), [0]).squeeze([0])
+        over = _axes(x, axes)
+        reduced = function(x, over)
+        return reduced if keep_dims else reduced.squeeze(over)
+
+    return reduce
+
+
+for _name, _function in REDUCTIONS.items():
+    lowers(_name)(_reduction(_function))
+
+
+def _place(x: Value, axis: int, keep_dims: bool) -> Value:
+    place = Value(ops.argmax(x.node, axis))
+    return place if keep_dims else place.squeeze([axis])
+
+
+@lowers("reduce_argmax")
+def argmax(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+    """The place of the first of the largest."""
+    if forms.has("argmax of fp32"):
+        (x,) = wide(x)
+    return _place(x, int(axis) % x.rank, keep_dims)
+
+
+@lowers("reduce_argmin")
+def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+    """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
+    return argmax(-x if x.is_float else -1 - x, forms, axis, keep_dims)
+
+
+@lowers("cumsum")
+def cumsum(x: Value, forms: Mode, axis: int = 0, exclusive: bool = False, reverse: bool = False) -> Value:
+    """Without the element itself: all sums, moved by one place."""
+    along = int(axis) % x.rank
+    (y,) = wide(x) if forms.has("fp16 products in fp32") else [x]
+    total = Value(ops.scan(y.node, unsigned(along).node, scalar(bool(reverse), "bool").node, "sum")).cast(
+        x.dtype
+    )
+    if not exclusive:
+        return total
+    pairs = [(0, 0)] * x.rank
+    pairs[along] = (0, 1) if reverse else (1, 0)
+    moved, length = total.pad(pairs, 0), total.fixed()[along]
+    return moved.along(along, int(reverse), length + int(reverse))
+
+
+@lowers("argsort")
+def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
+    """The order that sorts an axis, the first of equals first."""
+    return Value(ops.argsort(x.node, int(axis) % x.rank, not ascending, True))
+
+
+@lowers("topk")
+def topk(
+    x: Value,
+    k: Any = 1,
+    axis: int = -1,
+    ascending: bool = False,
+    sort: bool = True,
+    return_indices: bool = True,
+    output_indices_dtype: str = "",
+) -> Any:
+    """The first of what is sorted."""
+    along, count = int(axis) % x.rank, int(k.known if isinstance(k, Value) and k.known is not None else k)
+    count = x.shape[along] if count < 0 else count
+    values = Value(ops.sort(x.node, along, not ascending, True)).along(along, 0, count)
+    return (values, argsort(x, along, ascending).along(along, 0, count)) if return_indices else values
+
+
+def _centred(x: Value, axes: Sequence[int], epsilon: float) -> Value:
+    away = x - x.reduce("mean", axes)
+    return away * call("rsqrt", (away * away).reduce("mean", axes) + epsilon)
+
+
+def _scaled(x: Value, gamma: Value | None, beta: Value | None, shape: Sequence[int]) -> Value:
+    """Times gamma, plus beta."""
+    x = x if gamma is None else x * gamma.reshape(shape).cast(x.dtype)
+    return x if beta is None else x + beta.reshape(shape).cast(x.dtype)
+
+
+@lowers("layer_norm")
+def layer_norm(
+    x: Value, axes: Any = None, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
+) -> Value:
+    """Zero mean and unit variance over the axes."""
+    over, (y,) = _axes(x, axes), wide(x)
+    shape = [length if axis in over else 1 for axis, length in enumerate(x.shape)]
+    return _scaled(_centred(y, over, epsilon), gamma, beta, shape).cast(x.dtype)
+
+
+@lowers("instance_norm")
+def instance_norm(
+    x: Value, gamma: Value | None = None, beta: Value | None = None, epsilon: float = 1e-5
+) -> Value:
+    """Each channel of each sample by itself."""
+    (y,) = wide(x)
+    shape = [1, -1, *[1] * (x.rank - 2)]
+    return _scaled(_centred(y, list(range(2, x.rank)), epsilon), gamma, beta, shape).cast(x.dtype)
+
+
+@lowers("batch_norm")
+def batch_norm(
+    x: Value,
+    mean: Value,
+    variance: Value,
+    gamma: Value | None = None,
+    beta: Value | None = None,
+    epsilon: float = 1e-5,
+) -> Value:
+    """Each channel by its stored mean and variance."""
+    shape = [1, -1, *[1] * (x.rank - 2)]
+    y, m, v = wide(x, mean.reshape(shape), variance.reshape(shape))
+    return _scaled((y - m) * call("rsqrt", v + epsilon), gamma, beta, shape).cast(x.dtype)
+
+
+@lowers("l2_norm")
+def l2_norm(x: Value, epsilon: float = 1e-6) -> Value:
+    """X over the root of its sum of squares over the last three axes."""
+    (y,) = wide(x)
+    squares = (y * y).reduce("sum", list(range(max(x.rank - 3, 0), x.rank)))
+    return (y / call("sqrt", squares + epsilon)).cast(x.dtype)
+
+
+@lowers("local_response_norm")
+def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0) -> Value:
+    """The sum of squares of `size` neighbours on axis -3, as slices that are added."""
+    (y,) = wide(x)
+    axis, size = x.rank - 3, int(size)
+    padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
+    channels = x.fixed()[axis]
+    total = padded.along(axis, 0, channels)
+    for i in range(1, size):
+        total = total + padded.along(axis, i, i + channels)
+    return (y / (total * (alpha / size) + k).with_("pow", beta)).cast(x.dtype)

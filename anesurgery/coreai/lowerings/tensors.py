@@ -1,0 +1,338 @@
+"""Ops that move, select or make elements: shapes, slices, joins, fills, ranges, and blocks of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.table import lowers, written
+from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, scalar, where, whole
+from anesurgery.errors import NotExpressible
+from anesurgery.mil import Operation, dtype_name, static_shape
+
+
+@lowers("reshape")
+def reshape(x: Value, shape: Any, op: Operation) -> Value:
+    """To the lengths that MIL infers, or to those that are computed; 0 keeps a length, counted from the right."""
+    if (fixed := static_shape(op.outputs[0])) is not None:
+        return x.reshape(fixed)
+    if isinstance(shape, Value) and shape.known is None:
+        return x.reshape(shape)
+    wanted = whole(shape, "shape")
+    if 0 not in wanted:
+        return x.reshape(wanted)
+    kept = [0] * max(len(wanted) - x.rank, 0) + list(range(max(x.rank - len(wanted), 0), x.rank))
+    of_x = x.lengths()
+    parts = [of_x.along(0, at, at + 1) if n == 0 else indices([n]) for n, at in zip(wanted, kept, strict=True)]
+    return x.reshape(concat(parts, 0))
+
+
+@lowers("reshape_like", "flatten2d")
+def reshape_to_result(x: Value, op: Operation, **form: Any) -> Value:
+    """A reshape to the shape that MIL infers."""
+    shape = static_shape(op.outputs[0])
+    if shape is None:
+        raise NotExpressible(f"the shape {tuple(op.outputs[0].shape)} of the result is dynamic")
+    return x.reshape(shape)
+
+
+@lowers("squeeze")
+def squeeze(x: Value, axes: Any = None) -> Value:
+    """All axes of length 1 by default."""
+    chosen = [a for a, n in enumerate(x.shape) if n == 1] if axes is None else [int(a) % x.rank for a in axes]
+    return x.squeeze(sorted(chosen))
+
+
+@lowers("concat")
+def concatenated(values: Sequence[Value], axis: int = 0, interleave: bool = False) -> Value:
+    """One after the other, or element by element; a scalar counts as one element."""
+    values = [value if value.rank else value.expand([0]) for value in values]
+    axis = int(axis) % values[0].rank
+    if not interleave:
+        return concat(values, axis)
+    shape = values[0].shape
+    stacked = concat([value.expand([axis + 1]) for value in values], axis + 1)
+    return stacked.reshape([n * len(values) if a == axis and n > 0 else n for a, n in enumerate(shape)])
+
+
+@lowers("stack")
+def stack(values: Sequence[Value], axis: int = 0) -> Value:
+    """Joined along a new axis."""
+    axis = int(axis) % (values[0].rank + 1)
+    return concat([value.expand([axis]) for value in values], axis)
+
+
+@lowers("split")
+def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
+    """A slice for each piece."""
+    axis = int(axis) % x.rank
+    sizes = [int(var.shape[axis]) for var in op.outputs] if split_sizes is None else whole(split_sizes, "sizes")
+    ends = np.cumsum(sizes).tolist()
+    return [x.along(axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+@lowers("tile")
+def tile(x: Value, reps: Any) -> Value:
+    """The counts may be computed."""
+    times = indices(reps.known if isinstance(reps, Value) and reps.known is not None else reps)
+    return call("tile", x, times.cast("uint32"))
+
+
+@lowers("pad")
+def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
+    """All modes are Core AI's, of amounts that are known."""
+    amounts = whole(pad, "the padding")
+    pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
+    if min(amounts, default=0) < 0:
+        raise NotExpressible(f"the padding {amounts} is negative")
+    return x.pad(pairs, constant_val if mode == "constant" else 0, mode)
+
+
+def _mask(mask: Any, rank: int) -> list[bool]:
+    return [False] * rank if mask is None else [bool(m) for m in mask]
+
+
+def _known_bounds(
+    x: Value, begin: list[int], end: list[int], stride: list[int], masks: Sequence[list[bool]]
+) -> tuple[Value, list[list[int]]]:
+    """Begins, ends and positive strides; an axis that is read backwards is turned around first.
+
+    A slice of Core AI does not reach index 0 backwards.
+    """
+    bounds, turned = [], []
+    for axis, length in enumerate(x.shape):
+        opens, closes, single = (mask[axis] for mask in masks)
+        b, e, step = begin[axis], end[axis], stride[axis]
+        if single:
+            b = 0 if opens else b
+            bounds.append([b, b + 1 or LONGEST, 1])
+        elif length < 0:
+            if step < 0 and not (opens and closes):
+                raise NotExpressible(f"axis {axis} is read backwards, and its length is dynamic")
+            turned += [axis] * (step < 0)
+            bounds.append([0 if opens else b, LONGEST if closes else e, abs(step)])
+        else:
+            places = range(length)[slice(None if opens else b, None if closes else e, step)]
+            turned += [axis] * (step < 0)
+            first = length - 1 - places.start if step < 0 else places.start
+            reach = (len(places) - 1) * abs(step) + 1 if len(places) else 0
+            bounds.append([first, first + reach, abs(step)])
+    x = call("reverse", x, indices(turned)) if turned else x
+    return x, [list(numbers) for numbers in zip(*bounds, strict=True)]
+
+
+def _from_front(places: Value, lengths: Value) -> Value:
+    return where(places < 0, places + lengths, places)
+
+
+def _computed_bounds(
+    x: Value, begin: Value, end: Value, stride: list[int], masks: Sequence[list[bool]]
+) -> list[Any]:
+    """Begins and ends from the front, of which some are computed."""
+    if min(stride) < 0:
+        raise NotExpressible("an axis is read backwards between places that are computed")
+    opens, closes, single = (array(mask, "bool") if any(mask) else None for mask in masks)
+    lengths = x.lengths() if -1 in x.shape else indices(x.shape)
+    begin, end = (_from_front(places.cast("int32"), lengths) for places in (begin, end))
+    begin = begin if opens is None else where(opens, 0, begin)
+    end = end if closes is None else where(closes, lengths, end)
+    return [begin, end if single is None else where(single, begin + 1, end), stride]
+
+
+def _bounds(
+    x: Value, begin: Any, end: Any, stride: Any, begin_mask: Any, end_mask: Any, squeeze_mask: Any
+) -> tuple[Value, list[Any], list[int]]:
+    """X, where a slice of it lies, and the axes that are dropped."""
+    steps = [1] * x.rank if stride is None else whole(stride, "stride")
+    masks = [_mask(mask, x.rank) for mask in (begin_mask, end_mask, squeeze_mask)]
+    dropped = [axis for axis in range(x.rank) if masks[2][axis]]
+    if all(v.known is not None for v in (begin, end)):
+        x, bounds = _known_bounds(x, whole(begin, "begin"), whole(end, "end"), steps, masks)
+        return x, bounds, dropped
+    return x, _computed_bounds(x, begin, end, steps, masks), dropped
+
+
+@lowers("slice_by_index")
+def slice_by_index(
+    x: Value,
+    begin: Value,
+    end: Value,
+    stride: Any = None,
+    begin_mask: Any = None,
+    end_mask: Any = None,
+    squeeze_mask: Any = None,
+) -> Value:
+    """A part of each axis, or one element, whose axis is dropped."""
+    x, bounds, dropped = _bounds(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    part = x.slice(*bounds)
+    if dropped and any(part.shape[axis] != 1 for axis in dropped):
+        part = part.reshape([n for axis, n in enumerate(part.shape) if axis not in dropped])
+        return part
+    return part.squeeze(dropped)
+
+
+@lowers("slice_by_size")
+def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
+    """Blocks that start at `begin`; size -1 reaches to the end."""
+    sizes = whole(size, "size")
+    masks = [[False] * x.rank, [n == -1 for n in sizes], [False] * x.rank]
+    steps = [1] * x.rank
+    if begin.known is not None:
+        first = whole(begin, "begin")
+        first = [b + n if b < 0 and n > 0 else b for b, n in zip(first, x.shape, strict=True)]
+        end = [b + n for b, n in zip(first, sizes, strict=True)]
+        x, bounds = _known_bounds(x, first, end, steps, masks)
+        return x.slice(*bounds)
+    lengths = x.lengths() if -1 in x.shape else indices(x.shape)
+    front = _from_front(begin.cast("int32"), lengths)
+    return x.slice(*_computed_bounds(x, front, front + indices(sizes), steps, masks))
+
+
+@lowers("slice_update")
+def slice_update(
+    x: Value,
+    update: Value,
+    begin: Value,
+    end: Value,
+    stride: Any = None,
+    begin_mask: Any = None,
+    end_mask: Any = None,
+    squeeze_mask: Any = None,
+) -> Value:
+    """X with a slice replaced."""
+    turned, bounds, dropped = _bounds(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    if turned is not x:
+        raise NotExpressible("a slice is written backwards")
+    return call("slice_update", x, *map(indices, bounds), update.expand(dropped))
+
+
+@lowers("band_part")
+def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
+    """The diagonals that stay, by a mask."""
+    rows, columns = x.fixed()[-2:]
+    below = np.arange(rows)[:, None] - np.arange(columns)
+    keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
+    return where(array(keep, "bool"), x, 0)
+
+
+@lowers("range_1d")
+def range_1d(start: Value, end: Value, step: Value) -> Value:
+    """start, start + step, ... up to but without end."""
+    return call("range_", start, end, step)
+
+
+@lowers("one_hot")
+def one_hot(
+    indices: Value,
+    one_hot_vector_size: Any,
+    op: Operation,
+    axis: int = -1,
+    on_value: Any = 1,
+    off_value: Any = 0,
+) -> Value:
+    """The index compared with all numbers along a new axis."""
+    (size,) = whole(one_hot_vector_size, "the number of classes")
+    rank = indices.rank + 1
+    axis = int(axis) % rank
+    classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
+    hit = indices.expand([axis]).cast("int32").equal(classes)
+    on, off = (
+        v if isinstance(v, Value) else scalar(v, dtype_name(op.outputs[0])) for v in (on_value, off_value)
+    )
+    return where(hit, on, off)
+
+
+@lowers("fill")
+def fill(shape: Any, op: Operation, value: Any = 0.0) -> Value:
+    """One number for all elements, of lengths that may be computed."""
+    fixed = static_shape(op.outputs[0])
+    one = value if isinstance(value, Value) else array(value, "fp32")
+    return one.broadcast(list(fixed) if fixed is not None else indices(shape))
+
+
+@lowers("fill_like")
+def fill_like(ref_tensor: Value, value: Any = 0.0) -> Value:
+    """One number for all elements, of the lengths of a tensor."""
+    one = value if isinstance(value, Value) else array(value, "fp32")
+    return one.broadcast(ref_tensor.shape if -1 not in ref_tensor.shape else ref_tensor.lengths())
+
+
+@lowers("sliding_windows")
+def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
+    """All windows of an axis, on a new axis after it."""
+    axis, size = int(axis) % x.rank, int(size)
+    count = (x.fixed()[axis] - size) // int(stride) + 1
+    return taken(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
+
+
+@lowers("crop")
+def crop(x: Value, crop_height: Any, crop_width: Any) -> Value:
+    """Rows and columns taken off at both ends."""
+    for axis, (begin, end) in enumerate((crop_height, crop_width), x.rank - 2):
+        x = x.along(axis, int(begin), x.fixed()[axis] - int(end))
+    return x
+
+
+written(
+    {
+        "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.rank + len(axes)) for a in axes)),
+        "transpose": lambda x, perm: x.transpose([int(a) % x.rank for a in perm]),
+        "reverse": lambda x, axes=None: call(
+            "reverse", x, indices(range(x.rank) if axes is None else [int(a) % x.rank for a in axes])
+        ),
+        "shape": lambda x: x.lengths(),
+        "non_zero": lambda x: call("non_zero", x),
+    }
+)
+
+
+def _spread(x: Value, block: int, channel_first: bool) -> Value:
+    """Channels spread over blocks of pixels."""
+    n, c, h, w = x.fixed()
+    inner = c // block**2
+    parts = [inner, block, block] if channel_first else [block, block, inner]
+    perm = [0, 1, 4, 2, 5, 3] if channel_first else [0, 3, 4, 1, 5, 2]
+    return x.reshape([n, *parts, h, w]).transpose(perm).reshape([n, inner, h * block, w * block])
+
+
+def _gathered(x: Value, block: int, channel_first: bool) -> Value:
+    """Blocks of pixels gathered into channels."""
+    n, c, h, w = x.fixed()
+    perm = [0, 1, 3, 5, 2, 4] if channel_first else [0, 3, 5, 1, 2, 4]
+    blocks = x.reshape([n, c, h // block, block, w // block, block]).transpose(perm)
+    return blocks.reshape([n, c * block**2, h // block, w // block])
+
+
+written(
+    {
+        "depth_to_space": lambda x, block_size: _spread(x, int(block_size), False),
+        "space_to_depth": lambda x, block_size: _gathered(x, int(block_size), False),
+        "pixel_shuffle": lambda x, upscale_factor: _spread(x, int(upscale_factor), True),
+        "pixel_unshuffle": lambda x, downscale_factor: _gathered(x, int(downscale_factor), True),
+    }
+)
+
+
+@lowers("space_to_batch")
+def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
+    """Padded with zeros, then places of a block to batches."""
+    a, b = whole(block_shape, "the block")
+    amounts = whole(paddings, "the padding")
+    padded = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
+    n, c, h, w = padded.fixed()
+    blocks = padded.reshape([n, c, h // a, a, w // b, b]).transpose([3, 5, 0, 1, 2, 4])
+    return blocks.reshape([a * b * n, c, h // a, w // b])
+
+
+@lowers("batch_to_space")
+def batch_to_space(x: Value, block_shape: Any, crops: Any) -> Value:
+    """Batches to places of a block, then cropped."""
+    (n, c, h, w), (a, b) = x.fixed(), whole(block_shape, "the block")
+    top, bottom, left, right = whole(crops, "the crop")
+    batch = n // (a * b)
+    blocks = x.reshape([a, b, batch, c, h, w]).transpose([2, 3, 4, 0, 5, 1])
+    y = blocks.reshape([batch, c, h * a, w * b])
+    return crop(y, (top, bottom), (left, right))

@@ -1,0 +1,373 @@
+"""Read a Core AI model into an ML Program: `load("model.aimodel")`.
+
+Apple's bindings, in a child process, give the graphs as plain data; large weights are mapped from the file.
+Each op becomes ops of MIL by the table in `lifts`. Integers of every width become int32, and so do truth values
+at the interface, since Core ML has neither there; `notes` of the result says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from typing import cast as cast_to
+
+import numpy as np
+
+from anesurgery.coreai import lifts
+from anesurgery.coreai.asset import Asset
+from anesurgery.coreai.lifts.composites import COMPOSITES
+from anesurgery.coreai.lifts.table import (
+    TABLE,
+    TOKEN,
+    Plain,
+    Site,
+    Unliftable,
+    Value,
+    as_var,
+    cast,
+    mil_type,
+    sizes_of,
+)
+from anesurgery.coreai.running import ask
+from anesurgery.errors import LoadError
+from anesurgery.files.interface import new_spec
+from anesurgery.files.package import Loaded
+from anesurgery.files.protobuf import version_of
+from anesurgery.files.sub_byte import unpack
+from anesurgery.mil import (
+    Array,
+    Function,
+    Program,
+    Var,
+    ct,
+    exclusive,
+    is_symbolic,
+    mb,
+    new_symbol,
+    producer,
+    quiet_host,
+    types,
+)
+from anesurgery.neuralnetwork.naming import identifiers, rename
+
+with quiet_host():
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+
+lifts.load_families()
+
+OPSET = ct.target.iOS18
+"""The first opset with states, attention and weights in blocks."""
+CLEANUP = (
+    "fuse_transpose_matmul",
+    "dead_code_elimination",
+    "fuse_matmul_weight_bias",
+    "const_elimination",
+    "fuse_conv_bias",
+    "dead_code_elimination",
+)
+"""Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
+NAME = "coreai.name"
+LARGE = 64
+"""Numbers from which on a constant of floats is one value of the program, however often it is read."""
+NUMPY = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "bf16": "<u2"}
+"""Element type of Core AI -> how its numbers stand in the file; the names of integers say it."""
+
+
+@exclusive()
+def read(path: Path) -> Loaded:
+    """A model, whose large weights stay mapped.
+
+    Raises:
+        LoadError: it is damaged, an op of it has no form in MIL, or Apple's package is not installed.
+    """
+    return Walked.of(path).program(OPSET)
+
+
+@dataclass(frozen=True)
+class Walked:
+    """What the child process says of a model; programs for several systems are made of it."""
+
+    asset: Asset
+    graphs: Sequence[Plain]
+    arrays: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, path: Path) -> Walked:
+        """A model on disk.
+
+        Raises:
+            LoadError: it is damaged, or Apple's package is not installed.
+        """
+        asset = Asset.open(path)
+        return cls(asset, *ask("read", asset.path, {}))
+
+    def program(self, opset: Any) -> Loaded:
+        """The ML Program, of an opset of coremltools.
+
+        Raises:
+            LoadError: an op has no form in it.
+        """
+        reader = Reader(self.asset, {graph["name"]: graph for graph in self.graphs}, self.arrays, opset)
+        program = Program()
+        for graph in self.graphs:
+            if not graph["private"]:
+                program.add_function(graph["name"], reader.function(graph))
+        if not program.functions:
+            raise LoadError(f"{self.asset.path} has no function that can be called; export it again")
+        cast_to(Any, program).default_function_name = next(iter(program.functions))
+        with quiet_host():
+            for name in CLEANUP:
+                PASS_REGISTRY[f"common::{name}"](program)
+        spec = _described(program, self.asset.metadata)
+        return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
+
+
+SAID = {"author": "author", "license": "license", "description": "shortDescription"}
+"""Key of a folder's metadata -> field of Core ML's."""
+CUSTOM, FEATURE, VERSION = "creatorDefinedMetadata", "feature.", "version"
+"""Where the folder keeps what its maker defined, and there what `to_coreai` writes of inputs and versions."""
+
+
+def _described(program: Program, metadata: Mapping[str, Any]) -> Any:
+    """A specification with the words of the folder; None where it has none."""
+    custom = {k: str(v) for k, v in dict(metadata.get(CUSTOM) or {}).items()}
+    if not custom and not any(metadata.get(key) for key in SAID):
+        return None
+    spec = new_spec(program, version_of(program))
+    held, features = spec.description.metadata, [*spec.description.input, *spec.description.output]
+    for key, name in SAID.items():
+        setattr(held, name, str(metadata.get(key) or ""))
+    held.versionString = custom.pop(VERSION, "")
+    for feature in features:
+        feature.shortDescription = custom.pop(f"{FEATURE}{feature.name}", "")
+    held.userDefined.update(custom)
+    return spec
+
+
+@dataclass
+class Reader:
+    """What all functions of a model share."""
+
+    asset: Asset
+    graphs: Mapping[str, Plain]
+    arrays: Mapping[str, Array]
+    opset: Any
+    notes: dict[str, None] = field(default_factory=dict)
+
+    def function(self, graph: Plain) -> Function:
+        """A function of the program.
+
+        Raises:
+            LoadError: an op of it has no form in MIL.
+        """
+        self._check_kinds(graph)
+        wanted = [named.get(NAME) or f"input_{i}" for i, named in enumerate(graph["inputs"])]
+        names = identifiers(wanted)
+        inputs = {n: self._placeholder(n, a) for n, a in zip(names, graph["arguments"], strict=True)}
+        with Function(inputs, opset_version=self.opset) as function:
+            scope = Scope(self, graph)
+            for name, argument in zip(names, graph["arguments"], strict=True):
+                scope.take(argument, self._given(function.inputs[name], argument))
+            results = scope.block(graph)
+            outputs = self._outputs(graph, results)
+            function.set_outputs(list(outputs))
+        rename(function, scope.labels, outputs)
+        self._note_names([*wanted, *_result_names(graph)], [*names, *outputs.values()])
+        return function
+
+    def _check_kinds(self, graph: Plain) -> None:
+        kinds = {kind_of(op) for op in self._ops(graph, set())}
+        if lacking := sorted(kinds - TABLE.keys() - ENDS):
+            words = f"{self.asset.path}: nothing in MIL stands for {', '.join(lacking)} of Core AI"
+            raise LoadError(f"{words}, which {graph['name']} uses; export the model without")
+
+    def _ops(self, block: Plain, seen: set[str]) -> Iterator[Plain]:
+        """The ops of a block, of those in it and of what it calls; of composites with an op in MIL none."""
+        for op in block["ops"]:
+            yield op
+            for inner in op["blocks"]:
+                yield from () if kind_of(op) == "scatter_nd" else self._ops(inner, seen)
+            callee = self.graphs.get(op["attributes"].get("callee", ""))
+            if callee is not None and callee["name"] not in seen:
+                seen.add(callee["name"])
+                yield from self._ops(callee, seen)
+
+    def _placeholder(self, name: str, kind: Plain) -> Any:
+        if "dtype" not in kind:
+            raise LoadError(f"{self.asset.path}: the input {name} is a {kind['type']}, which Core ML has not")
+        dtype = mil_type(kind["dtype"])
+        if mil_type(kind["dtype"]) != {"f16": "fp16", "f32": "fp32", "si32": "int32"}.get(kind["dtype"]):
+            dtype = "int32" if dtype == "bool" else dtype
+            self.notes[f"input {name} holds {kind['dtype']} in the file, and {dtype} here"] = None
+        shape = [new_symbol() if d is None else d for d in kind["shape"]]
+        make = mb.state_tensor_placeholder if kind.get("state") else mb.placeholder
+        return make(shape=shape, dtype=types.string_to_builtin(dtype), name=name)
+
+    def _given(self, var: Var, kind: Plain) -> Value:
+        return cast(var, mil_type(kind["dtype"])) if not kind.get("state") else var
+
+    def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
+        """The outputs, each made by an op of its own, by their names."""
+        names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
+        for name, value in zip(names, (v for v in results if v is not TOKEN), strict=True):
+            if (var := as_var(value)).dtype is types.bool:
+                self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
+                var = mb.cast(x=var, dtype="int32")
+            own = producer(var) is not None and producer(var, "const", "read_state") is None
+            outputs[var if own and var not in outputs else mb.identity(x=var)] = name
+        return outputs
+
+    def _note_names(self, old: Sequence[str], new: Sequence[str]) -> None:
+        for before, after in zip(old, new, strict=True):
+            if before != after:
+                self.notes[f"{before} is called {after}: MIL takes letters, digits and underscores"] = None
+
+    def constant(self, held: Plain) -> Array:
+        """The numbers of a constant, in the type of the file; each of few bits in a byte of its own."""
+        kind, shape = held["dtype"], tuple(held["shape"])
+        if "constant" in held:
+            array = self.arrays[held["constant"]]
+            dtype = np.dtype(NUMPY.get(kind.replace("bf16", "f32")) or _integers(kind))
+            return np.broadcast_to(array.astype(dtype), shape)
+        count, bits = math.prod(shape), int(kind.lstrip("usifb"))
+        if bits < 8:
+            packed = self.asset.bytecode.array(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
+            return unpack(packed, bits, kind[0] == "s", shape)
+        array = self.asset.bytecode.array(held["resource"], np.dtype(NUMPY.get(kind) or _integers(kind)), count)
+        return (_short_float(array) if kind == "bf16" else array).reshape(shape)
+
+
+def _result_names(graph: Plain) -> list[str]:
+    """The names of the outputs; the order of states is none."""
+    return [
+        named.get(NAME) or f"output_{i}" for i, named in enumerate(graph["outputs"]) if not _is_token(graph, i)
+    ]
+
+
+def _is_token(graph: Plain, i: int) -> bool:
+    made = graph["ops"][-1]["operands"][i]
+    tokens = {r["number"] for op in graph["ops"] for r in op["results"] if "dtype" not in r}
+    return made in tokens or any(a["number"] == made and "dtype" not in a for a in graph["arguments"])
+
+
+def _integers(kind: str) -> str:
+    """Numpy's name of a type of integers or truth values; few bits stand in a byte."""
+    if kind == "i1":
+        return "?"
+    return f"{'<u' if kind[0] == 'u' else '<i'}{max(1, int(kind[2:]) // 8)}"
+
+
+def _short_float(array: Array) -> Array:
+    """bfloat16, the upper half of float32, as float32."""
+    return (array.astype(np.uint32) << 16).view(np.float32)
+
+
+def kind_of(op: Plain) -> str:
+    """The kind of an op as the table names it."""
+    return str(op["kind"]).removeprefix("broadcasting_")
+
+
+ENDS = {"output", "yield", "condition"}
+"""The ops that end a block."""
+
+
+class Scope:
+    """The values of a graph while it is lifted."""
+
+    def __init__(self, reader: Reader, graph: Plain, labels: dict[Var, str] | None = None) -> None:
+        self.reader, self.name = reader, graph["name"]
+        self.values: dict[int, Value] = {}
+        self.types: dict[int, Plain] = {}
+        self.labels: dict[Var, str] = {} if labels is None else labels
+        self.shared: dict[str, Var] = {}
+        self.depth = 0
+
+    def take(self, kind: Plain, value: Value) -> None:
+        """Let a value of the file be a value of the program."""
+        self.values[kind["number"]], self.types[kind["number"]] = value, kind
+
+    def constant(self, held: Plain) -> Value:
+        """A constant: numbers, or one value of the program for each large weight."""
+        key = held.get("resource")
+        if key in self.shared:
+            return self.shared[key]
+        array = self.reader.constant(held)
+        if array.dtype.kind != "f" or array.size <= LARGE:
+            return array
+        var = mb.const(val=array)
+        if key is not None and not self.depth:
+            self.shared[key] = var
+        return var
+
+    def block(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+        """Lift the ops of a block; what it ends with.
+
+        Raises:
+            LoadError: an op has no form in MIL.
+        """
+        for argument, value in zip(block["arguments"], values, strict=False):
+            self.take(argument, value)
+        for op in block["ops"]:
+            if op["kind"] in ENDS:
+                return [self.values[i] for i in op["operands"]]
+            self._lift(op)
+        raise LoadError(f"{self.reader.asset.path}: a block of {self.name} has no end; export the model again")
+
+    def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
+        """Lift a block inside of an op, where the builder stands."""
+        self.depth += 1
+        try:
+            return self.block(block, values)
+        finally:
+            self.depth -= 1
+
+    def called(self, site: Site) -> list[Value]:
+        """What a call of another graph gives."""
+        graph = self.reader.graphs[site.attribute("callee")]
+        operands = [site[i] for i in range(len(site))]
+        declared = graph["composite"]
+        if declared is not None and (make := COMPOSITES.get(declared["name"])) is not None:
+            named = dict(zip(declared["input_names"], operands, strict=True))
+            with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
+                return [make(named, declared["op_attrs"])]
+        inner = Scope(self.reader, graph, self.labels)
+        inner.depth = self.depth + 1
+        return inner.block(graph, list(site.operands))
+
+    def _lift(self, op: Plain) -> None:
+        site = Site(op, [self.values[i] for i in op["operands"]], self)
+        try:
+            made = TABLE[kind_of(op)](site)
+            values: list[Value] = list(made) if isinstance(made, (list, tuple)) else [cast_to(Any, made)]
+            for kind, value in zip(op["results"], values, strict=True):
+                self._settle(op, kind, value)
+        except (LoadError, MemoryError):
+            raise
+        except Exception as error:  # coremltools raises many kinds, and each says what it does not take
+            words = " ".join(str(error).split())[:300]
+            why = words if isinstance(error, Unliftable) else f"coremltools refuses it: {words}"
+            place = f"{kind_of(op)} ({op['hint']})" if op["hint"] else kind_of(op)
+            raise LoadError(
+                f"{self.reader.asset.path}: the op {place} of {self.name} has no form in MIL: {why}"
+            ) from error
+
+    def _settle(self, op: Plain, kind: Plain, value: Value) -> None:
+        """Note a result, in the shape that the file states."""
+        if value is TOKEN or "dtype" not in kind or kind.get("state"):
+            self.take(kind, value)
+            return
+        now, stated = sizes_of(value), kind["shape"]
+        apart = len(now) != len(stated) or any(
+            b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
+        )
+        if apart:
+            raise Unliftable(f"it would give {tuple(now)}, and the file says {tuple(stated)}")
+        if any(map(is_symbolic, now)) and None not in stated:
+            value = mb.reshape(x=value, shape=np.array(stated, np.int32))
+        if isinstance(value, Var):
+            self.labels[value] = op["hint"] or kind_of(op)
+        self.take(kind, value)

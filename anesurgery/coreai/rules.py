@@ -1,0 +1,198 @@
+"""What is known of models of Core AI alone, op by op: reported, documented, or run here; and `lint`.
+
+The ops are those that `reading` makes of the file. A fault that was reported of Core AI is a claim here, and
+one that was reported of Core ML a warning; for an `.mlpackage` it is the other way round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.asset import SUFFIX
+from anesurgery.doors import door
+from anesurgery.errors import LoadError
+from anesurgery.mil import Operation, consumers, is_constant, np_dtype, producer
+from anesurgery.ops import names
+from anesurgery.placement.evidence import Finding, Grade, Rule, Scope, general
+from anesurgery.placement.inspector import inspect
+from anesurgery.placement.rules.faulty_ops import FIRST_CORE_AI, rules_of
+from anesurgery.placement.target import Target
+
+NOTE = (
+    "where ops run and how long they take is said by Core ML's rules for the same ops, carried over: Apple "
+    "publishes no plan of Core AI's. `anesurgery lint` lists what is known of Core AI itself"
+)
+TORCH = "apple/coreai-torch: {}"
+RUN = "run on Linux with coreai-core 1.0.0b3"
+
+
+def _half_integer(op: Operation, target: Target) -> str:
+    """A cast to integers and back, or an output that is an input as it is."""
+    if op.op_type == "identity":
+        return f"the output %{op.outputs[0].name} is the input %{op.x.name}" if op.x.op is None else ""
+    if producer(op.x, "cast") is None or np_dtype(op.x).kind not in "iu":
+        return ""
+    floats = np_dtype(op.x.op.x).kind == "f" and np_dtype(op.outputs[0]).kind == "f"
+    return f"%{op.x.op.x.name} becomes an integer and a float again" if floats else ""
+
+
+def _floor(op: Operation, target: Target) -> str:
+    """Rounding down, which coreai-torch writes as a floor division by 1."""
+    if np_dtype(op.x).kind != "f" or (op.op_type == "floor_div" and not is_constant(op.y, 1.0)):
+        return ""
+    return f"%{op.x.name} is rounded down"
+
+
+def _uncounted_padding(op: Operation, target: Target) -> str:
+    """A mean over windows that leaves padding out."""
+    padded = op.inputs.get("pad") is not None and np.any(op.pad.val)
+    return (
+        f"%{op.outputs[0].name} leaves its padding out"
+        if padded and op.exclude_padding_from_average.val
+        else ""
+    )
+
+
+def _whole_rows(op: Operation, target: Target) -> str:
+    """A slice whose strides are not 1 that is written at computed places."""
+    if op.inputs.get("begin") is None or op.begin.val is not None:
+        return ""
+    return f"%{op.x.name} is written at places that are computed" if consumers(op.outputs[0]) else ""
+
+
+OWN = (
+    Rule(
+        "coreai-folded-cast",
+        names("cast identity"),
+        "Core AI folds a cast to integers and back when the file is made: 1.5 stays 1.5. What was folded "
+        "leaves no trace but an output that is an input",
+        f"{TORCH.format('issue 9')}; {RUN}",
+        test=_half_integer,
+        scope=Scope(os=RUN),
+        kind="conversion",
+        advice="round with floor and sign before the cast, and compare with the source: against_torch",
+    ),
+    Rule(
+        "coreai-floor",
+        names("floor floor_div"),
+        "the GPU was reported to leave floor, trunc and ceil out, and an infinity becomes NaN (run on Linux)",
+        f"{TORCH.format('issue 10')}; {RUN}",
+        test=_floor,
+        grade=Grade.REPORTED,
+        scope=Scope(os="the GPU; the chip is not named"),
+        kind="numeric",
+        advice="run the model on the CPU or the engine, or round on the host",
+    ),
+    Rule(
+        "coreai-avg-pool",
+        names("avg_pool"),
+        "the file says that padding is left out, and its ops, which Apple's runtime runs on Linux, count it: "
+        "14 dB from PyTorch at a window of 3 with padding 1",
+        f"coreai-torch 0.4.3, {RUN}",
+        test=_uncounted_padding,
+        scope=Scope(os=RUN),
+        kind="conversion",
+        advice="pool with count_include_pad=True, and divide by a constant map of counts",
+    ),
+    Rule(
+        "coreai-computed-place",
+        names("slice_update"),
+        "an update at a computed place was reported to end the process",
+        TORCH.format("issue 6"),
+        test=_whole_rows,
+        grade=Grade.REPORTED,
+        scope=Scope(os="the chip is not named"),
+        kind="memory",
+        advice="blend with a mask, or write along the last axis on the host",
+    ),
+)
+"""Rows that no model of Core ML needs."""
+FAULTS = rules_of("Core AI")
+RULES = (*FAULTS, *OWN)
+"""What `inspect` asks of a model of Core AI beside the rules of Core ML."""
+CARRIED = {
+    "num-exp": f"softplus and its kin overflow in fp16 ({TORCH.format('issues 105, 106')})",
+    "num-softmax": f"sums of exponentials overflow in fp16 ({TORCH.format('issue 106')})",
+    "state-width-32": "states of other widths failed on the engine",
+    "comp-blockwise": "Core AI refuses block scales as Core ML does (cadamcat/llms-on-apple-neural-engine)",
+}
+"""Rules of Core ML that were reported of Core AI too, or that concern its engine as much -> why."""
+RELEASE = general(
+    "coreai-release",
+    "iOS and macOS 27 brought Core AI",
+    "Apple: Core AI",
+    grade=Grade.DOCUMENTED,
+    kind="load",
+    advice="ship the package that `anesurgery to-coreml` writes beside it",
+)
+
+
+def of_model(target: Target) -> tuple[Finding, ...]:
+    """What is said of each model of Core AI: that its target has it."""
+    if target.os is None or target.os >= FIRST_CORE_AI:
+        return ()
+    return (RELEASE.finding(f"{target.platform} {target.os} has no Core AI"),)
+
+
+@dataclass(frozen=True)
+class Lint:
+    """What `lint` found."""
+
+    findings: tuple[Finding, ...]
+    """In the order of the ops; each says where it was seen, how well it is supported, and who says so."""
+    target: Target
+
+    @property
+    def ok(self) -> bool:
+        """Is there nothing to say?"""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"target": str(self.target), "findings": [f.to_json() for f in self.findings]}
+
+    def __str__(self) -> str:
+        if self.ok:
+            return f"nothing that is known of Core AI concerns this model on {self.target}"
+        return "\n".join(line for finding in self.findings for line in _lines(finding))
+
+
+def _lines(finding: Finding) -> list[str]:
+    repair = f"anesurgery apply with {finding.remedy}" if finding.remedy else finding.advice
+    why = CARRIED.get(finding.rule, finding.because)
+    return [
+        f"{finding.op or 'the model'}: {finding.message} [{finding.rule}]",
+        f"  {why}",
+        f"  {finding.grade.value}, {finding.scope}; {finding.source}",
+        *([f"  repair: {repair}"] if repair else []),
+    ]
+
+
+@door()
+def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> Lint:
+    """List what is known to be wrong with the ops of a Core AI model, with the repair.
+
+    Args:
+        model: path of an `.aimodel`.
+        target: chips and OS, as "iPhone 17 Pro/iOS 27"; every chip when absent.
+
+    Returns:
+        A finding for each op in a form that Core AI was reported, documented or seen here to get wrong.
+
+    Raises:
+        LoadError: the model cannot be read.
+        UnknownName: an unknown chip or OS.
+    """
+    path = Path(model).expanduser()
+    if path.suffix.lower() != SUFFIX:
+        raise LoadError(f"{path} is no {SUFFIX}; `anesurgery inspect` tells of other models")
+    inspection = inspect(path, target)
+    ids: Mapping[str, object] = {rule.id: rule for rule in (*RULES, RELEASE)} | CARRIED
+    found = tuple(finding for finding in inspection.all_findings if finding.rule in ids)
+    return Lint(found, inspection.target)

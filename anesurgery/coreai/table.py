@@ -1,0 +1,60 @@
+"""The table of lowerings: MIL op type -> a function whose parameters are the op's MIL inputs.
+
+Operands arrive as `Value`s, constants among them with their numbers in `known`; what only describes the op
+arrives as plain Python. A function that needs more names it: `op`, `forms` or `writer`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MORE = ("op", "forms", "writer")
+"""Parameters of a lowering that are no inputs of the op: the op, the `Mode`, and who writes the function."""
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """How an op type is written."""
+
+    function: Callable[..., Any]
+    asks: frozenset[str]
+    """Which of `MORE` it takes."""
+
+
+TABLE: dict[str, Lowering] = {}
+"""Op type -> lowering."""
+
+NO_RANDOM = "Core AI has no random numbers; make them outside, and give them as an input"
+MISSING: dict[str, str] = {
+    **dict.fromkeys(("random_uniform", "random_normal", "random_bernoulli", "random_categorical"), NO_RANDOM),
+    "non_maximum_suppression": "Core AI has no such op; cut the model before it, and suppress boxes in the app",
+    "crop_resize": "Core AI samples no boxes that are computed",
+    "reverse_sequence": "Core AI has no such op",
+    "affine": "Core AI has no such op",
+    "conv_quantized": "it is an old form; `anesurgery apply` with compress_weights stores the weight anew",
+    "custom_layer": "a custom layer has code of its own, which no program holds",
+}
+"""Op type without a lowering -> why, and what to do."""
+
+
+def lowers(*op_types: str) -> Callable[[F], F]:
+    """Enter a function into the table for some op types."""
+
+    def enter(function: F) -> F:
+        asks = frozenset(MORE) & set(inspect.signature(function).parameters)
+        for op_type in op_types:
+            TABLE[op_type] = Lowering(function, asks)
+        return function
+
+    return enter
+
+
+def written(lowerings: Mapping[str, Callable[..., Any]]) -> None:
+    """Enter functions that are one expression each, by op type."""
+    for op_type, function in lowerings.items():
+        lowers(op_type)(function)

@@ -1,0 +1,378 @@
+"""The one door to Apple's package `coreai-core`, of which this library needs parts that Apple does not version.
+
+Nothing else here imports `coreai`. Without the package this file can be imported, and `require` says how to
+get it. Public and versioned are `coreai.authoring` and `coreai.runtime`; `UNVERSIONED` lists what is not, and a
+test looks for each, so that an update of the package is read in one place.
+
+`coreai.authoring` is imported first: the other way round the package imports itself in a circle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anesurgery.errors import LoadError
+from anesurgery.files.sub_byte import pack
+
+if TYPE_CHECKING:
+    from anesurgery.mil import Array  # coremltools, which the child process with the runtime never needs
+
+VERSION = "1.0.0b3"
+"""The version of `coreai-core` that this library was written for."""
+
+ABSENT = ""
+"""Why the package cannot be imported; empty where it can."""
+try:
+    import ml_dtypes
+    from coreai.authoring import AIModelAsset, AIProgram, Context, Module, TensorSpec
+    from coreai.runtime import AIModelAssetMetadata, NDArray
+
+    from coreai._compiler import ir  # isort: skip
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import (  # isort: skip
+        serialize_module_to_bytecode,
+    )
+    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (  # isort: skip
+        register_should_const_folding_hook,
+    )
+    from coreai._compiler.dialects import coreai as ops  # isort: skip
+except ImportError as error:  # pragma: no cover - Python 3.10, or without the extra
+    ABSENT = str(error)
+    AIModelAsset = AIProgram = AIModelAssetMetadata = Context = Module = NDArray = TensorSpec = None
+    ir = ml_dtypes = ops = register_should_const_folding_hook = serialize_module_to_bytecode = None
+
+UNVERSIONED = {
+    "ops": """
+        ConstantOp GraphOp condition create_constant_attr if_ while_ yield_ HandleType invoke
+        add sub mul divide floor_divide modulo pow_ maximum minimum
+    """,
+    "ir": """
+        ArrayAttr Attribute BoolAttr DenseElementsAttr DenseResourceElementsAttr DictAttr F16Type F32Type
+        FloatAttr InsertionPoint IntegerAttr IntegerType Location RankedTensorType StringAttr Type
+    """,
+}
+"""Where a name that Apple does not version lives, and the names that are used here."""
+
+FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
+"""dtype of MIL -> dtype of numpy; `fp64` has no values in a program of Core ML."""
+RESOURCE = 64
+"""Elements from which on a constant is a resource of the file. A choice: shapes, axes and paddings, which the
+compiler folds, have fewer."""
+MUTATED = "MutableBuffers.buffer_mutation"
+"""The attribute that makes an argument a state; its value names the result that becomes the new state."""
+BYTECODE_VERSION = 6
+"""The version of MLIR's bytecode that `AIProgram.save_asset` of coreai-core 1.0.0b3 writes."""
+PIECE = 1 << 24
+"""Bytes of a file that are hashed at once."""
+
+
+def require() -> None:
+    """Refuse to go on without Apple's package.
+
+    Raises:
+        LoadError: it is not installed; says how to get it.
+    """
+    if ABSENT:
+        raise LoadError(
+            f"Core AI needs Apple's package coreai-core ({ABSENT}): "
+            "pip install 'anesurgery[coreai]', with Python 3.11 or later"
+        )
+
+
+def element(dtype: str) -> Any:
+    """The element type of a dtype of MIL, such as `fp16`, `int32`, `bool` or `uint4`; a context must be open.
+
+    Raises:
+        KeyError: Core AI has none of this name (`string`).
+    """
+    if dtype in ("fp16", "fp32", "fp64"):
+        return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
+    if dtype == "bool":
+        return ir.IntegerType.get_signless(1)
+    signed, digits = dtype.startswith("int"), dtype.removeprefix("u").removeprefix("int")
+    if not digits.isdigit():
+        raise KeyError(dtype)
+    return ir.IntegerType.get_signed(int(digits)) if signed else ir.IntegerType.get_unsigned(int(digits))
+
+
+def tensor(shape: Sequence[int], dtype: Any) -> Any:
+    """The type of a tensor; a length of -1 is dynamic, `dtype` is one of MIL or an element type."""
+    kind = element(dtype) if isinstance(dtype, str) else dtype
+    dynamic = ir.ShapedType.get_dynamic_size()
+    return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
+
+
+def stored(values: Array, dtype: str) -> Any:
+    """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
+
+    Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
+    are given as packed bytes, the lowest bits first.
+    """
+    bits = int("".join(filter(str.isdigit, dtype)) or 8)
+    if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
+        return ops.create_constant_attr(np.array(values), element(dtype))
+    return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)
+
+
+def stored_bytes(numbers: Array, shape: Sequence[int], dtype: str) -> Any:
+    """As `stored`, of numbers that are packed already."""
+    whole = np.ascontiguousarray(numbers)
+    return ir.DenseResourceElementsAttr.get_from_buffer(whole, "weight", tensor(shape, dtype))
+
+
+def constant(attribute: Any) -> Any:
+    """A constant op of what `stored` made."""
+    return ops.ConstantOp(value=attribute).result
+
+
+@contextmanager
+def module() -> Iterator[Any]:
+    """A new, empty program: graphs that are made inside belong to it; afterwards Apple's rewrites have run.
+
+    These fold ops of constants, but none that would write a weight anew: a copy takes memory, and a table that
+    is read in two layouts would be stored twice.
+    """
+    with Context() as context:
+        register_should_const_folding_hook(callable=_small, context=context._mlir_context)
+        made = Module.create()
+        with made:
+            yield made
+
+
+def _small(op: Any) -> bool:
+    return all(math.prod(result.type.shape) <= RESOURCE for result in op.results)
+
+
+def graph(
+    name: str,
+    inputs: Mapping[str, Any],
+    body: Callable[[Sequence[Any]], Mapping[str, Any]],
+    states: Mapping[str, str] | None = None,
+) -> None:
+    """Write a function into the open program.
+
+    Args:
+        name: its name.
+        inputs: name -> type, in order.
+        body: builds the ops on the values of the inputs, and returns name -> value of the results.
+        states: input -> the result that becomes its new state.
+    """
+    made = ops.GraphOp(name, list(inputs.values()), [], input_names=list(inputs), result_names=[])
+    with made.block:
+        made.set_outputs_spec_from_dict(dict(body(list(made.arguments))))
+    if states:
+        named = zip(inputs, made.arg_attrs, strict=True)
+        made.arg_attrs = ir.ArrayAttr.get([_with_state(given, states.get(key)) for key, given in named])
+
+
+def _with_state(given: Iterable[Any], result: str | None) -> Any:
+    kept = {item.name: item.attr for item in given}
+    return ir.DictAttr.get(kept | ({MUTATED: ir.StringAttr.get(result)} if result else {}))
+
+
+def save(program: Any, path: Path, metadata: Any = None) -> None:
+    """Write a finished program to a folder that does not exist.
+
+    `AIProgram.save_asset` reads the whole file back into memory to hash it; this hashes it in pieces.
+    """
+    asset = AIModelAsset._create(path, metadata)._model_asset
+    code, written = asset._program_bytecode_path, hashlib.sha256()
+    program.verify()
+    version = type(asset)._dialect_version_for_os("v27")
+    serialize_module_to_bytecode(
+        module=program._mlir_module,
+        package_path=code,
+        dialect_version=version,
+        bytecode_version=BYTECODE_VERSION,
+    )
+    with open(code, "rb") as file:
+        while piece := file.read(PIECE):
+            written.update(piece)
+    Path(asset._program_hash_path).write_bytes(written.digest())
+    asset.update_metadata(updates=_stamp)
+
+
+def _stamp(metadata: Any) -> None:
+    metadata.creation_date = time.time()
+    metadata._producer = f"coreai-core {VERSION}"
+
+
+# A program that exists: run by Apple's runtime, or walked into plain data. Only a child process does either.
+
+
+def run_asset(path: Path, arrays: dict[str, Array], function: str | None) -> tuple[None, dict[str, Array]]:
+    """Run a model once: "input:NAME" and "state:NAME" go in, "output:NAME" and "state:NAME" come out."""
+    return None, asyncio.run(_run(path, arrays, function))
+
+
+async def _run(path: Path, arrays: dict[str, Array], function: str | None) -> dict[str, Array]:
+    async with AIModelAsset.load(path).executable() as model:
+        names = list(model.function_names)
+        chosen = function or ("main" if "main" in names else names[0])
+        if chosen not in names:
+            raise ValueError(f"it has no function {chosen!r}, but {', '.join(names)}")
+        call = model.load_function(chosen)
+        stated = call.desc
+        inputs = {n: stated.input_descriptor(n) for n in stated.input_names}
+        states = {n: stated.state_descriptor(n) for n in stated.state_names}
+        given = _given("input", inputs, arrays)
+        held = _given("state", states, _empty(states) | arrays)
+        outputs = await call(given, held)
+        found = {f"output:{n}": _plain(v.numpy()) for n, v in outputs.items()}
+        return found | {f"state:{n}": _plain(v.numpy()) for n, v in held.items()}
+
+
+def _empty(states: Mapping[str, Any]) -> dict[str, Array]:
+    """States as a model finds them at its first call."""
+    return {f"state:{n}": np.zeros([d or 1 for d in s.shape], np.float32) for n, s in states.items()}
+
+
+def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> dict[str, Any]:
+    """What a function takes, in the dtypes that it states."""
+    values = {n.partition(":")[2]: v for n, v in arrays.items() if n.startswith(f"{kind}:")}
+    if missing := wanted.keys() - values.keys():
+        raise ValueError(f"missing {kind} {sorted(missing)[0]!r}")
+    if unknown := values.keys() - wanted.keys():
+        raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
+    for name, array in values.items():
+        shape = wanted[name].shape
+        fits = len(shape) == array.ndim and all(d in (None, n) for d, n in zip(shape, array.shape, strict=True))
+        if not fits:
+            raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
+    return {n: NDArray(np.ascontiguousarray(v, numpy_type(wanted[n].dtype))) for n, v in values.items()}
+
+
+def numpy_type(name: str) -> np.dtype[Any]:
+    """The numpy type of what the runtime names."""
+    return np.dtype(getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name)
+
+
+def _plain(array: Array) -> Array:
+    """An array that a file of numpy holds: short floats as float32, integers of few bits as int8."""
+    if array.dtype.kind == "V" or array.dtype.name in vars(ml_dtypes):
+        return array.astype(np.float32 if "float" in array.dtype.name else np.int8)
+    return np.array(array)
+
+
+# A program as plain data, for who reads it.
+
+HINT = re.compile(r'identifiers = \["([^"]*)"\]')
+"""Where a location says which op of PyTorch an op was made of; the last is the nearest."""
+CALLEE = re.compile(r"@\"?([^\">\s]+)")
+RESOURCE_KEY = re.compile(r'dense_resource<"?(.*?)"?> : ')
+HANDLE = re.compile(r"handle<(tensor<.*>)>")
+
+
+def walk_asset(path: Path, arrays: dict[str, Array]) -> tuple[list[dict[str, Any]], dict[str, Array]]:
+    """The graphs of a program as plain data, and its small constants by number."""
+    context = Context()._mlir_context
+    with context:
+        module = AIModelAsset.load(path).program._module._mlir_module
+        constants: dict[str, Array] = {}
+        graphs = [_Walk(constants).graph(op.operation) for op in _graphs(module.operation)]
+        return graphs, constants
+
+
+def _graphs(op: Any) -> Iterator[Any]:
+    """Every graph, those in namespaces too."""
+    for region in op.regions:
+        for block in region.blocks:
+            for inner in block.operations:
+                if inner.operation.name == "coreai.graph":
+                    yield inner
+                else:
+                    yield from _graphs(inner.operation)
+
+
+class _Walk:
+    """The walk through one graph: values are numbered in the order in which they are made."""
+
+    def __init__(self, constants: dict[str, Array]) -> None:
+        self.numbers: dict[Any, int] = {}
+        self.constants = constants
+
+    def graph(self, op: Any) -> dict[str, Any]:
+        attributes = {a.name: a.attr for a in op.attributes}
+        (block,) = op.regions[0].blocks
+        return {
+            "name": attributes["sym_name"].value,
+            "private": "priv" in attributes,
+            "composite": self.composite(attributes.get("composite_decl")),
+            "inputs": [self.attribute(a) for a in attributes.get("arg_attrs", ())],
+            "outputs": [self.attribute(a) for a in attributes.get("res_attrs", ())],
+            **self.block(block),
+        }
+
+    def block(self, block: Any) -> dict[str, Any]:
+        arguments = [self.value(v) for v in block.arguments]
+        return {"arguments": arguments, "ops": [self.op(o.operation) for o in block.operations]}
+
+    def op(self, op: Any) -> dict[str, Any]:
+        hints = HINT.findall(str(op.location))
+        return {
+            "kind": op.name.removeprefix("coreai.").removeprefix("decomposable."),
+            "hint": hints[-1] if hints else "",
+            "operands": [self.numbers[v] for v in op.operands],
+            "attributes": {a.name: self.attribute(a.attr) for a in op.attributes},
+            "blocks": [self.block(b) for region in op.regions for b in region.blocks],
+            "results": [self.value(v) for v in op.results],
+        }
+
+    def value(self, value: Any) -> dict[str, Any]:
+        number = self.numbers[value] = len(self.numbers)
+        return {"number": number, **described(value.type)}
+
+    def composite(self, declared: Any) -> dict[str, Any] | None:
+        if declared is None:
+            return None
+        words = str(declared)
+        attributes = ir.DictAttr.parse(words[words.index("{") : -1])
+        return {"name": words.split('"')[1], **self.attribute(attributes)}
+
+    def attribute(self, attribute: Any) -> Any:
+        """An attribute as plain data; a constant as {"constant": its number} or {"resource": its key}."""
+        if isinstance(attribute, ir.DenseElementsAttr):
+            return {"constant": self.constant(attribute), **described(attribute.type)}
+        if isinstance(attribute, (ir.IntegerAttr, ir.FloatAttr, ir.BoolAttr, ir.StringAttr)):
+            return attribute.value
+        if isinstance(attribute, ir.ArrayAttr):
+            return [self.attribute(a) for a in attribute]
+        if isinstance(attribute, ir.DictAttr):
+            return {a.name: self.attribute(a.attr) for a in attribute}
+        words = str(attribute)
+        if found := RESOURCE_KEY.match(words):
+            return {"resource": found[1], **described(ir.DenseResourceElementsAttr(attribute).type)}
+        if words.startswith("#param.constant<@"):
+            return CALLEE.search(words)[1]  # type: ignore[index]
+        found = re.fullmatch(r"#coreai\.\w+<(\w+)>", words)
+        return found[1] if found else words
+
+    def constant(self, attribute: Any) -> str:
+        """The number of a constant that the file holds in place."""
+        key = str(len(self.constants))
+        held = attribute.get_splat_value() if attribute.is_splat else None
+        array = np.array(attribute) if held is None else np.array(held.value)
+        self.constants[key] = _plain(array)
+        return key
+
+
+def described(kind: Any) -> dict[str, Any]:
+    """The type of a value: element type, shape with None for sizes that are not fixed; or its words."""
+    words = str(kind)
+    if (held := HANDLE.search(words)) is not None:
+        return {**described(ir.Type.parse(held[1])), "state": True}
+    try:
+        ranked = ir.RankedTensorType(kind)
+    except ValueError:
+        return {"type": words}
+    shape = [None if ranked.is_dynamic_dim(i) else ranked.get_dim_size(i) for i in range(ranked.rank)]
+    return {"dtype": str(ranked.element_type), "shape": shape}

@@ -1,0 +1,299 @@
+"""Tensors of a Core AI program that is being written: arithmetic on them writes its ops.
+
+A number beside a tensor is a constant of the tensor's element type. A length of -1 is dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai.toolkit import constant, ir, ops, stored, tensor
+from anesurgery.errors import NotExpressible
+from anesurgery.mil import Array
+
+DTYPES = {"f16": "fp16", "f32": "fp32", "i1": "bool"}
+"""How Core AI prints an element type -> the name in MIL; integers are `si32` and `ui8` there."""
+NUMPY = {"fp16": np.float16, "fp32": np.float32, "bool": np.bool_}
+"""dtype of MIL -> dtype of numpy, where the two have different names."""
+
+
+def as_numpy(dtype: str) -> Any:
+    """The numpy dtype that holds elements of a dtype of MIL; those of few bits take a byte each."""
+    if dtype in NUMPY:
+        return NUMPY[dtype]
+    bits = int("".join(filter(str.isdigit, dtype)))
+    return np.dtype(f"{'u' if dtype.startswith('u') else ''}int{max(bits, 8)}")
+
+
+class Value:
+    """A tensor of the program; operators broadcast."""
+
+    known: Array | None = None
+    """The numbers of a constant."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    @property
+    def node(self) -> Any:
+        """What Apple's builders take."""
+        return self._node
+
+    @property
+    def shape(self) -> list[int]:
+        """The lengths of the axes, -1 for dynamic ones."""
+        return [length if length >= 0 else -1 for length in self.node.type.shape]
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def dtype(self) -> str:
+        """The element type by its name in MIL."""
+        written = str(self.node.type.element_type)
+        return DTYPES.get(written) or written.replace("si", "int").replace("ui", "uint")
+
+    @property
+    def is_float(self) -> bool:
+        """Is it of floating-point numbers?"""
+        return self.dtype.startswith("fp")
+
+    def fixed(self) -> list[int]:
+        """The shape.
+
+        Raises:
+            NotExpressible: an axis is dynamic.
+        """
+        if -1 in self.shape:
+            raise NotExpressible(f"the shape {self.shape} is dynamic")
+        return self.shape
+
+    def like(self, number: Any) -> Value:
+        """A scalar of the same element type."""
+        return number if isinstance(number, Value) else scalar(number, self.dtype)
+
+    def with_(self, op: str, other: Any) -> Value:
+        """One of Core AI's ops of two operands, which broadcast."""
+        return Value(getattr(ops, f"broadcasting_{op}")(self.node, self.like(other).node))
+
+    def __add__(self, other: Any) -> Value:
+        return self.with_("add", other)
+
+    def __sub__(self, other: Any) -> Value:
+        return self.with_("sub", other)
+
+    def __rsub__(self, other: Any) -> Value:
+        return self.like(other).with_("sub", self)
+
+    def __mul__(self, other: Any) -> Value:
+        return self.with_("mul", other)
+
+    def __truediv__(self, other: Any) -> Value:
+        return self.with_("divide", other)
+
+    def __rtruediv__(self, other: Any) -> Value:
+        return self.like(other).with_("divide", self)
+
+    def __neg__(self) -> Value:
+        return self.with_("mul", -1)
+
+    def __abs__(self) -> Value:
+        return call("abs_", self)
+
+    def __gt__(self, other: Any) -> Value:
+        return self.with_("greater", other)
+
+    def __lt__(self, other: Any) -> Value:
+        return self.like(other).with_("greater", self)
+
+    def __ge__(self, other: Any) -> Value:
+        return self.with_("greater", other).with_("or", self.equal(other))
+
+    def __le__(self, other: Any) -> Value:
+        return (self < other).with_("or", self.equal(other))
+
+    def __or__(self, other: Value) -> Value:
+        return self.with_("or", other)
+
+    def __and__(self, other: Value) -> Value:
+        return self.with_("and", other)
+
+    def __xor__(self, other: Value) -> Value:
+        return self.with_("xor", other)
+
+    def __invert__(self) -> Value:
+        return call("not_", self)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def equal(self, other: Any) -> Value:
+        """Where both are the same number."""
+        return self.with_("equal", other)
+
+    def at_least(self, other: Any) -> Value:
+        """The larger of both."""
+        return self.with_("maximum", other)
+
+    def at_most(self, other: Any) -> Value:
+        """The smaller of both."""
+        return self.with_("minimum", other)
+
+    def cast(self, dtype: str) -> Value:
+        """Another element type."""
+        return self if dtype == self.dtype else Value(ops.cast(self.node, tensor(self.shape, dtype)))
+
+    def reshape(self, shape: Sequence[int] | Value) -> Value:
+        """Another shape; one length may be -1: what is left."""
+        if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
+            return self
+        return Value(
+            ops.reshape(self.node, shape.node if isinstance(shape, Value) else np.array(shape, np.int32))
+        )
+
+    def expand(self, axes: Sequence[int]) -> Value:
+        """New axes of length 1, numbered in the result."""
+        return Value(ops.expand_dims(self.node, indices(axes).node)) if axes else self
+
+    def squeeze(self, axes: Sequence[int]) -> Value:
+        """Without some axes of length 1."""
+        return Value(ops.shrink_dims(self.node, indices(axes).node)) if axes else self
+
+    def to_rank(self, rank: int) -> Value:
+        """New axes of length 1 in front."""
+        return self.expand(list(range(rank - self.rank)))
+
+    def transpose(self, perm: Sequence[int]) -> Value:
+        """Axes in another order."""
+        if list(perm) == list(range(self.rank)):
+            return self
+        return Value(ops.transpose(self.node, unsigned(perm).node))
+
+    def swapped(self) -> Value:
+        """The last two axes exchanged."""
+        return self.transpose([*range(self.rank - 2), self.rank - 1, self.rank - 2])
+
+    def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
+        """A part of each axis; begins and ends are lists or values, strides are positive."""
+        steps = [1] * self.rank if strides is None else strides
+        return call("slice_", self, indices(begin), indices(end), indices(steps))
+
+    def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
+        """A part of one axis; a dynamic one may be read up to its end: -1."""
+        begins, ends, steps = [0] * self.rank, self.ends(), [1] * self.rank
+        begins[axis], ends[axis], steps[axis] = begin, self.ends()[axis] if end == -1 else end, stride
+        return self.slice(begins, ends, steps)
+
+    def ends(self) -> list[int]:
+        """The lengths of the axes as ends of slices."""
+        return [length if length >= 0 else LONGEST for length in self.shape]
+
+    def pad(self, pairs: Sequence[tuple[int, int]], value: float = 0.0, mode: str = "constant") -> Value:
+        """More elements at both ends of the last axes."""
+        if not any(map(any, pairs)):
+            return self
+        amounts = [0, 0] * (self.rank - len(pairs)) + [amount for pair in pairs for amount in pair]
+        return Value(ops.pad(self.node, unsigned(amounts).node, self.like(value).node, mode))
+
+    def broadcast(self, shape: Sequence[int] | Value) -> Value:
+        """Repeated along axes of length 1."""
+        if isinstance(shape, Value):
+            return Value(ops.broadcast_to(self.node, shape.node))
+        return self if list(shape) == self.shape else Value(ops.broadcast_to(self.node, unsigned(shape).node))
+
+    def reduce(self, op: str, axes: Sequence[int]) -> Value:
+        """The sum, mean, max, min or product over axes, which stay with length 1."""
+        return Value(getattr(ops, f"reduce_{op}")(self.node, indices(axes).node)) if axes else self
+
+    def lengths(self) -> Value:
+        """The shape as int32 numbers."""
+        return call("get_shape", self).cast("int32")
+
+
+LONGEST = 2**31 - 1
+"""As the end of a slice: up to the end of an axis, however long it is."""
+
+
+class Constant(Value):
+    """A constant, written where it is used for the first time in a block."""
+
+    def __init__(self, known: Array, dtype: str, write: Callable[[], Any]) -> None:
+        self.known, self._name, self._write = known, dtype, write
+
+    @property
+    def node(self) -> Any:
+        """Its op in the block that is being written."""
+        return self._write()
+
+    @property
+    def shape(self) -> list[int]:
+        """The lengths of the axes."""
+        return list(np.shape(self.known))
+
+    @property
+    def dtype(self) -> str:
+        """The element type by its name in MIL."""
+        return self._name
+
+
+def call(op: str, *values: Value) -> Value:
+    """One of Core AI's ops that take values alone."""
+    return Value(getattr(ops, op)(*(value.node for value in values)))
+
+
+def array(numbers: Any, dtype: str) -> Value:
+    """A constant."""
+    return Value(constant(stored(np.asarray(numbers, as_numpy(dtype)), dtype)))
+
+
+def scalar(number: Any, dtype: str) -> Value:
+    """A constant without axes; fp16 holds a number beyond its range as infinity."""
+    with np.errstate(over="ignore"):
+        return array(np.asarray(number).astype(as_numpy(dtype)), dtype)
+
+
+def indices(numbers: Any) -> Value:
+    """Axes or places, as int32."""
+    return numbers if isinstance(numbers, Value) else array(numbers, "int32")
+
+
+def unsigned(numbers: Any) -> Value:
+    """Permutations, strides and paddings, as uint32."""
+    return array(numbers, "uint32")
+
+
+def where(condition: Value, x: Any, y: Any) -> Value:
+    """X where the condition holds, else y; one of them is a value."""
+    x, y = (x, x.like(y)) if isinstance(x, Value) else (y.like(x), y)
+    return call("broadcasting_where", condition, x, y)
+
+
+def concat(values: Sequence[Value], axis: int) -> Value:
+    """Tensors one after another along an axis."""
+    return Value(ops.concat(axis, [value.node for value in values])) if len(values) > 1 else values[0]
+
+
+def attribute(name: str, value: str) -> Any:
+    """An attribute of Core AI's dialect that names a mode."""
+    return ir.Attribute.parse(f"#coreai.{name}<{value}>")
+
+
+def wide(*values: Value) -> list[Value]:
+    """Values in fp32 where they are fp16."""
+    return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
+
+
+def whole(numbers: Any, what: str) -> list[int]:
+    """Whole numbers that must be known.
+
+    Raises:
+        NotExpressible: they are computed.
+    """
+    known = numbers.known if isinstance(numbers, Value) else numbers
+    if known is None:
+        raise NotExpressible(f"{what} is computed")
+    return [int(v) for v in np.asarray(known).reshape(-1)]

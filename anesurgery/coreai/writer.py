@@ -1,0 +1,213 @@
+"""Write the functions of a MIL program in Core AI, op by op, by the table of lowerings."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from anesurgery.coreai import toolkit
+from anesurgery.coreai.lowerings import load_lowerings
+from anesurgery.coreai.lowerings.compressed import Spread
+from anesurgery.coreai.modes import Mode
+from anesurgery.coreai.table import MISSING, TABLE
+from anesurgery.coreai.values import Constant, Value, as_numpy
+from anesurgery.errors import NotExpressible, SurgeryError
+from anesurgery.mil import (
+    Array,
+    Block,
+    Function,
+    Operation,
+    Program,
+    Var,
+    dtype_name,
+    is_constexpr,
+    is_symbolic,
+    types,
+    walk_ops,
+)
+
+FOLDED = 1024
+"""Elements of a computed constant that are written as numbers at most; a larger one is computed again."""
+NEW = "_new"
+"""What follows the name of a state in the name of the result that becomes it."""
+
+
+def check_ops(program: Program) -> None:
+    """Refuse a program with ops that no lowering is written for, all of them at once.
+
+    Raises:
+        NotExpressible: names each, and why.
+    """
+    load_lowerings()
+    unknown = Counter(op.op_type for op in walk_ops(program) if op.op_type not in {*TABLE, "const"})
+    if unknown:
+        reasons = (
+            f"{n} {kind}: {MISSING.get(kind, 'no lowering is written for it')}" for kind, n in unknown.items()
+        )
+        raise NotExpressible(f"it has ops that Core AI has not: {'; '.join(reasons)}")
+
+
+def lengths(var: Var) -> list[int]:
+    """The shape of a value, -1 where it is dynamic."""
+    kind = var._sym_type.wrapped_type() if types.is_state(var._sym_type) else None
+    shape = kind.get_shape() if kind is not None else var.shape
+    return [-1 if is_symbolic(length) else int(length) for length in shape]
+
+
+class Constants:
+    """The numbers of a program, each stored once, however many ops and functions read them."""
+
+    def __init__(self) -> None:
+        self._attributes: dict[Any, tuple[Array, Any]] = {}
+
+    def attribute(self, numbers: Array, dtype: str) -> Any:
+        """What constant ops of an array hold; views of the same memory share it."""
+        place = numbers.__array_interface__["data"][0]
+        key = (place, numbers.nbytes, numbers.shape, numbers.strides, dtype)
+        if key not in self._attributes:
+            self._attributes[key] = (numbers, toolkit.stored(numbers, dtype))
+        return self._attributes[key][1]
+
+
+class Writer:
+    """One function, being written."""
+
+    def __init__(self, function: Function, forms: Mode, constants: Constants) -> None:
+        self.function, self.forms, self.constants = function, forms, constants
+        self.values: dict[Var, Value] = {}
+        self.states: dict[Var, Value] = {}
+        """State -> its value where the writer is."""
+        self.depth = 0
+        """How many blocks of control flow the writer is in."""
+        self._nodes: dict[Any, Any] = {}
+
+    def type_of(self, var: Var) -> Any:
+        """The type of a tensor or state."""
+        return toolkit.tensor(lengths(var), dtype_name(var))
+
+    def write(self, name: str) -> None:
+        """Write the function into the open program."""
+        inputs = self.function.inputs
+        states = {n: f"{n}{NEW}" for n, var in inputs.items() if types.is_state(var._sym_type)}
+
+        def body(arguments: Sequence[Any]) -> Mapping[str, Any]:
+            for (key, var), node in zip(inputs.items(), arguments, strict=True):
+                (self.states if key in states else self.values)[var] = Value(node)
+            self.operations(self.function)
+            results = {var.name: self.value(var).node for var in self.function.outputs}
+            return results | {new: self.states[inputs[key]].node for key, new in states.items()}
+
+        toolkit.graph(name, {key: self.type_of(var) for key, var in inputs.items()}, body, states)
+
+    def block(self, block: Block, inputs: Sequence[Value]) -> list[Value]:
+        """The values of a nested block, written where the writer is."""
+        self.values |= dict(zip(block.inputs, inputs, strict=True))
+        self.depth += 1
+        self.operations(block)
+        self.depth -= 1
+        return [self.value(var) for var in block.outputs]
+
+    def operations(self, block: Block) -> None:
+        """Write the ops of a block.
+
+        Raises:
+            NotExpressible: an op has a form that Core AI has not; names it.
+        """
+        for op in block.operations:
+            if op.op_type == "const" or self._folded(op):
+                continue
+            try:
+                self._write(op)
+            except SurgeryError as error:
+                raise (
+                    type(error)(f"op {op.name} ({op.op_type}): {error}")
+                    if op.blocks
+                    else NotExpressible(f"op {op.name} ({op.op_type}): {error}")
+                ) from error
+            except Exception as error:
+                said = str(error).strip().splitlines()
+                raise NotExpressible(
+                    f"op {op.name} ({op.op_type}): Apple's package refuses it: {' '.join(said)[:300]}"
+                ) from error
+
+    def _folded(self, op: Operation) -> bool:
+        """Are the results known numbers, few enough to be constants?"""
+        known = [var.val for var in op.outputs]
+        return not is_constexpr(op) and all(v is not None and np.size(v) <= FOLDED for v in known)
+
+    def _write(self, op: Operation) -> None:
+        lowering = TABLE[op.op_type]
+        more = {"op": op, "forms": self.forms, "writer": self}
+        results = lowering.function(**self._arguments(op), **{name: more[name] for name in lowering.asks})
+        results = list(results) if isinstance(results, (list, tuple)) else [results]
+        for var, value in zip(op.outputs, results, strict=True):
+            fitted = _fitted(value, var)
+            fitted.known = var.val if isinstance(var.val, (np.ndarray, np.generic)) else None
+            self.values[var] = fitted
+
+    def _arguments(self, op: Operation) -> dict[str, Any]:
+        arguments = {}
+        for name, value in op.inputs.items():
+            if value is None or name.startswith("_"):
+                continue
+            if isinstance(value, (list, tuple)):
+                arguments[name] = [self.value(v) for v in value]
+            elif types.is_state(value._sym_type):
+                arguments[name] = None
+            else:
+                arguments[name] = self._argument(op, name, value)
+        return arguments
+
+    def _argument(self, op: Operation, name: str, var: Var) -> Any:
+        """An operand; what only describes the op is plain Python."""
+        described = getattr(op.input_spec.input_types.get(name), "const", False)
+        numbers = var.val
+        if var in self.values or numbers is None:
+            return self.value(var)
+        if isinstance(numbers, str) or (described and not isinstance(numbers, (np.ndarray, np.generic))):
+            return numbers
+        if described and (np.ndim(numbers) == 0 or (np.ndim(numbers) == 1 and numbers.dtype.kind != "f")):
+            return numbers.tolist()
+        return self.value(var)
+
+    def value(self, var: Var) -> Value:
+        """What an op reads."""
+        if var in self.values:
+            return self.values[var]
+        if var.val is None or isinstance(var.val, str):
+            raise NotExpressible(f"%{var.name} is no tensor")
+        dtype, numbers = dtype_name(var), np.asarray(var.val)
+        if numbers.dtype == object:  # symbols of a program in memory; saved, each says "what is left"
+            numbers = np.array([-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]).reshape(
+                numbers.shape
+            )
+        numbers = numbers.astype(as_numpy(dtype), copy=False)
+        self.values[var] = Constant(numbers, dtype, lambda: self._constant(var, numbers, dtype))
+        return self.values[var]
+
+    def _constant(self, var: Var, numbers: Array, dtype: str) -> Any:
+        """The constant op in the block that is being written: what stands inside of another is not seen here."""
+        key = (toolkit.ir.InsertionPoint.current.block, var)
+        if key not in self._nodes:
+            self._nodes[key] = toolkit.constant(self.constants.attribute(numbers, dtype))
+        return self._nodes[key]
+
+
+def _fitted(value: Value, var: Var) -> Value:
+    """A result in the element type and shape that MIL infers.
+
+    Raises:
+        SurgeryError: they cannot be brought together, which is an error of the lowering.
+    """
+    if types.is_list(var._sym_type) or isinstance(value, Spread):
+        return value
+    value = value.cast(dtype_name(var)) if dtype_name(var) != "string" else value
+    wanted, shape = lengths(var), value.shape
+    clash = any(a != b for a, b in zip(shape, wanted, strict=False) if a >= 0 and b >= 0)
+    if clash or len(shape) != len(wanted):
+        raise SurgeryError(f"it was written with the shape {shape}, and MIL infers {wanted}; please report it")
+    better = any(a < 0 <= b for a, b in zip(shape, wanted, strict=True))
+    return value.reshape(wanted) if better and wanted.count(-1) <= 1 else value

@@ -1,0 +1,68 @@
+"""What coreai-torch writes of PyTorch modules is read, and computes what PyTorch computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from core_ai_models import needs_core_ai, save_asset
+from torch_modules import MODULES, made
+
+import anesurgery as ane
+from anesurgery.checking.grades import compare_arrays
+from anesurgery.mil import Array, walk_ops
+
+pytestmark = needs_core_ai
+
+GATE = 60.0
+"""dB: a thousandth of the largest value."""
+APART = {"half": "Apple's Linux runtime sums fp16 products in fp16, one term after the other"}
+
+
+def inputs_of(values: list[torch.Tensor]) -> dict[str, Array]:
+    return {f"x{i or ''}": v.numpy() for i, v in enumerate(values)}
+
+
+def decibels(expected: Array, found: Array) -> float:
+    row = compare_arrays("y", np.asarray(expected), np.asarray(found))
+    assert not row.failure
+    return row.psnr
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_is_read_back(name: str, half: bool, tmp_path: Path) -> None:
+    module, values = made(name, half)
+    path = save_asset(tmp_path / f"{name}.aimodel", module, values)
+    exact = [v.float() if v.is_floating_point() else v for v in values]
+    with torch.no_grad():
+        expected = module.float()(*exact).numpy()
+    loaded = ane.load(path)
+    assert decibels(expected, ane.run(loaded, inputs_of(values))["y"]) >= GATE
+    if not half:
+        assert decibels(expected, ane.run(path, inputs_of(values), engine="coreai")["y"]) >= GATE
+
+
+def op_types(path: Path) -> list[str]:
+    return [op.op_type for op in walk_ops(ane.load(path).program) if op.op_type != "const"]
+
+
+@pytest.mark.parametrize(
+    ("name", "ops"),
+    [
+        ("mlp", ["linear", "gelu", "linear", "tanh"]),
+        ("conv", ["conv", "relu", "max_pool"]),
+        ("max_pool", ["max_pool"]),
+        ("avg_pool", ["avg_pool"]),
+        ("layer_norm", ["layer_norm"]),
+        ("causal", ["scaled_dot_product_attention"]),
+        ("bilinear", ["resize_bilinear"]),
+        ("pixel_shuffle", ["pixel_shuffle"]),
+    ],
+)
+def test_composites_paddings_and_biases_become_the_op_of_that_name(
+    name: str, ops: list[str], tmp_path: Path
+) -> None:
+    assert op_types(save_asset(tmp_path / "m.aimodel", *made(name))) == ops

@@ -1,0 +1,117 @@
+"""Each row about Core AI speaks of the form that it means, and of no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - torch's own name for it
+from core_ai_models import needs_core_ai, save_asset
+from torch import nn
+from torch_modules import Formula
+
+import anesurgery as ane
+from anesurgery.coreai.rules import CARRIED, RULES
+from anesurgery.errors import LoadError
+
+pytestmark = needs_core_ai
+
+PHONE = "A19 Pro/iOS 27"
+
+
+class Head(nn.Module):
+    """Scores, the best of them, and rows at their places."""
+
+    def forward(self, scores: torch.Tensor, boxes: torch.Tensor) -> Any:
+        best, places = torch.topk(scores, 3)
+        return best.sum() + boxes[0, places[0]].sum()
+
+
+class HardSwish(nn.Module):
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.inner: nn.Module = nn.Linear(4, 4) if rank == 2 else nn.Conv2d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.hardswish(self.inner(x))
+
+
+def of(f: Callable[..., Any]) -> nn.Module:
+    return Formula(lambda s, *inputs: f(*inputs))
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.randn(shape).half()
+
+
+ROWS: dict[str, tuple[nn.Module, list[torch.Tensor], nn.Module, list[torch.Tensor]]] = {
+    "coreai-folded-cast": (of(lambda x: x.int().float()), [torch.ones(3)], of(torch.abs), [torch.ones(3)]),
+    "coreai-floor": (of(torch.floor), [half(3)], of(torch.round), [half(3)]),
+    "coreai-avg-pool": (
+        nn.AvgPool2d(3, 2, 1, count_include_pad=False),
+        [half(1, 2, 9, 9)],
+        nn.AvgPool2d(3, 2, 1),
+        [half(1, 2, 9, 9)],
+    ),
+    "fault-argmax-narrow": (
+        of(lambda x: x.argmax(1)),
+        [half(1, 5, 4)],
+        of(lambda x: x.float().argmax(1)),
+        [half(1, 5, 4)],
+    ),
+    "fault-topk-gather": (
+        Head(),
+        [half(1, 9), half(1, 9, 4)],
+        Head(),
+        [torch.randn(1, 9), torch.randn(1, 9, 4)],
+    ),
+    "fault-hard-swish-rank-2-elsewhere": (
+        HardSwish(2).half(),
+        [half(2, 4)],
+        HardSwish(4).half(),
+        [half(1, 4, 1, 2)],
+    ),
+    "num-exp": (of(lambda x: torch.log(x.exp() + 1)), [half(2, 8)], of(torch.sigmoid), [half(2, 8)]),
+}
+"""Rule -> a module in the form that it means, and one that is right, with inputs."""
+
+
+def rules_at(path: Path, target: str = PHONE) -> set[str]:
+    return {finding.rule for finding in ane.lint(path, target).findings}
+
+
+@pytest.mark.parametrize("rule", ROWS)
+def test_a_row_speaks_of_its_form_alone(rule: str, tmp_path: Path) -> None:
+    wrong, values, right, others = ROWS[rule]
+    assert rule in rules_at(save_asset(tmp_path / "wrong.aimodel", wrong, values))
+    assert rule not in rules_at(save_asset(tmp_path / "right.aimodel", right, others))
+
+
+def test_inspect_has_the_findings_and_apply_repairs_them(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", of(lambda x: x.argmax(1)), [half(1, 5, 4)])
+    inspection = ane.inspect(path, PHONE)
+    (finding,) = (f for f in inspection.all_findings if f.rule == "fault-argmax-narrow")
+    assert finding.remedy == "replace_faulty_ops"
+    assert "carried over" in "".join(inspection.notes)
+    with pytest.warns(ane.SurgeryWarning, match="expected time would rise"):
+        repaired = ane.apply(path, [finding.remedy], target=PHONE, quiet=True)
+    assert "fault-argmax-narrow" not in {f.rule for f in ane.inspect(repaired.model, PHONE).all_findings}
+
+
+def test_an_older_system_has_no_core_ai(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", of(torch.abs), [torch.ones(3)])
+    assert rules_at(path, "A19 Pro/iOS 26") == {"coreai-release"}
+    assert rules_at(path) == set()
+
+
+def test_every_row_says_where_and_who() -> None:
+    assert all(rule.source and rule.because and str(rule.scope) for rule in RULES)
+    assert not CARRIED.keys() & {rule.id for rule in RULES}
+
+
+def test_lint_is_of_core_ai_models(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="anesurgery inspect"):
+        ane.lint(tmp_path / "m.mlpackage")

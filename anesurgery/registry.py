@@ -27,9 +27,10 @@ MODULES = {"torch.nn.modules.module.Module", "torch.export.exported_program.Expo
 """Classes of PyTorch whose models are converted where a call takes a model and inputs."""
 INTERPRETER = "interpreter"
 """The engine that runs models unless another one is asked for."""
-FORMATS = {".aimodel": "coreai"}
-"""Suffix of a model of another format -> its room: `reading.read(path)` gives the model as an ML Program, and
-`rules` what is known of models of that format."""
+FORMATS = {".aimodel": "coreai.reading", ".onnx": "shipping.onnx_models"}
+"""Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
+RULES = {".aimodel": "coreai.rules"}
+"""Suffix of a format of Apple's -> what is known of models of that format."""
 ENGINES = {"coreai": "coreai.running"}
 """Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
 
@@ -46,14 +47,14 @@ def converter_of(model: Any) -> Callable[..., Any] | None:
 
 def reader_of(path: Path) -> Callable[[Path], Any] | None:
     """What reads a model of another format into an ML Program; None where the path is not of one."""
-    room = FORMATS.get(path.suffix.lower())
-    return None if room is None else importlib.import_module(f"anesurgery.{room}.reading").read
+    module = FORMATS.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}").read
 
 
 def rules_of(path: Path | None) -> ModuleType | None:
     """What is known of models of another format; None where the path is not of one."""
-    room = None if path is None else FORMATS.get(path.suffix.lower())
-    return None if room is None else importlib.import_module(f"anesurgery.{room}.rules")
+    module = None if path is None else RULES.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}")
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:

@@ -240,15 +240,13 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
 
 _MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
 _KERAS = "a Keras file: convert what tf.keras.models.load_model gives with coremltools.convert"
-_UNREAD = "which coremltools does not read: convert the PyTorch or TensorFlow model that it was made of"
 FOREIGN = {
     ".pt": _MODULE,
     ".pth": _MODULE,
     ".pt2": "a PyTorch file: give what torch.export.load makes of it to anesurgery.inspect or apply",
-    ".onnx": f"an ONNX file, {_UNREAD}",
     ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
     ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
-    ".tflite": f"a LiteRT file, {_UNREAD}",
+    ".tflite": "a LiteRT file, which coremltools does not read: convert the PyTorch or TensorFlow model that it was made of",
     ".h5": _KERAS,
     ".keras": _KERAS,
 }

@@ -19,9 +19,9 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.registry import FORMATS
+from anesurgery.registry import RULES
 
-SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *FORMATS)
+SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *RULES)
 Told = Callable[[int, int], None]
 """(models done, models in all)."""
 

@@ -221,7 +221,6 @@ def test_an_mlmodel_comes_out(package: Path) -> None:
         ("nowhere.mlpackage", "does not exist"),
         ("nnv2_simple_layer.mlmodel", "is not a Core ML specification, or is damaged"),
         ("README.md", "is not a Core ML specification"),
-        ("basic_pitch_nmp.onnx", "is an ONNX file, which coremltools does not read"),
         (".", "is a folder without a Manifest.json"),
     ],
 )

@@ -6,7 +6,7 @@
     from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 The words that every pass has are imported by name; others are read as `an.constant(m.y)`, or from the module
-that answers the question: `an.masks.take_apart(chain)`. docs/writing-a-pass.md has a line for each of them.
+that answers the question: `an.masks.take_apart(chain)`. docs/authoring.md has a line for each of them.
 """
 
 from __future__ import annotations

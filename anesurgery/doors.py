@@ -42,18 +42,20 @@ IN_WORDS = {
 }
 
 
-def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def door(*own: str, modules: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the types of what a public function is called with, and say in words where the system fails.
 
     Args:
         own: parameters that the function checks itself, in words of its own.
+        modules: does it take models of PyTorch, with `inputs`? They are converted.
     """
 
     def opened(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def at_the_door(*positional: P.args, **named: P.kwargs) -> R:
             try:
-                positional, named = _converted(function, positional, named)
+                if modules:
+                    positional, named = _converted(function, positional, named)
                 _check(function, positional, named, own)
                 return function(*positional, **named)
             except Exception as error:
@@ -163,10 +165,10 @@ def _check(
 def _converted(
     function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
 ) -> tuple[Any, Any]:
-    """The arguments with a model of PyTorch converted, where the call takes a model and its inputs."""
+    """The arguments with a model of PyTorch converted."""
     signature, _ = _parameters(function)
     model = positional[0] if positional else named.get("model")
-    if not {"model", "inputs"} <= set(signature.parameters) or (convert := converter_of(model)) is None:
+    if (convert := converter_of(model)) is None:
         return positional, named
     if list(signature.parameters)[1] == "target" and positional[1:] and not isinstance(positional[1], str):
         positional, named = positional[:1], {"inputs": positional[1], **named}  # inspect(module, inputs)

@@ -140,7 +140,7 @@ class Surgery(Report):
         return target
 
 
-@door("inputs", "target", "seed")
+@door("inputs", "target", "seed", modules=True)
 @exclusive()
 def plan(
     model: Any,
@@ -180,7 +180,7 @@ def plan(
     return _Job.of(model, passes, compressed=compressed, seed=seed, **options).chosen().plan
 
 
-@door("inputs", "target", "seed")
+@door("inputs", "target", "seed", modules=True)
 @exclusive()
 def apply(
     model: Any,

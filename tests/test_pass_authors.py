@@ -27,7 +27,8 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "writing-a-pass.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("writing-a-pass.md", "authoring.md"))
 
 
 def public(owner: object) -> list[str]:

@@ -147,7 +147,7 @@ def _plain(over: StepErrors) -> dict[str, Any]:
     return vars(over) | {"steps": over.count, "decibels": decibels}
 
 
-@door("inputs", "seed")
+@door("inputs", "seed", modules=True)
 def certify(
     model: Any,
     inputs: Values | Iterable[Values] | None = None,

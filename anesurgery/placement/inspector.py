@@ -74,7 +74,7 @@ TRANSLATED = (
 ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 
-@door("inputs")
+@door("inputs", modules=True)
 @exclusive()
 def inspect(
     model: Any,

@@ -67,7 +67,7 @@ class Surgery(Report):
     after: dict[str, int]
     """The same of the changed model."""
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
-    """The inspections before and after; of neural networks alone, which cost next to nothing."""
+    """The inspections before and after. Only for neural networks, where inspecting is cheap."""
     times: tuple[Time | None, Time | None] = (None, None)
     """The estimated times before and after."""
     scores: tuple[Score | None, Score | None] = (None, None)

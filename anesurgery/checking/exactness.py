@@ -29,6 +29,7 @@ from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
 Values = Mapping[str, Array]
@@ -131,13 +132,6 @@ def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
                 f"{in_decibels(old)} -> {in_decibels(new)} of what the model means"
             )
     return ""
-
-
-def in_decibels(value: float) -> str:
-    """How near outputs are, in words."""
-    if math.isinf(value):
-        return "identical" if value > 0 else "not finite"
-    return f"{value:.1f} dB"
 
 
 @dataclass

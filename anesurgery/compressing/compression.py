@@ -256,7 +256,7 @@ def compress(
         scheduler: of Dask, whose workers take the place of these: its address, or a client.
         against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
             report and its plot.
-        told: called after each weight with how many are done, and how many there are.
+        told: called after each weight with (done, total).
 
     Returns:
         The `Compression`: the compressed model, a row for each weight (form, bytes, error), and the loss on the

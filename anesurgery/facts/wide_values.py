@@ -1,4 +1,4 @@
-"""Numbers of fp16 that go where fp16 cannot follow, and come back: what lies between two values that fit.
+"""Intermediate values that overflow or underflow fp16 although the result fits.
 
 `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
 above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
@@ -52,7 +52,7 @@ from anesurgery.semantics.unedited import kept
 HALF = 16
 """Bits of a number of fp16."""
 UNKNOWN = 0.7
-"""The size of a value of which nothing is known: 2^11, so that a square of it is too large, and it is not."""
+"""Assumed size of an unbounded value: 2^11. Its square overflows; the value itself does not."""
 BITS = 16.0
 """Powers of two up to the largest number, which has the size 1."""
 OVER, UNDER = 1.0, -1.0

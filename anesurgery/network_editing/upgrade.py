@@ -27,6 +27,7 @@ from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
 NOTES = "anesurgery.notes"
@@ -131,7 +132,7 @@ def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
             forms += _window(loaded, folded, observed)
     if enough := [form for form in forms if form.psnr >= GATE]:
         best = min(enough, key=lambda form: (form.flop, len(form.stays)))
-        return best.noted(f"it keeps {best.psnr:.1f} dB on one sampled input")
+        return best.noted(f"its outputs are {in_decibels(best.psnr, 'within ')} on one sampled input")
     why = f"fp16 keeps {max(form.psnr for form in forms):.1f} dB of {GATE:g} on one sampled input"
     return _fp32(loaded, f"{why}; ask for it by precision='fp16'")
 

@@ -1,8 +1,8 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): freely, so that errors
-grow, and of right operands, so that what is left at an op is its own. An error is that of one set of inputs;
-`search` looks for worse ones between the least and the largest number of each input.
+The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): once with errors carried
+along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one set of
+inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ from anesurgery.placement.op_errors import OpError, op_error, with_repairs_besid
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
 from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
 GATE = 40.0
@@ -526,14 +527,11 @@ class StepErrors:
         fed = ", ".join(f"{out} -> {name}" for out, name in self.feedback.items())
         fed += " (guessed from equal shapes; feedback= changes it)" if self.guessed else ""
         fed = "; ".join(filter(None, (fed, f"states {', '.join(self.states)}" if self.states else "")))
-        ends = ", ".join(f"{_decibels(v[0])} -> {_decibels(v[-1])} in {a}" for a, v in self.decibels.items())
+        ends = ", ".join(
+            f"{in_decibels(v[0], digits=0)} -> {in_decibels(v[-1], digits=0)} in {a}"
+            for a, v in self.decibels.items()
+        )
         return f"{self.count} steps, fed back: {fed}: {ends}"
-
-
-def _decibels(value: float) -> str:
-    if math.isinf(value):
-        return "identical" if value > 0 else "not finite"
-    return f"{value:.0f} dB"
 
 
 def step_errors(

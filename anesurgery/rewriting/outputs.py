@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.exactness import MOST_FLOP, Yardstick, in_decibels, less_exact
+from anesurgery.checking.exactness import MOST_FLOP, Yardstick, less_exact
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
@@ -17,6 +17,7 @@ from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import Trial, Trials
+from anesurgery.semantics.reading import in_decibels
 
 WRONG = 40.0
 """PSNR in dB below which outputs count as wrong: the gate of a certificate."""

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.checking.exactness import in_decibels
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
@@ -15,7 +14,7 @@ from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
-from anesurgery.semantics.reading import in_words
+from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
@@ -169,7 +168,8 @@ def _exactness(surgery: Surgery) -> str:
     if near := surgery.plan.outputs[1]:
         worst = min(near, key=lambda name: near[name])
         rounded = "values are rounded now; " * _rounds(surgery)
-        return f"{rounded}outputs on the inputs {in_decibels(near[worst])} of what the model means ({worst})"
+        words = in_decibels(near[worst], "within ")
+        return f"{rounded}outputs on the given inputs are {words} of what the model means in fp32 ({worst})"
     return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 
@@ -201,7 +201,7 @@ def compared(comparison: Comparison) -> str:
     if math.isinf(comparison.psnr):
         return f"ok: the outputs are identical ({how})"
     asked = f"at least {comparison.gate:g} dB were asked for"
-    return f"ok: the outputs are equal to {comparison.psnr:.1f} dB; {asked} ({how})"
+    return f"ok: the outputs are equal to {in_decibels(comparison.psnr)}; {asked} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:
@@ -210,6 +210,5 @@ def _outputs(proof: Comparison) -> str:
     if math.isinf(proof.psnr):
         return "identical outputs"
     asked = math.isfinite(proof.gate)  # else it is measured only, as where weights are stored with fewer bits
-    return (
-        f"same outputs ({proof.psnr:.0f} dB)" if asked else f"outputs near those before ({proof.psnr:.0f} dB)"
-    )
+    near = in_decibels(proof.psnr, digits=0)
+    return f"same outputs ({near})" if asked else f"outputs near those before ({near})"

@@ -39,7 +39,7 @@ def site_summary(changes: Sequence[Change], *, fine: bool = True) -> str:
     if not proofs and not unchecked:
         return "not run"
     said = [summary(proofs, fine=fine)] if proofs else []
-    said += [f"{n} not by itself: {why}" for why, n in unchecked.items()]
+    said += [f"{n} not checked alone: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 

@@ -300,7 +300,7 @@ HEAD = """# False alarms among numeric findings
 are not in this repository, on small models of families and on models written by hand is tried by a search for
 an input that triggers it: two drawn sets of inputs, multiplied by {scales}, a click in silence,
 then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models
-have random ones, so that what only ids go into reaches less than trained models do. A finding that speaks of
+have random ones, which give smaller values than trained ones, so fewer findings trigger. A finding about
 constants, types and lengths alone holds for every input, and is counted by itself. A model that gives NaN
 whatever comes in shows nothing: its findings are counted as NaN.
 

@@ -73,7 +73,7 @@ def test_a_decoder_is_repaired_and_checked(converted: Callable[..., Any]) -> Non
     assert "select_last_token" in {change.pass_name for change in surgery.changes}
     assert surgery.proof is not None
     assert surgery.proof.ok
-    assert "  select_last_token" in str(surgery)
+    assert "  select_last_token" in surgery.details
 
 
 def noisy(x: Var) -> Any:
@@ -113,7 +113,7 @@ def test_results_that_are_read_at_every_position_are_not_cut() -> None:
     assert after.functions["main"].outputs[0].shape == (1, 8, 96)
     (said,) = (r.reason for name, r in session.refusals if name == "select_last_token")
     assert "no causal mask" in said
-    assert "logits holds the last position alone" in said
+    assert "logits now has the last position only" in said
 
 
 def test_a_result_changes_where_that_takes_less_time() -> None:

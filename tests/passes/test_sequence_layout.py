@@ -73,7 +73,7 @@ def test_a_recipe_with_the_layout_on_request() -> None:
 
 def test_a_report_shows_its_parts_under_it() -> None:
     recipe = recipes.vit_ane.with_options(layout="channels_first")
-    lines = str(ane.apply(block("vit"), recipe, prove=None, quiet=True)).splitlines()
+    lines = ane.apply(block("vit"), recipe, prove=None, quiet=True).details.splitlines()
     rows = [line.split()[0] for line in lines if line.split()]
     at = rows.index(next(row for row in rows if row.startswith("sequence_layout")))
     assert rows[at + 1 : at + 3] == ["channels_first", "split_heads"]

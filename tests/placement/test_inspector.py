@@ -122,7 +122,7 @@ def test_a_finding_says_what_where_why_and_whence() -> None:
     found = look(lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same", name="wide"))
     (finding,) = (f for f in found.row("wide").findings if f.kind == "legality")
     assert isinstance(finding, Finding)
-    assert finding.message == "window width 9; 1 to 8 and 32 are taken"
+    assert finding.message == "the pooling window is 9 wide; the engine supports 1 to 8, and 32"
     assert (finding.op, finding.grade, finding.scope) == (
         "wide",
         Grade.MEASURED,

@@ -110,13 +110,13 @@ def test_memory_tells_what_an_app_on_a_phone_has_left() -> None:
     assert memory.app is not None
     assert memory.needed == memory.weights + memory.expanded + memory.activations + memory.states
     assert memory.left == memory.app - memory.needed > 0
-    assert "for an app" in " ".join(str(found).split())
+    assert "for an app" in " ".join(found.details.split())
     assert found.to_json()["memory"]["left"] == memory.left
     large = ane.inspect(products(28, bits=8)(), "A19/iOS 26")
     assert large.memory is not None
     assert large.memory.left is not None
     assert large.memory.left < 0
-    assert "too much" in " ".join(str(large).split())
+    assert "too much" in " ".join(large.details.split())
 
 
 @pytest.mark.parametrize("target", ["M4", "any", "A15/iOS 17"])

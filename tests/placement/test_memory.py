@@ -76,7 +76,7 @@ def test_states_count_by_what_a_call_moves_of_them() -> None:
         found, _ = memory.measure(program.functions[name], ANY)
         assert found.states == 2 * 2 * 24 * 4 * 2
         assert found.state_traffic == found.states + 2 * 2 * tokens * 4 * 2  # all is read, some is written
-    shown = " ".join(str(ane.inspect(program, function="decode")).split())
+    shown = " ".join(ane.inspect(program, function="decode").details.split())
     assert f"states {in_words(found.states)}, {in_words(found.state_traffic)} a call" in shown
 
 

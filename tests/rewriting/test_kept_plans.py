@@ -183,7 +183,7 @@ def test_outputs_are_held_to_the_gate_after_passes_by_name() -> None:
     """The wrong version: only recipes look at outputs on the inputs given."""
     done = ane.apply(powers(), "negate_subtract", target=TARGET, inputs=large(), prove=None, quiet=True)
     assert done.below(40)
-    assert "outputs are wrong still" in str(done).split("\n\n")[0].replace("\n", " ")
+    assert "outputs are wrong still" in done.details.split("\n\n")[0].replace("\n", " ")
 
 
 @dataclass(frozen=True)

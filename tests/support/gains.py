@@ -28,7 +28,7 @@ TITLES = {"gpt2": "A small GPT-2", "llama": "A small Llama", "whisper": "A small
 
 @cache
 def sentence(name: str, recipe: str, device: str) -> str:
-    """``A small GPT-2 on an iPhone 13: 14.9 ms -> 1.89 ms by estimate (2.4 to 96 times as fast), same outputs.``"""
+    """``A small GPT-2 on an iPhone 13: 14.9 ms -> 1.89 ms by estimate (2.4 to 96 times as fast), ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
         surgery = ane.apply(model, recipe, target=device, prove="model", quiet=True)

@@ -318,7 +318,11 @@ def large_kernel(op: Operation, target: Target) -> str:
 def wide_window(op: Operation, target: Target) -> str:
     """The window of a max_pool is wider than 8, and not 32."""
     width = int(op.kernel_sizes.val[-1])
-    return "" if width <= 8 or width == 32 else f"window width {width}; 1 to 8 and 32 are taken"
+    return (
+        ""
+        if width <= 8 or width == 32
+        else f"the pooling window is {width} wide; the engine supports 1 to 8, and 32"
+    )
 
 
 def long_inner(most: int) -> Test:

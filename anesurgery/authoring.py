@@ -11,6 +11,7 @@ that answers the question: `an.masks.take_apart(chain)`. docs/writing-a-pass.md 
 
 from __future__ import annotations
 
+from anesurgery import fp16 as fp16
 from anesurgery import interpret as interpret
 from anesurgery import ops as ops
 from anesurgery import registry as registry

@@ -64,6 +64,7 @@ ROOMS = tuple(
         mil
         ops
         doors
+        fp16
         registry
         errors
     """.strip().splitlines()

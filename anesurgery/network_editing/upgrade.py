@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anesurgery import registry
+from anesurgery import fp16, registry
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import ranges
 from anesurgery.doors import door
@@ -26,7 +26,6 @@ from anesurgery.neuralnetwork.sequence_length import with_sequence
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.rows import work_of
 
 NOTES = "anesurgery.notes"
@@ -196,7 +195,7 @@ class _Half:
     @property
     def wide(self) -> bool:
         """Does an op stay for its range alone, which an observed one may refute?"""
-        return any(f"above {LARGEST:g}" in reason for _, reason in self.stays)
+        return any(f"above {fp16.LARGEST:g}" in reason for _, reason in self.stays)
 
     def measured(self, reference: Loaded) -> _Half:
         """With what the outputs keep of those of the network in fp32."""

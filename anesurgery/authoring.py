@@ -11,6 +11,7 @@ that answers the question: `an.masks.take_apart(chain)`. docs/authoring.md has a
 
 from __future__ import annotations
 
+from anesurgery import fp16 as fp16
 from anesurgery import interpret as interpret
 from anesurgery import ops as ops
 from anesurgery import registry as registry
@@ -125,7 +126,6 @@ from anesurgery.placement.rules import slow as slow
 from anesurgery.placement.target import Target as Target
 from anesurgery.regions import axis_phases as axis_phases
 from anesurgery.regions import caches as caches
-from anesurgery.regions import channel_axes as channel_axes
 from anesurgery.regions import channel_ops as channel_ops
 from anesurgery.regions import channel_products as channel_products
 from anesurgery.regions import channel_steps as channel_steps

@@ -109,7 +109,7 @@ class ApplyRemedies(Searching):
             inputs = "the inputs" if session.samples else "sampled inputs"
             why = (
                 f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "
-                f"{inputs}, and more than {an.bounds.LARGEST:g} is infinite"
+                f"{inputs}, and more than {an.fp16.LARGEST:g} is infinite"
             )
             for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
                 yield step, why

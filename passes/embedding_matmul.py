@@ -51,9 +51,9 @@ class EmbeddingMatmul(Rewrite):
     precedes = ("pad_last_axis",)
     mode: str = an.option("matmul", among=("matmul", "input"))
     """Either "matmul", or "input": the caller looks the rows up."""
-    max_inner: int = an.option(16384, least=an.one_hot.EXACT_IDS)
+    max_inner: int = an.option(16384, least=an.fp16.LAST_INTEGER)
     """Most rows that one matmul reads; at least 2048."""
-    most_rows: int = an.option(an.one_hot.EXACT_IDS**2, least=1, most=an.one_hot.EXACT_IDS**2)
+    most_rows: int = an.option(an.fp16.LAST_INTEGER**2, least=1, most=an.fp16.LAST_INTEGER**2)
     """Longest table that is replaced."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""

@@ -101,7 +101,7 @@ class IntegersAsFloats(Rewrite):
             return an.NO_MATCH
         if after.kind == before.kind or _stored(op.x):
             return an.NO_MATCH
-        most = 1 << 24 if after == np.float32 else an.whole_numbers.EXACT
+        most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
         reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
@@ -120,7 +120,7 @@ class IntegersAsFloats(Rewrite):
         ):
             return an.NO_MATCH
         reason = an.whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
-            op.outputs[0], an.whole_numbers.EXACT
+            op.outputs[0], an.fp16.LAST_INTEGER
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
@@ -137,10 +137,10 @@ class IntegersAsFloats(Rewrite):
             return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
-        if min(sides.values()) >= an.whole_numbers.EXACT:
+        if min(sides.values()) >= an.fp16.LAST_INTEGER:
             words = " and ".join(f"%{v.name} {an.whole_numbers.in_words(most)}" for v, most in sides.items())
-            return Refusal(f"{words}; one of them must stay within {an.whole_numbers.EXACT - 1}", op)
-        reasons = (numbers.leaves(v, an.whole_numbers.EXACT) for v in sides if not _moved(v))
+            return Refusal(f"{words}; one of them must stay within {an.fp16.LAST_INTEGER - 1}", op)
+        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
@@ -152,7 +152,7 @@ class IntegersAsFloats(Rewrite):
         """Integers of the range that is known; where it is not, others around the limit too."""
         if an.np_dtype(var) != np.int32:
             return None
-        low, high = np.clip(self.numbers().known(var), -3 * an.whole_numbers.EXACT, 3 * an.whole_numbers.EXACT)
+        low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
         return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

@@ -37,7 +37,7 @@ class OneHotLookup(Rewrite):
     """What reads at places."""
     tolerates_nonfinite = False
     """The rows that are not taken are multiplied by 0."""
-    most_rows: int = an.option(512, least=1, most=an.whole_numbers.EXACT - 1)
+    most_rows: int = an.option(512, least=1, most=an.fp16.LAST_INTEGER - 1)
     """Longest axis that is looked up in."""
     most_work: int = 1 << 24
     """Most multiplications of a product."""

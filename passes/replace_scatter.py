@@ -92,10 +92,8 @@ class ReplaceScatter(Rewrite):
         count = int(op.indices.shape[axis]) if along else math.prod(op.indices.shape)
         if count > self.most_updates:
             return Refusal(f"{count} rows are written at dynamic places, the limit is {self.most_updates}", op)
-        if shape[axis] >= an.whole_numbers.EXACT:
-            return Refusal(
-                f"the axis has {shape[axis]} rows; fp16 counts up to {an.whole_numbers.EXACT - 1}", op
-            )
+        if shape[axis] >= an.fp16.LAST_INTEGER:
+            return Refusal(f"the axis has {shape[axis]} rows; fp16 counts up to {an.fp16.LAST_INTEGER - 1}", op)
         return m.bind(rows=None, axis=axis, count=count)
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:

@@ -139,7 +139,7 @@ class RotaryTables(Rewrite):
 
         def hot(maker: Builder) -> Var:
             ((_, row),) = an.one_hot.one_hot_pieces(
-                maker, flat(maker), m.count, table.dtype, MOST + an.one_hot.EXACT_IDS
+                maker, flat(maker), m.count, table.dtype, MOST + an.fp16.LAST_INTEGER
             )
             return row
 

@@ -38,7 +38,7 @@ class ScaleRoots(an.ScaledSquares):
             return an.NO_MATCH
         squares, least = read
         most = self.most(squares.values, squares.most)
-        if most + squares.epsilon <= an.bounds.LARGEST:
+        if most + squares.epsilon <= an.fp16.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
         return m.bind(ops=(m.root, *squares.ops), squares=squares, least=least)
 

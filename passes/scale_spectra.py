@@ -37,7 +37,7 @@ class ScaleSpectra(an.ScaledSquares):
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return an.NO_MATCH
         most = self.most(spectrum.squares.values, spectrum.squares.most)
-        if most * max(1.0, spectrum.weights) <= an.bounds.LARGEST:
+        if most * max(1.0, spectrum.weights) <= an.fp16.LARGEST:
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
         return m.bind(ops=spectrum.ops, spectrum=spectrum)
 

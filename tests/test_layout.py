@@ -65,6 +65,7 @@ ROOMS = tuple(
         mil
         ops
         doors
+        fp16
         registry
         errors
     """.strip().splitlines()

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.checking.exactness import nearness, repairs_of_squares
 from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
@@ -55,7 +56,6 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
-from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
@@ -475,12 +475,12 @@ def _verdict(
         return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"
     if missed:
         return "fails", "; ".join(missed) + blamed
-    near = [row for row in rows if row.largest * MARGIN > LARGEST and math.isfinite(row.largest)]
+    near = [row for row in rows if row.largest * MARGIN > fp16.LARGEST and math.isfinite(row.largest)]
     if near:
         row = max(near, key=lambda r: r.largest)
         helps = f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
         reaches = f"{row.op_type} {row.name} reaches {row.largest:.3g}"
-        return "at risk", f"{reaches}; fp16 ends at {LARGEST:.0f}{helps}"
+        return "at risk", f"{reaches}; fp16 ends at {fp16.LARGEST:.0f}{helps}"
     if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
         return "fails", "no output holds a finite number"
     least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
@@ -768,7 +768,7 @@ class Peaks(Listener):
         """How many dB all of them leave below the end of fp16; negative beyond it."""
         if not all(map(math.isfinite, self.found.values())):
             return -math.inf
-        return psnr(LARGEST, max(self.found.values(), default=0.0))
+        return psnr(fp16.LARGEST, max(self.found.values(), default=0.0))
 
     def after(self, op: Operation, outputs: Sequence[Any]) -> None:
         """Look."""

@@ -161,7 +161,7 @@ def test_short_integers_are_compared_rightly_up_to_their_end(limit: int) -> None
 
 def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: any constant will do."""
-    monkeypatch.setattr("anesurgery.facts.whole_numbers.EXACT", 1 << 20)
+    monkeypatch.setattr("anesurgery.fp16.LAST_INTEGER", 1 << 20)
     program = program_of(lambda a: mb.equal(x=a, y=np.int32(2049)), (100000,))
     after, _ = apply_pass(IntegersAsFloats(), program, prove=False)
     with pytest.raises(AssertionError):

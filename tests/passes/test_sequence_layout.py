@@ -21,7 +21,7 @@ from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.placement.rules.finds_sequence_layout import evidence
 from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
-from anesurgery.regions import channel_axes
+from anesurgery.regions import channel_ops
 from anesurgery.regions.heads import is_scalar
 from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass
@@ -217,13 +217,13 @@ def test_of_other_kinds_nothing_was_measured(build: Callable[[], Program]) -> No
 
 
 def norms_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = channel_axes._apart
+    right = channel_ops._apart
 
     def wrong(layout: Layout, axes: Sequence[int]) -> Any:
         found = right(layout, axes)
         return found if found is None or len(layout.axes) != 3 else (found[0], [3])
 
-    monkeypatch.setattr(channel_axes, "_apart", wrong)
+    monkeypatch.setattr(channel_ops, "_apart", wrong)
 
 
 def heads_permuted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.arithmetic import precision as arithmetic
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.splitting import checked
+from anesurgery.splitting import split
 
 WIDTH, LAYERS = 64, 6
 RNG = np.random.default_rng(3)
@@ -577,9 +577,9 @@ def test_a_cut_says_what_a_run_beside_the_whole_shows(monkeypatch: pytest.Monkey
     assert chain.compared == said
     assert said in str(chain)
     assert ane.split(program, 2, compare=False).compared == ""
-    monkeypatch.setattr(checked, "MOST_FLOP", 1000)
+    monkeypatch.setattr(split, "MOST_FLOP", 1000)
     assert re.match(r"not compared with the whole: \d+ billion operations", ane.split(program, 2).compared)
-    monkeypatch.setattr(checked, "MOST_BYTES", 10)
+    monkeypatch.setattr(split, "MOST_BYTES", 10)
     assert re.match(r"not compared with the whole: 18 KiB of weights", ane.split(program, 2).compared)
 
 
@@ -588,7 +588,7 @@ def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = ane.split(program, 2)
     (conv,) = [op for c in chain.chunks for op in walk_ops(c.program) if op.op_type == "conv"]
     conv.weight.val[0] += 1  # the weights are shared with the whole, which is made anew
-    said = checked.checked(ane.load(moved_then_summed()), chain, None)
+    said = split.checked(ane.load(moved_then_summed()), chain, None)
     assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
 
 

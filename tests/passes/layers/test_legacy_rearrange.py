@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.network_editing.layer_text import network_text
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
-from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, network_text
 
 STEP = LegacyRearrange()
 Shape = tuple[int, ...]

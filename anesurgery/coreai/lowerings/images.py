@@ -60,28 +60,15 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     return x
 
 
-@lowers("upsample_nearest_neighbor")
-def upsample_nearest(
-    x: Value, op: Operation, scale_factor_height: Any = 1, scale_factor_width: Any = 1
-) -> Value:
-    """The pixel before each place; the factors only make the size."""
-    return _nearest(x, _sizes(op, x), 0.0)
-
-
-@lowers("resize_nearest_neighbor")
-def resize_nearest(x: Value, op: Operation, target_size_height: Any, target_size_width: Any) -> Value:
-    """The nearest pixel."""
-    return _nearest(x, _sizes(op, x), 0.5)
+@lowers("upsample_nearest_neighbor", "resize_nearest_neighbor")
+def nearest(x: Value, op: Operation, **size: Any) -> Value:
+    """The pixel before each place, or the nearest; factors and sizes only make the shape."""
+    return _nearest(x, _sizes(op, x), 0.5 if op.op_type == "resize_nearest_neighbor" else 0.0)
 
 
 @lowers("upsample_bilinear")
 def upsample_bilinear(
-    x: Value,
-    op: Operation,
-    scale_factor_height: Any = 1,
-    scale_factor_width: Any = 1,
-    align_corners: bool = True,
-    half_pixel_centers: bool | None = None,
+    x: Value, op: Operation, align_corners: bool = True, half_pixel_centers: Any = None, **factors: Any
 ) -> Value:
     """Larger or smaller by factors, which only make the size."""
     half = not align_corners if half_pixel_centers is None else bool(half_pixel_centers)
@@ -89,13 +76,7 @@ def upsample_bilinear(
 
 
 @lowers("resize_bilinear")
-def resize_bilinear(
-    x: Value,
-    op: Operation,
-    target_size_height: Any = 1,
-    target_size_width: Any = 1,
-    sampling_mode: str = "DEFAULT",
-) -> Value:
+def resize_bilinear(x: Value, op: Operation, sampling_mode: str = "DEFAULT", **size: Any) -> Value:
     """A given size."""
     return _linear(x, _sizes(op, x), sampling_mode)
 

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from anesurgery.coreai.fallback import to_coreml as to_coreml
     from anesurgery.coreai.rules import Lint as Lint
     from anesurgery.coreai.rules import lint as lint
+    from anesurgery.coreai.translating import CoreAI as CoreAI
+    from anesurgery.coreai.translating import to_coreai as to_coreai
     from anesurgery.errors import Refusal as Refusal
     from anesurgery.errors import SurgeryError as SurgeryError
     from anesurgery.errors import SurgeryWarning as SurgeryWarning
@@ -103,6 +105,7 @@ _NAMES = {
     "compressing.sensitivity": "Sensitivity sensitivity",
     "coreai.fallback": "Fallback to_coreml",
     "coreai.rules": "Lint lint",
+    "coreai.translating": "CoreAI to_coreai",
     "errors": "Refusal SurgeryError SurgeryWarning",
     "examples.example_models": "example",
     "files.compiled_package": "decompile",

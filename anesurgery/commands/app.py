@@ -99,7 +99,7 @@ COMMANDS = {
     "inspecting": "inspect",
     "planning": "plan",
     "decompiling": "decompile executorch",
-    "core_ai": "lint to_coreml",
+    "core_ai": "lint to_coreml to_coreai",
     "generating": "generate",
     "shipping_models": "build chat swift",
     "splitting_models": "split merge extract",

@@ -1,4 +1,4 @@
-"""Commands about models of Core AI: `lint`, and `to-coreml`."""
+"""Commands about models of Core AI: `to-coreai`, `to-coreml` and `lint`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from anesurgery.commands.options import Aim, Json, OldOut, Out, Quiet, existing, one_place, show
+from anesurgery.commands.options import Aim, Json, Model, OldOut, Out, Quiet, existing, one_place, show
 from anesurgery.commands.waiting import load_engine, waiting
 
 Asset = Annotated[
@@ -35,6 +35,28 @@ def to_coreml(
 
     with waiting("reading the model", quiet):
         written = write(model, target, ios=ios, longest=longest, overwrite=overwrite)
+    show(written.to_json(), str(written), as_json, quiet)
+
+
+def to_coreai(
+    model: Model,
+    positional_out: OldOut = None,
+    out: Out = None,
+    mode: Annotated[
+        str,
+        typer.Option(help="ship, for Apple's devices, or check: all in fp32, for Apple's runtime on Linux."),
+    ] = "ship",
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write the .aimodel of a model: Core AI, Apple's format since iOS and macOS 27."""
+    target = one_place(out, positional_out)
+    load_engine(quiet)
+    from anesurgery.coreai.translating import to_coreai as write
+
+    with waiting("translating", quiet):
+        written = write(model, target, mode=mode, overwrite=overwrite)
     show(written.to_json(), str(written), as_json, quiet)
 
 

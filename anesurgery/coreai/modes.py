@@ -42,15 +42,15 @@ FORMS = (
     Form(
         "sums for differences",
         MODES,
-        "when a program is made, (conv(x) - m) * s is rewritten as conv(x) * s + m * s, where m and s are constants: "
+        "when a program is made, (conv(x) - m) * s of constants m and s is rewritten as conv(x) * s + m * s: "
         "the sign of m is lost, on every device; the sum with -m is right",
         LINUX,
     ),
     Form(
         "floor by round",
         MODES,
-        "a floor_divide by 1 is folded to x, runs as x on the GPU, and makes NaN of infinity on Linux; there is no "
-        "floor op",
+        "there is no floor op; a floor_divide by 1 is folded to x, runs as x on the GPU, and makes NaN of "
+        "infinity on Linux",
         "https://github.com/apple/coreai-torch/issues/10",
     ),
     Form(
@@ -71,17 +71,12 @@ FORMS = (
         "Apple's builder of constants does not pack elements of few bits: wrong values, or SIGSEGV",
         LINUX,
     ),
-    Form(
-        "reverse before slice",
-        MODES,
-        "a slice with stride -1 does not reach index 0",
-        LINUX,
-    ),
+    Form("reverse before slice", MODES, "a slice with stride -1 does not reach index 0", LINUX),
     Form(
         "weights as stored",
         MODES,
-        "when a program is made, a transpose of a weight is folded into a second copy of it; here only what has "
-        "a few numbers is folded",
+        "when a program is made, a transpose of a weight is folded into a second copy of it; here only a few "
+        "numbers are folded",
         LINUX,
     ),
 )

@@ -141,14 +141,33 @@ def module() -> Iterator[Any]:
     These fold ops of constants, but none that would write a weight anew: a copy takes memory, and a table that
     is read in two layouts would be stored twice.
     """
+    SAID.clear()
     with Context() as context:
+        context._mlir_context.attach_diagnostic_handler(_heard)
         register_should_const_folding_hook(callable=_small, context=context._mlir_context)
         made = Module.create()
         with made:
             yield made
 
 
+SAID: list[str] = []
+"""What Apple's compiler said of the program that is being written, which it would print."""
+MOST = 300
+"""Letters of it that an error repeats at most: three lines."""
+
+
+def _heard(diagnostic: Any) -> bool:
+    SAID.append(diagnostic.message)
+    return True
+
+
+def refusal(error: Exception) -> str:
+    """Why Apple's package does not take what was written, in a line."""
+    return " ".join(" ".join([*SAID[-1:], str(error)]).split())[:MOST]
+
+
 def _small(op: Any) -> bool:
+    """Has an op results of a few numbers alone, tokens of states among them?"""
     return all(math.prod(getattr(result.type, "shape", ())) <= RESOURCE for result in op.results)
 
 

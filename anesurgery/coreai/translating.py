@@ -13,13 +13,13 @@ from anesurgery.coreai import toolkit
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.writer import Constants, Writer, check_ops
 from anesurgery.doors import door
-from anesurgery.errors import LoadError
-from anesurgery.files.interface import Signature, signatures
+from anesurgery.errors import LoadError, NotExpressible
+from anesurgery.files.interface import Signature
 from anesurgery.files.package import Loaded
 from anesurgery.files.writing import check_target, write_atomically
-from anesurgery.loading import clone, load, load_as_is
-from anesurgery.mil import exclusive, walk_ops
-from anesurgery.network_editing.upgrade import upgrade
+from anesurgery.loading import clone, load_as_is
+from anesurgery.mil import Program, exclusive, walk_ops
+from anesurgery.network_editing.upgrade import in_precision
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.ops import LISTS
 from anesurgery.rewriting.passes import run_pass
@@ -40,6 +40,12 @@ class CoreAI:
     lost: tuple[str, ...] = ()
     """What the Core ML model says that the new one does not hold, in words."""
 
+    def to_json(self) -> dict[str, Any]:
+        """The same as plain data."""
+        ports = {n: {"inputs": s.inputs, "outputs": s.outputs} for n, s in self.functions.items()}
+        functions = {n: {k: list(map(str, v)) for k, v in kinds.items()} for n, kinds in ports.items()}
+        return {"path": str(self.path), "bytes": self.stored, "functions": functions, "lost": list(self.lost)}
+
     def __str__(self) -> str:
         lines = [f"{self.path} ({self.stored / 1e6:.1f} MB)"]
         for name, signature in self.functions.items():
@@ -55,8 +61,8 @@ def to_coreai(
 ) -> CoreAI:
     """Write a model in Apple's format for iOS and macOS 27, Core AI.
 
-    Names, order, element types, states, functions and dynamic lengths are kept, weights stay as they are stored,
-    each once. A neural network goes through `upgrade` first.
+    Names, order, element types, states, functions and dynamic lengths are kept; weights stay as they are
+    stored, each once. A neural network becomes a program as by `upgrade`.
 
     Args:
         model: path, MLModel or MIL program.
@@ -74,20 +80,27 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     toolkit.require()
-    forms, loaded = Mode(mode), _loaded(model)
+    forms, loaded = Mode(mode), _prepared(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:
         raise LoadError(loaded.absent)
     check_ops(loaded.program)
-    constants = Constants()
-    with toolkit.module() as program:
-        for name, function in loaded.program.functions.items():
-            Writer(function, forms, constants).write(name)
+    program, signatures = _written(loaded.program, forms)
     loaded.check_source()
     write_atomically(target, lambda place: toolkit.save(program, place, _metadata(loaded)), overwrite)
     stored = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    return CoreAI(target, signatures(loaded.program), stored, tuple(_lost(loaded)))
+    return CoreAI(target, signatures, stored, tuple(_lost(loaded)))
+
+
+def _written(program: Program, forms: Mode) -> tuple[Any, dict[str, Signature]]:
+    """The functions of a program in Core AI, and what each takes and gives."""
+    constants, functions = Constants(), program.functions
+    try:
+        with toolkit.module() as module:
+            return module, {name: Writer(f, forms, constants).write(name) for name, f in functions.items()}
+    except RuntimeError as error:  # of Apple's rewrites, which follow the last op
+        raise NotExpressible(f"Apple's package refuses the program: {toolkit.refusal(error)}") from error
 
 
 PREPARED = {"unroll_loop": LISTS}
@@ -95,11 +108,10 @@ PREPARED = {"unroll_loop": LISTS}
 none of Core AI's tensors, and most loops that fill them have a constant number of rounds."""
 
 
-def _loaded(model: Any) -> Loaded:
-    """The model as an ML Program, and as the lowerings take it."""
-    loaded = load_as_is(model)
+def _prepared(loaded: Loaded) -> Loaded:
+    """A model as an ML Program, in ops that the lowerings take."""
     if isinstance(loaded, LoadedNetwork):
-        loaded = load(upgrade(model))
+        loaded = in_precision(loaded.imported, None)
     types = {op.op_type for op in walk_ops(loaded.program)}
     steps = [name for name, kinds in PREPARED.items() if kinds & types]
     loaded = clone(loaded) if steps else loaded
@@ -119,13 +131,25 @@ def _metadata(loaded: Loaded) -> Any:
     custom = dict(given.userDefined) | ({"version": given.versionString} if given.versionString else {})
     features = [*description.input, *description.output, *description.state]
     custom |= {f"feature.{f.name}": f.shortDescription for f in features if f.shortDescription}
-    for key, value in custom.items():
+    for key, value in (custom | _classes(loaded)).items():
         metadata.set_custom(key, value)
     return metadata
 
 
+def _classes(loaded: Loaded) -> dict[str, Any]:
+    """The names of the classes in their order, by the name of their probabilities."""
+    decisions = [op for op in walk_ops(loaded.program) if op.op_type == "classify"]
+    held = {op.outputs[1].name: op.classes.val for op in decisions}
+    return {
+        f"classes.{name}": [getattr(v, "item", lambda v=v: v)() for v in getattr(names, "ls", names)]
+        for name, names in held.items()
+    }
+
+
 def _lost(loaded: Loaded) -> Iterator[str]:
     """What the description of a Core ML model says that a Core AI program has no word for."""
+    for name in _classes(loaded):
+        yield f"the label: it is the place of the largest number, whose name is in the metadata ({name})"
     if (description := loaded.description) is None:
         return
     for feature in (*description.input, *description.output):
@@ -134,7 +158,8 @@ def _lost(loaded: Loaded) -> Iterator[str]:
             image = feature.type.imageType
             layout = type(image).DESCRIPTOR.fields_by_name["colorSpace"].enum_type
             colors = layout.values_by_number[image.colorSpace].name
-            yield f"{feature.name} is an image ({image.width} x {image.height}, {colors}): give its pixels as a tensor"
+            size = f"{image.width} x {image.height}, {colors}"
+            yield f"{feature.name} is an image ({size}): give its pixels as a tensor"
         if kind == "multiArrayType" and (form := feature.type.multiArrayType.WhichOneof("ShapeFlexibility")):
             yield f"the {form} of {feature.name}: Core AI takes any length on its dynamic axes"
         if feature.type.isOptional:

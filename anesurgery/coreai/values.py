@@ -87,7 +87,9 @@ class Value:
     def __sub__(self, other: Any) -> Value:
         """Of a constant: the sum with its negative (`modes.FORMS`, "sums for differences")."""
         known = other.known if isinstance(other, Value) else other
-        return self.with_("sub", other) if known is None or not self.is_float else self + array(-known, self.dtype)
+        return (
+            self.with_("sub", other) if known is None or not self.is_float else self + array(-known, self.dtype)
+        )
 
     def __rsub__(self, other: Any) -> Value:
         return self.like(other).with_("sub", self)
@@ -215,7 +217,7 @@ class Value:
     def broadcast(self, shape: Sequence[int] | Value) -> Value:
         """Repeated along axes of length 1."""
         if isinstance(shape, Value):
-            return Value(ops.broadcast_to(self.node, shape.node))
+            return Value(ops.broadcast_to(self.node, shape.cast("uint32").node))
         return self if list(shape) == self.shape else Value(ops.broadcast_to(self.node, unsigned(shape).node))
 
     def reduce(self, op: str, axes: Sequence[int]) -> Value:

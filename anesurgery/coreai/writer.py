@@ -15,6 +15,7 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import MISSING, TABLE
 from anesurgery.coreai.values import Constant, Value, as_numpy
 from anesurgery.errors import NotExpressible, SurgeryError
+from anesurgery.files.interface import Port, Signature
 from anesurgery.mil import (
     Array,
     Block,
@@ -68,7 +69,10 @@ class Constants:
         place = numbers.__array_interface__["data"][0]
         key = (place, numbers.nbytes, numbers.shape, numbers.strides, dtype)
         if key not in self._attributes:
-            self._attributes[key] = (numbers, toolkit.stored(numbers.astype(as_numpy(dtype), copy=False), dtype))
+            self._attributes[key] = (
+                numbers,
+                toolkit.stored(numbers.astype(as_numpy(dtype), copy=False), dtype),
+            )
         return self._attributes[key][1]
 
 
@@ -77,7 +81,8 @@ class Writer:
 
     def __init__(self, function: Function, forms: Mode, constants: Constants) -> None:
         self.function, self.forms, self.constants = function, forms, constants
-        self.values: dict[Var, Value] = {}
+        self.values: dict[Var, Any] = {}
+        """Value of MIL -> the tensor in the program; None of what is no tensor, a label."""
         self.states: dict[Var, Value] = {}
         """State -> its value where the writer is."""
         self.depth = 0
@@ -88,8 +93,8 @@ class Writer:
         """The type of a tensor or state."""
         return toolkit.tensor(lengths(var), self.forms.dtype(dtype_name(var)))
 
-    def write(self, name: str) -> None:
-        """Write the function into the open program."""
+    def write(self, name: str) -> Signature:
+        """Write the function into the open program; its inputs, states included, and its outputs."""
         inputs = self.function.inputs
         states = {n: f"{n}{NEW}" for n, var in inputs.items() if types.is_state(var._sym_type)}
 
@@ -97,10 +102,16 @@ class Writer:
             for (key, var), node in zip(inputs.items(), arguments, strict=True):
                 (self.states if key in states else self.values)[var] = Value(node)
             self.operations(self.function)
-            results = {var.name: self.value(var).node for var in self.function.outputs}
+            outputs = [var for var in self.function.outputs if self.values.get(var, var) is not None]
+            results = {var.name: self.value(var).node for var in outputs}
             return results | {new: self.states[inputs[key]].node for key, new in states.items()}
 
         toolkit.graph(name, {key: self.type_of(var) for key, var in inputs.items()}, body, states)
+        given = [_port(key, var, self.forms, "state " * (key in states)) for key, var in inputs.items()]
+        made = [
+            _port(v.name, v, self.forms) for v in self.function.outputs if self.values.get(v, v) is not None
+        ]
+        return Signature(tuple(given), tuple(made))
 
     def block(self, block: Block, inputs: Sequence[Value]) -> list[Value]:
         """The values of a nested block, written where the writer is."""
@@ -122,15 +133,11 @@ class Writer:
             try:
                 self._write(op)
             except SurgeryError as error:
-                raise (
-                    type(error)(f"op {op.name} ({op.op_type}): {error}")
-                    if op.blocks
-                    else NotExpressible(f"op {op.name} ({op.op_type}): {error}")
-                ) from error
+                raise NotExpressible(f"op {op.name} ({op.op_type}): {error}") from error
             except Exception as error:
-                said = str(error).strip().splitlines()
+                said = toolkit.refusal(error)
                 raise NotExpressible(
-                    f"op {op.name} ({op.op_type}): Apple's package refuses it: {' '.join(said)[:300]}"
+                    f"op {op.name} ({op.op_type}): Apple's package refuses it: {said}"
                 ) from error
 
     def _folded(self, op: Operation) -> bool:
@@ -144,8 +151,9 @@ class Writer:
         results = lowering.function(**self._arguments(op), **{name: more[name] for name in lowering.asks})
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for var, value in zip(op.outputs, results, strict=True):
-            fitted = _fitted(value, var, self.forms.dtype(dtype_name(var)))
-            fitted.known = var.val if isinstance(var.val, (np.ndarray, np.generic)) else None
+            fitted = value if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
+            if isinstance(var.val, (np.ndarray, np.generic)):
+                fitted.known = np.asarray(var.val)
             self.values[var] = fitted
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
@@ -167,33 +175,46 @@ class Writer:
         numbers = var.val
         if numbers is None:
             return self.value(var)
+        if is_constexpr(op) and not isinstance(numbers, str) and not name.endswith("axis"):
+            return self._constant(var, dtype_name(var))  # a weight is what its parts give in their own dtypes
         if isinstance(numbers, str) or (described and not isinstance(numbers, (np.ndarray, np.generic))):
             return numbers
-        if described and (np.ndim(numbers) == 0 or (np.ndim(numbers) == 1 and numbers.dtype.kind != "f")):
+        few = np.ndim(numbers) == 0 or (np.ndim(numbers) == 1 and numbers.dtype.kind != "f")
+        if described and few:
             return numbers.tolist()
         return self.value(var)
 
     def value(self, var: Var) -> Value:
         """What an op reads."""
-        if var in self.values:
-            return self.values[var]
+        if var not in self.values:
+            self.values[var] = self._constant(var, self.forms.dtype(dtype_name(var)))
+        return self.values[var]
+
+    def _constant(self, var: Var, dtype: str) -> Constant:
+        """A constant in an element type, written once in each block: what stands inside of another is not seen.
+
+        Raises:
+            NotExpressible: it is no tensor.
+        """
         if var.val is None or isinstance(var.val, str):
             raise NotExpressible(f"%{var.name} is no tensor")
         numbers = np.asarray(var.val)
         if numbers.dtype == object:  # symbols of a program in memory; saved, each says "what is left"
-            numbers = np.array([-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]).reshape(
-                numbers.shape
-            )
-        dtype = self.forms.dtype(dtype_name(var))
-        self.values[var] = Constant(numbers, dtype, lambda: self._constant(var, numbers, dtype))
-        return self.values[var]
+            flat = [-1 if is_symbolic(v) else int(v) for v in numbers.reshape(-1)]
+            numbers = np.array(flat, np.int32).reshape(numbers.shape)
 
-    def _constant(self, var: Var, numbers: Array, dtype: str) -> Any:
-        """The constant op in the block that is being written: what stands inside of another is not seen here."""
-        key = (toolkit.ir.InsertionPoint.current.block, var)
-        if key not in self._nodes:
-            self._nodes[key] = toolkit.constant(self.constants.attribute(numbers, dtype))
-        return self._nodes[key]
+        def write() -> Any:
+            key = (toolkit.ir.InsertionPoint.current.block, var, dtype)
+            if key not in self._nodes:
+                self._nodes[key] = toolkit.constant(self.constants.attribute(numbers, dtype))
+            return self._nodes[key]
+
+        return Constant(numbers, dtype, write)
+
+
+def _port(name: str, var: Var, forms: Mode, word: str = "") -> Port:
+    kind = "fp32" if types.is_dict(var._sym_type) else forms.dtype(dtype_name(var))
+    return Port(name, f"{word}{kind}", tuple(None if n < 0 else n for n in lengths(var)))
 
 
 def _fitted(value: Value, var: Var, dtype: str) -> Value:
@@ -202,7 +223,7 @@ def _fitted(value: Value, var: Var, dtype: str) -> Value:
     Raises:
         SurgeryError: they cannot be brought together, which is an error of the lowering.
     """
-    if types.is_list(var._sym_type) or isinstance(value, Spread):
+    if (not types.is_tensor(var._sym_type) and not types.is_scalar(var._sym_type)) or isinstance(value, Spread):
         return value
     value = value.cast(dtype)
     wanted, shape = lengths(var), value.shape

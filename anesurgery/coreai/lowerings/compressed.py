@@ -1,4 +1,4 @@
-"""Compressed weights (`constexpr_*`), which stay as they are stored: palettes, blocks of scales, sparse weights.
+"""Compressed weights (`constexpr_*`), which stay as they are stored: palettes, block scales, sparse weights.
 
 A sparse weight that is looked up or scaled is a mask and data in MIL; here the data are already spread out.
 """
@@ -70,7 +70,7 @@ def lut_to_dense(indices: Value, lut: Value, vector_axis: Any = None, shape: Any
 def sparse_to_dense(nonzero_data: Value, mask: Value, shape: Any = None) -> Value:
     """The data where the mask is set, zero elsewhere."""
     if isinstance(nonzero_data, Spread):
-        return nonzero_data
+        return Value(nonzero_data.node)
     if shape is not None:
         mask = _packed(mask, whole(shape, "shape"), 1)
     return call("sparse_with_bitmask_to_dense", call("build_sparse_with_bitmask", nonzero_data, mask))

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from anesurgery.coreai.lowerings.indexing import taken
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, array, call, concat, indices, whole
+from anesurgery.coreai.values import Value, array, call, whole
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation
 
@@ -85,10 +83,8 @@ def make_list(
     forms: Mode, init_length: Any = 1, elem_shape: Any = (), dtype: str = "fp32", dynamic_length: bool = True
 ) -> Value:
     """As many zeros as it has elements at first."""
-    given = elem_shape.known if isinstance(elem_shape, Value) else elem_shape
-    if any(not isinstance(n, (int, np.integer)) for n in np.asarray(given, object).reshape(-1)):
-        raise NotExpressible("a list whose elements have a dynamic shape")
-    shape = [*whole(init_length, "the length of a list"), *whole(given, "the shape")]
+    parts = elem_shape if isinstance(elem_shape, (list, tuple)) else [elem_shape]
+    shape = [length for part in (init_length, *parts) for length in whole(part, "the shape of a list")]
     return array(0, forms.dtype(dtype)).broadcast(shape)
 
 
@@ -120,13 +116,3 @@ def list_gather(ls: Value, indices: Value) -> Value:
 def list_length(ls: Value) -> Value:
     """How many elements it has."""
     return ls.lengths().along(0, 0, 1).squeeze([0])
-
-
-def written_at(rows: Value, at: Value, row: Value) -> Value:
-    """Rows with one replaced, at a place that is computed."""
-    rest = row.shape
-    begin, one = at.reshape([1]), indices([1])
-    first = concat([begin, indices([0] * len(rest))], 0)
-    last = concat([begin + one, indices(rest)], 0)
-    steps = indices([1] * (len(rest) + 1))
-    return call("slice_update", rows, first, last, steps, row.expand([0])).refined(rows.shape)

@@ -52,11 +52,7 @@ written({name: _binary(builder) for name, builder in BINARY.items()})
 
 
 def floor(x: Value) -> Value:
-    """The next whole number below, by Core AI's `round`, which the GPU may round away from zero at halves.
-
-    Core AI has no floor: its division by 1 is folded to x, and runs as x on the GPU
-    (https://github.com/apple/coreai-torch/issues/10); on Linux it makes NaN of infinity.
-    """
+    """The next whole number below, by "floor by round" (`modes.FORMS`); halves may be rounded either way."""
     near = call("round_", x)
     return near - (near > x).cast(x.dtype)
 
@@ -73,9 +69,7 @@ def sign(x: Value) -> Value:
 
 
 def softplus(x: Value) -> Value:
-    """log(1 + exp x) without overflow: Core AI's own form passes the range of fp16 above 11.09
-    (https://github.com/apple/coreai-torch/issues/105).
-    """
+    """log(1 + exp x), by "shifted exponentials" (`modes.FORMS`)."""
     return call("relu", x) + call("log", call("exp", -abs(x)) + 1)
 
 
@@ -150,9 +144,7 @@ def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
 
 @lowers("cast")
 def cast(x: Value, dtype: str, forms: Mode) -> Value:
-    """Floats become whole before they become integers: Core AI folds a cast there and back to nothing
-    (https://github.com/apple/coreai-torch/issues/9).
-    """
+    """Floats become whole before they become integers: "whole before integer" (`modes.FORMS`)."""
     if x.is_float and "int" in dtype:
         x = truncated(x)
     return x.with_("not_equal", 0) if dtype == "bool" else x.cast(forms.dtype(dtype))

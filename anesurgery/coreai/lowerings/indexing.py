@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def gather(
 @lowers("gather_nd")
 def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: bool | None = None) -> Value:
     """Elements or slices at the coordinates that the last axis of the indices holds."""
-    batch, depth = int(batch_dims), indices.fixed()[-1]
+    batch = int(batch_dims)
     index = _index(indices)
     if batch:
         index = concat([*_counters(index.shape[:-1], batch), index], index.rank - 1)
@@ -81,6 +81,27 @@ def scatter_along_axis(
     return Value(made)
 
 
+COMBINED: dict[str, Callable[[Value, Value], Value]] = {
+    "update": lambda old, new: new,
+    "add": lambda old, new: old + new,
+    "sub": lambda old, new: old - new,
+    "mul": lambda old, new: old * new,
+    "div": lambda old, new: old / new,
+    "max": lambda old, new: old.at_least(new),
+    "min": lambda old, new: old.at_most(new),
+}
+"""Mode of a scatter -> what stands where an update was written."""
+
+
+def written_at(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
+    """Data with one slice along an axis replaced, at a place that is computed."""
+    begin, size = [0] * data.rank, row.shape
+    start, end = ([as_indices([n]) for n in numbers] for numbers in (begin, size))
+    start[axis], end[axis] = at.reshape([1]), at.reshape([1]) + 1
+    places = (concat(start, 0), concat(end, 0), as_indices([1] * data.rank))
+    return call("slice_update", data, *places, row).refined(data.shape)
+
+
 @lowers("scatter")
 def scatter(
     data: Value,
@@ -90,9 +111,18 @@ def scatter(
     mode: str = "add",
     validate_indices: bool | None = None,
 ) -> Value:
-    """Slices along an axis: each element of a slice at the same index."""
+    """Slices along an axis: each element of a slice at the same index.
+
+    One slice is written as such: Apple's scatter in a loop was seen to end the process.
+    """
     shape, axis = data.fixed(), int(axis) % data.rank
     count = math.prod(indices.fixed())
+    if count == 1:
+        at, new = (
+            indices.cast("int32").reshape([1]),
+            updates.reshape([1 if a == axis else n for a, n in enumerate(shape)]),
+        )
+        return written_at(data, at, COMBINED[mode](taken(data, at, axis), new), axis)
     spread = [count if a == axis else n for a, n in enumerate(shape)]
     index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
     return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode, True)

@@ -22,9 +22,7 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
-    """Shifted by the largest, which Core AI's own form is not (https://github.com/apple/coreai-torch/issues/106);
-    an infinite one shifts nothing.
-    """
+    """Shifted by the largest: "shifted exponentials" (`modes.FORMS`); an infinite one shifts nothing."""
     top = x.reduce("max", axes)
     top = where(abs(top) < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
@@ -86,6 +84,12 @@ def argmax(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, outpu
 def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
     return argmax(-x if x.is_float else -1 - x, forms, axis, keep_dims)
+
+
+@lowers("classify")
+def classify(probabilities: Value, classes: Any) -> tuple[None, Value]:
+    """The probabilities alone: a program has no strings. The names are in the metadata of the file."""
+    return None, probabilities
 
 
 @lowers("cumsum")

@@ -17,7 +17,7 @@ from anesurgery.mil import Operation, dtype_name, static_shape
 
 @lowers("reshape")
 def reshape(x: Value, shape: Any, op: Operation) -> Value:
-    """To the lengths that MIL infers, or to those that are computed; 0 keeps a length, counted from the right."""
+    """To the lengths that MIL infers, or to those that are computed; 0 keeps one, counted from the right."""
     if (fixed := static_shape(op.outputs[0])) is not None:
         return x.reshape(fixed)
     if isinstance(shape, Value) and shape.known is None:

@@ -24,7 +24,7 @@ $(READY): pyproject.toml
 	$(BIN)/python -m pip install --quiet $(EDITABLE) '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## train a small GPT-2, convert it, operate on it, prove it, let it write
+demo: $(READY)  ## see, fix and prove a small GPT-2 for an iPhone 13
 	$(BIN)/python notebooks/demo.py
 
 test: lint types  ## what CI runs: lint, types, tests

@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     from anesurgery.placement import Target as Target
     from anesurgery.placement.certifying import Certificate as Certificate
     from anesurgery.placement.certifying import certify as certify
+    from anesurgery.placement.evidence import register_rule as register_rule
     from anesurgery.placement.folders import Folder as Folder
     from anesurgery.placement.folders import inspect_folder as inspect_folder
     from anesurgery.placement.folders import ranges_folder as ranges_folder
     from anesurgery.placement.inspector import inspect as inspect
-    from anesurgery.placement.registered import register_rule as register_rule
     from anesurgery.rewriting.builder import Builder as Builder
     from anesurgery.rewriting.edit_plan import Plan as Plan
     from anesurgery.rewriting.host import register as register
@@ -120,7 +120,7 @@ _NAMES = {
     "placement.certifying": "Certificate certify",
     "placement.folders": "Folder inspect_folder ranges_folder",
     "placement.inspector": "inspect",
-    "placement.registered": "register_rule",
+    "placement.evidence": "register_rule",
     "rewriting.builder": "Builder",
     "rewriting.host": "register",
     "rewriting.passes": "Pass Pipeline",

@@ -6,11 +6,12 @@
     from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
 
 The words that every pass has are imported by name; others are read as `an.constant(m.y)`, or from the module
-that answers the question: `an.masks.take_apart(chain)`. docs/writing-a-pass.md has a line for each of them.
+that answers the question: `an.masks.take_apart(chain)`. docs/authoring.md has a line for each of them.
 """
 
 from __future__ import annotations
 
+from anesurgery import fp16 as fp16
 from anesurgery import interpret as interpret
 from anesurgery import ops as ops
 from anesurgery import registry as registry
@@ -41,11 +42,9 @@ from anesurgery.facts import half as half
 from anesurgery.facts import integer_masks as integer_masks
 from anesurgery.facts import makeup as makeup
 from anesurgery.facts import masks as masks
-from anesurgery.facts import places as places
 from anesurgery.facts import quotients as quotients
 from anesurgery.facts import rings as rings
 from anesurgery.facts import rowwise as rowwise
-from anesurgery.facts import scattered_rows as scattered_rows
 from anesurgery.facts import spectra as spectra
 from anesurgery.facts import sums_of_squares as sums_of_squares
 from anesurgery.facts import token_axes as token_axes
@@ -61,6 +60,7 @@ from anesurgery.mil import HOST as HOST
 from anesurgery.mil import Array as Array
 from anesurgery.mil import Block as Block
 from anesurgery.mil import Function as Function
+from anesurgery.mil import Maker as Maker
 from anesurgery.mil import Operation as Operation
 from anesurgery.mil import Program as Program
 from anesurgery.mil import Var as Var
@@ -126,10 +126,8 @@ from anesurgery.placement.rules import slow as slow
 from anesurgery.placement.target import Target as Target
 from anesurgery.regions import axis_phases as axis_phases
 from anesurgery.regions import caches as caches
-from anesurgery.regions import channel_axes as channel_axes
 from anesurgery.regions import channel_ops as channel_ops
 from anesurgery.regions import channel_products as channel_products
-from anesurgery.regions import channel_regions as channel_regions
 from anesurgery.regions import channel_steps as channel_steps
 from anesurgery.regions import channel_views as channel_views
 from anesurgery.regions import channel_wishes as channel_wishes
@@ -137,20 +135,14 @@ from anesurgery.regions import clusters as clusters
 from anesurgery.regions import float_types as float_types
 from anesurgery.regions import formulas as formulas
 from anesurgery.regions import heads as heads
-from anesurgery.regions import inlining as inlining
-from anesurgery.regions import kernel_folds as kernel_folds
 from anesurgery.regions import layouts as layouts
-from anesurgery.regions import list_elements as list_elements
 from anesurgery.regions import one_hot as one_hot
 from anesurgery.regions import padding as padding
-from anesurgery.regions import recurrent_steps as recurrent_steps
 from anesurgery.regions import reencoding as reencoding
 from anesurgery.regions import rotary as rotary
-from anesurgery.regions import row_buffers as row_buffers
 from anesurgery.regions import small_builds as small_builds
 from anesurgery.regions import views as views
 from anesurgery.regions import weight_edits as weight_edits
-from anesurgery.regions import whole_floats as whole_floats
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
 from anesurgery.regions.root_norms import Quiet as Quiet
@@ -163,12 +155,10 @@ from anesurgery.regions.small_builds import parted as parted
 from anesurgery.regions.small_builds import reshaped as reshaped
 from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.regions.weight_edits import pieces as pieces
-from anesurgery.rewriting import cached_function as cached_function
 from anesurgery.rewriting import decoder_inputs as decoder_inputs
 from anesurgery.rewriting import fixed_shapes as fixed_shapes
 from anesurgery.rewriting import graph_edits as graph_edits
 from anesurgery.rewriting import newer_opsets as newer_opsets
-from anesurgery.rewriting import row_inputs as row_inputs
 from anesurgery.rewriting import scaled_regions as scaled_regions
 from anesurgery.rewriting import stored_states as stored_states
 from anesurgery.rewriting.builder import Builder as Builder

@@ -20,6 +20,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 
 from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
+from anesurgery.registry import converter_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,18 +42,21 @@ IN_WORDS = {
 }
 
 
-def door(*own: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def door(*own: str, modules: bool = False) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Check the types of what a public function is called with, and say in words where the system fails.
 
     Args:
         own: parameters that the function checks itself, in words of its own.
+        modules: does it take models of PyTorch, with `inputs`? They are converted.
     """
 
     def opened(function: Callable[P, R]) -> Callable[P, R]:
         @wraps(function)
         def at_the_door(*positional: P.args, **named: P.kwargs) -> R:
-            _check(function, positional, named, own)
             try:
+                if modules:
+                    positional, named = _converted(function, positional, named)
+                _check(function, positional, named, own)
                 return function(*positional, **named)
             except Exception as error:
                 if short := short_of_memory(error):
@@ -156,6 +160,21 @@ def _check(
     for name, value in arguments.items():
         if name not in own:
             _check_type(function.__name__, name, value, kinds.get(name, Any))
+
+
+def _converted(
+    function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The arguments with a model of PyTorch converted."""
+    signature, _ = _parameters(function)
+    model = positional[0] if positional else named.get("model")
+    if (convert := converter_of(model)) is None:
+        return positional, named
+    if list(signature.parameters)[1] == "target" and positional[1:] and not isinstance(positional[1], str):
+        positional, named = positional[:1], {"inputs": positional[1], **named}  # inspect(module, inputs)
+    arguments = signature.bind(*positional, **named).arguments
+    made, arguments["inputs"] = convert(model, arguments.get("inputs"), arguments.get("target"))
+    return (), arguments | {"model": made}
 
 
 def check_fields(values: Any) -> None:

@@ -33,7 +33,7 @@ from anesurgery.mil import Block, Operation, Program, Var, ct, exclusive
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork, runnable
 from anesurgery.neuralnetwork.spec import NETWORKS
-from anesurgery.registry import reader_of
+from anesurgery.registry import converter_of, reader_of
 from anesurgery.text import to_text as short_text
 
 
@@ -108,7 +108,10 @@ def _load(model: Any, compute_units: Any, as_is: bool = False) -> Loaded:
             return _network("this MLModel", model.get_spec(), None, units, as_is=as_is)
         return _load(path, compute_units or model.compute_unit, as_is)
     if not isinstance(model, (str, os.PathLike)):
-        raise LoadError(f"cannot load a {type(model).__name__}; give a path, an MLModel or a MIL Program")
+        cure = "give a path, an MLModel or a MIL Program"
+        if converter_of(model) is not None:
+            cure = "give it to inspect or apply with inputs=, or convert it first"
+        raise LoadError(f"cannot load a {type(model).__name__}; {cure}")
     return _load_path(Path(model).expanduser(), compute_units, as_is=as_is)
 
 

@@ -1,8 +1,9 @@
 """Names of passes and recipes, found without importing them; formats and engines that rooms above bring.
 
-A pass over the ops of an ML Program lives in `passes/<name>.py`, one over the layers of a neural network in
-`passes/layers/<name>.py`, a recipe in a file of `recipes/`; `keep` adds a user's own pass. Listing reads
-the files' docstrings, so it needs neither coremltools nor torch.
+A pass over the ops of an ML Program lives in `passes/<name>.py` (or, with parts of its own, in the folder
+`passes/<name>`), one over the layers of a neural network in `passes/layers/<name>.py`, a recipe in a file of
+`recipes/`; `keep` adds a user's own pass. Listing reads the files' docstrings, so it needs neither coremltools
+nor torch.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ LAYERS = "passes/layers"
 """The room of the passes over the layers of neural networks."""
 ROOT = Path(__file__).resolve().parent
 
+MODULES = {"torch.nn.modules.module.Module", "torch.export.exported_program.ExportedProgram"}
+"""Classes of PyTorch whose models are converted where a call takes a model and inputs."""
 INTERPRETER = "interpreter"
 """The engine that runs models unless another one is asked for."""
-FORMATS = {".aimodel": "coreai"}
-"""Suffix of a model of another format -> its room: `reading.read(path)` gives the model as an ML Program, and
-`rules` what is known of models of that format."""
+FORMATS = {".aimodel": "coreai.reading", ".onnx": "shipping.onnx_models"}
+"""Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
+RULES = {".aimodel": "coreai.rules"}
+"""Suffix of a format of Apple's -> what is known of models of that format."""
 ENGINES = {"coreai": "coreai.running"}
 """Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
 
@@ -34,16 +38,23 @@ _OWN: dict[str, type[Any]] = {}
 """Passes that users registered."""
 
 
+def converter_of(model: Any) -> Callable[..., Any] | None:
+    """What makes a model of Core ML of a model of PyTorch and its inputs; None for any other."""
+    if not any(f"{cls.__module__}.{cls.__qualname__}" in MODULES for cls in type(model).__mro__):
+        return None
+    return importlib.import_module("anesurgery.frontend.modules").convert_module
+
+
 def reader_of(path: Path) -> Callable[[Path], Any] | None:
     """What reads a model of another format into an ML Program; None where the path is not of one."""
-    room = FORMATS.get(path.suffix.lower())
-    return None if room is None else importlib.import_module(f"anesurgery.{room}.reading").read
+    module = FORMATS.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}").read
 
 
 def rules_of(path: Path | None) -> ModuleType | None:
     """What is known of models of another format; None where the path is not of one."""
-    room = None if path is None else FORMATS.get(path.suffix.lower())
-    return None if room is None else importlib.import_module(f"anesurgery.{room}.rules")
+    module = None if path is None else RULES.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}")
 
 
 def engine(name: str) -> Callable[..., dict[str, Any]]:
@@ -59,7 +70,10 @@ def engine(name: str) -> Callable[..., dict[str, Any]]:
 
 @cache
 def _files(room: str) -> dict[str, Path]:
-    return {p.stem: p for p in sorted((ROOT / room).glob("*.py")) if not p.stem.startswith("_")}
+    """Name -> file; a pass with parts of its own is a folder, and its file the folder's `__init__.py`."""
+    single = {p.stem: p for p in (ROOT / room).glob("*.py")}
+    folders = {p.parent.name: p for p in (ROOT / room).glob("*/__init__.py") if p.parent != ROOT / LAYERS}
+    return {name: path for name, path in sorted((single | folders).items()) if not name.startswith("_")}
 
 
 def _pass_files() -> dict[str, Path]:
@@ -107,14 +121,21 @@ def summary(name: str) -> str:
 
 
 def documentation(name: str) -> str:
-    """The whole docstring of the file that holds a pass or recipe.
+    """The whole docstring of the file that holds a pass or recipe, with the sketch of a pass behind its title.
+
+    A sketch of many lines stands in a file of its own, `sketches/<name>.txt` beside the passes.
 
     Raises:
         UnknownName: there is neither a pass nor a recipe of that name.
     """
     if name in _OWN:
         return _OWN[name].__doc__ or ""
-    return ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
+    words = ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
+    sketch = ROOT / (LAYERS if name in _files(LAYERS) else "passes") / "sketches" / f"{name}.txt"
+    if not sketch.exists():
+        return words
+    title, rest = words.split("\n\n", 1)
+    return "\n\n".join((title, sketch.read_text(encoding="utf-8").strip("\n"), rest))
 
 
 def file_of(name: str) -> Path:

@@ -67,7 +67,7 @@ class Surgery(Report):
     after: dict[str, int]
     """The same of the changed model."""
     inspected: tuple[tuple[Inspection, ...], tuple[Inspection, ...]] = ((), ())
-    """The inspections before and after; of neural networks alone, which cost next to nothing."""
+    """The inspections before and after. Only for neural networks, where inspecting is cheap."""
     times: tuple[Time | None, Time | None] = (None, None)
     """The estimated times before and after."""
     scores: tuple[Score | None, Score | None] = (None, None)
@@ -100,6 +100,15 @@ class Surgery(Report):
         before, after = self.times
         return None if before is None or after is None else change(before, after)
 
+    @cached_property
+    def placed(self) -> tuple[Inspection, Inspection] | None:
+        """The inspections before and after on the target; None where no target was named."""
+        if self.target is None:
+            return None
+        aim = Target.parse(self.target)
+        before, after = self.original.advised_as_given(aim), self.subject.advised(aim)
+        return Inspection.of_parts(before, aim), Inspection.of_parts(after, aim)
+
     @property
     def summary(self) -> str:
         """What was done, and what it gains, in one sentence."""
@@ -131,7 +140,7 @@ class Surgery(Report):
         return target
 
 
-@door("inputs", "target", "seed")
+@door("inputs", "target", "seed", modules=True)
 @exclusive()
 def plan(
     model: Any,
@@ -171,7 +180,7 @@ def plan(
     return _Job.of(model, passes, compressed=compressed, seed=seed, **options).chosen().plan
 
 
-@door("inputs", "target", "seed")
+@door("inputs", "target", "seed", modules=True)
 @exclusive()
 def apply(
     model: Any,
@@ -192,7 +201,8 @@ def apply(
 
     Args:
         model: path of a package, .mlmodel or folder of chunks, MLModel, MIL Program or chain, whose chunks are
-            edited one after the other; passes over layers need a neural network.
+            edited one after the other; passes over layers need a neural network. A PyTorch module (with
+            `inputs`) or exported program is converted first.
         passes: a name of a pass or recipe, a Pass, a Recipe, a `Plan`, or a list of passes and recipes. In a
             list, the steps of a recipe are judged as they are alone, and the passes beside it are asked for by
             name.
@@ -658,18 +668,19 @@ class Recipe:
             raise UnknownName(f"option of {self.name}:", key, names_and_options)
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
 
-    def __call__(self, model: Any, **options: Any) -> Any:
+    def __call__(self, model: Any, inputs: Any = None, **options: Any) -> Any:
         """Apply the recipe: path or MLModel in, MLModel out. What was gained, and where, is said on stderr.
 
         Args:
-            model: path of a package, MLModel, or MIL program.
+            model: path of a package, MLModel, MIL program, or a PyTorch module with `inputs`.
+            inputs: as `anesurgery.apply` takes them.
             options: those of `anesurgery.apply` (`target`, `prove`, `quiet`), all others go to the steps.
 
         Raises:
             SurgeryError: nothing applied at all, or a promise was not kept.
         """
         ours, theirs = split_options(options)
-        surgery = apply(model, self.with_options(**theirs), **ours)
+        surgery = apply(model, self.with_options(**theirs), inputs=inputs, **ours)
         if not ours.get("quiet"):
             print(f"{self.name}: {surgery.summary}", file=sys.stderr)
         return surgery.model

@@ -53,7 +53,7 @@ class AdaptRank(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """What an attention makes of scores that are all NaN or infinite depends on its kernel."""
-    magnitude = 65504.0
+    magnitude = an.fp16.LARGEST
     """Above the numbers of fp16, scores overflow in one order of the products and not in another."""
 
     def check(self, m: Match) -> Match | Refusal:

@@ -1,28 +1,5 @@
 """Run the passes that an inspection names, singly and in pairs, and keep those that help.
 
-Before::
-
-    main(%x: 1x4x2xfp16) {
-      %products: 1x4x4xfp16 = matmul(x=%x, y=%x, transpose_y=True)
-      %scores: 1x4x4xfp16 = add(x=%products, y=const<4x4xfp16>)
-      %shares: 1x4x4xfp16 = softmax(x=%scores)
-      %seen: 1x4x2xfp16 = matmul(x=%shares, y=%x)
-      %logits: 1x4x6xfp16 = linear(x=%seen, weight=const<6x2xfp16>)
-      return %logits
-    }
-
-After::
-
-    main(%x: 1x4x2xfp16) {
-      %products: 1x4x4xfp16 = matmul(x=%x, y=%x, transpose_y=True)
-      %scores: 1x4x4xfp16 = add(x=%products, y=const<4x4xfp16>)
-      %shares: 1x4x4xfp16 = softmax(x=%scores)
-      %seen: 1x4x2xfp16 = matmul(x=%shares, y=%x)
-      %seen_last: 1x1x2xfp16 = slice_by_index(x=%seen, begin=[0, 3, 0], end=[1, 4, 2])
-      %logits: 1x1x6xfp16 = linear(x=%seen_last, weight=const<6x2xfp16>)
-      return %logits
-    }
-
 Candidates are the passes that findings of the inspection name, with the options that suit the target, and
 `group_by_unit`, which needs no finding. Each is tried on a copy of the program, which is inspected again;
 where none pays by itself, pairs are tried: a step, and then one that is named after it, also a step that
@@ -132,7 +109,7 @@ class ApplyRemedies(Searching):
             inputs = "the inputs" if session.samples else "sampled inputs"
             why = (
                 f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "
-                f"{inputs}, and more than {an.bounds.LARGEST:g} is infinite"
+                f"{inputs}, and more than {an.fp16.LARGEST:g} is infinite"
             )
             for step in (RmsNorm(only=tuple(squares)), GroupNorm(only=tuple(squares))) if squares else ():
                 yield step, why

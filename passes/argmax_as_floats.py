@@ -54,7 +54,7 @@ class ArgmaxAsFloats(Rewrite):
     kinds = frozenset({"reduce_argmax", "reduce_argmin"})
     tolerates_nonfinite = False
     """Nothing equals NaN."""
-    most_places: int = 2048
+    most_places: int = an.fp16.LAST_INTEGER
     """The longest axis; fp16 holds each integer up to 2048."""
 
     def check(self, m: Match) -> Match | Refusal:

@@ -1,27 +1,5 @@
 """A state becomes an input and an output: the caller keeps it.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%b, end=%e)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: 8x4xfp16) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %cache_out: 8x4xfp16 = slice_update(x=%cache, update=%n, begin=%b, end=%e)
-      %sum: 1x4xfp16 = reduce_sum(x=%cache_out, axes=[0], keep_dims=True)
-      return %sum, %cache_out
-    }
-
 The input `cache` takes what the output `cache_out` of the call before gave; zeros at first. The loop around it
 stands in docs/decoders.md. `states` names the states; all by default.
 

@@ -1,26 +1,5 @@
 """A variance as a difference of means becomes the mean of the squared differences from the mean.
 
-Before::
-
-    main(%x: 2x8) {
-      %squares: 2x8 = square(x=%x)
-      %first: 2x1 = reduce_mean(x=%squares, axes=[-1], keep_dims=True)
-      %mean: 2x1 = reduce_mean(x=%x, axes=[-1], keep_dims=True)
-      %second: 2x1 = square(x=%mean)
-      %y: 2x1 = sub(x=%first, y=%second)
-      return %y
-    }
-
-After::
-
-    main(%x: 2x8) {
-      %y_centre_variance_reduce_mean: 2x1 = reduce_mean(x=%x, axes=[-1], keep_dims=True)
-      %y_centre_variance_sub: 2x8 = sub(x=%x, y=%y_centre_variance_reduce_mean)
-      %y_centre_variance_square: 2x8 = square(x=%y_centre_variance_sub)
-      %y: 2x1 = reduce_mean(x=%y_centre_variance_square, axes=[-1], keep_dims=True)
-      return %y
-    }
-
 Refuses when both means are not over the same axes of the same value.
 
 Why it helps: two large numbers cancel. At a mean of 100 and a spread of 1 fp16 leaves no digit, and a

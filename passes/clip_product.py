@@ -1,28 +1,5 @@
 """A product that is quantized is clipped to what the quantization can hold.
 
-Before::
-
-    main(%a: 2x8xfp16, %b: 2x8xfp16) {
-      %code: 2x8xint8 = quantize(input=%b, scale=0.0625, output_dtype="int8")
-      %factor: 2x8xfp16 = dequantize(input=%code, scale=0.0625)
-      %product: 2x8xfp16 = mul(x=%a, y=%factor)
-      %quantized: 2x8xint8 = quantize(input=%product, scale=0.5, output_dtype="int8")
-      %y: 2x8xfp16 = dequantize(input=%quantized, scale=0.5)
-      return %y
-    }
-
-After::
-
-    main(%a: 2x8xfp16, %b: 2x8xfp16) {
-      %code: 2x8xint8 = quantize(input=%b, scale=0.0625, output_dtype="int8")
-      %factor: 2x8xfp16 = dequantize(input=%code, scale=0.0625)
-      %quantized_clip_product_mul: 2x8xfp16 = mul(x=%a, y=%factor)
-      %quantized_clip_product_clip: 2x8xfp16 = clip(x=%quantized_clip_product_mul, alpha=-64, beta=63.5)
-      %quantized: 2x8xint8 = quantize(input=%quantized_clip_product_clip, scale=0.5, output_dtype="int8")
-      %y: 2x8xfp16 = dequantize(input=%quantized, scale=0.5)
-      return %y
-    }
-
 Refuses when no factor of the product is dequantized, and when the quantization has a scale for each channel.
 
 Why it helps: the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4

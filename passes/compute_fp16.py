@@ -1,34 +1,5 @@
 """Programs and parts of programs that compute in fp32 compute in fp16, but for the ops that fp16 would break.
 
-Before::
-
-    main(%x: 1x4) {
-      %h: 1x3 = linear(x=%x, weight=const<3x4>, bias=[0, 1, 2])
-      %s: 1x3 = abs(x=%h)
-      %q: 1x1 = reduce_sum(x=%s, axes=[1], keep_dims=True)
-      %g: 1x1 = add(x=%q, y=1e-12)
-      %n: 1x3 = real_div(x=%h, y=%g)
-      %y: 1x3 = tanh(x=%n)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x4) {
-      %x_fp16: 1x4xfp16 = cast(x=%x, dtype="fp16")
-      %h: 1x3xfp16 = linear(x=%x_fp16, weight=const<3x4xfp16>, bias=[0, 1, 2])
-      %h_fp32: 1x3 = cast(x=%h, dtype="fp32")
-      %s: 1x3xfp16 = abs(x=%h)
-      %q: 1x1xfp16 = reduce_sum(x=%s, axes=[1], keep_dims=True)
-      %q_fp32: 1x1 = cast(x=%q, dtype="fp32")
-      %g: 1x1 = add(x=%q_fp32, y=1e-12)
-      %n: 1x3 = real_div(x=%h_fp32, y=%g)
-      %n_fp16: 1x3xfp16 = cast(x=%n, dtype="fp16")
-      %y_fp16: 1x3xfp16 = tanh(x=%n_fp16)
-      %y: 1x3 = cast(x=%y_fp16, dtype="fp32")
-      return %y
-    }
-
 Inputs and outputs keep their types, with casts at the ends; constants are stored as fp16. Each op is judged
 by its constants, by intervals that hold for every input, and by `ranges`, what is known of values by name:
 promised, as `{"mask": (0, 1)}`, or observed, `{r.name: (r.minimum, r.maximum) for r in ane.ranges(m).rows}`.

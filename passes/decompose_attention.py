@@ -73,7 +73,7 @@ class DecomposeAttention(Rewrite):
             if an.static_shape(operand := m.root.inputs[name]) is None:
                 return Refusal(f"%{operand.name} has a dynamic shape", m.root)
         mask = m.root.inputs.get("attn_mask")
-        most = an.bounds.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores become values
+        most = an.fp16.LARGEST if an.intervals.is_half(m.query) else math.inf  # scores become values
         if mask is not None and an.np_dtype(mask).kind == "b":
             most = min(most, -self.fill - an.intervals.VANISHES)
         return m.bind(mask=mask, limits=an.intervals.score_limits(m.root, m.query, most))

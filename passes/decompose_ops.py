@@ -62,9 +62,7 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
         return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
     reach = max(an.magnitude(op.x), by)
     return (
-        ""
-        if reach <= an.whole_numbers.EXACT
-        else f"%{op.x.name} reaches {reach:g}, above {an.whole_numbers.EXACT}"
+        "" if reach <= an.fp16.LAST_INTEGER else f"%{op.x.name} reaches {reach:g}, above {an.fp16.LAST_INTEGER}"
     )
 
 
@@ -126,8 +124,8 @@ def _running_sum(mb: Builder, op: an.Operation) -> Var:
 
 def _no_classes(step: DecomposeOps, op: an.Operation) -> str:
     size = int(an.constant(op.one_hot_vector_size) or 0)
-    if not 0 < size <= an.whole_numbers.EXACT:
-        return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {an.whole_numbers.EXACT}"
+    if not 0 < size <= an.fp16.LAST_INTEGER:
+        return f"it has {size or 'a dynamic number of'} classes; fp16 counts up to {an.fp16.LAST_INTEGER}"
     if an.np_dtype(op.outputs[0]).kind != "f":
         return "its result is of integers; the ops that read it would still be off the engine"
     on, off = _values(op)

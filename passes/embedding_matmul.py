@@ -1,31 +1,5 @@
 """Look rows of a constant table up by multiplying one-hot rows with the table.
 
-Before::
-
-    main(%ids: 1x5xint32) {
-      %y: 1x5x4 = gather(x=const<2500x4>, indices=%ids)
-      return %y
-    }
-
-After::
-
-    main(%ids: 1x5xint32) {
-      %y_embedding_matmul_floor_div: 1x5xint32 = floor_div(x=%ids, y=64)
-      %y_embedding_matmul_cast: 1x5 = cast(x=%y_embedding_matmul_floor_div, dtype="fp32")
-      %y_embedding_matmul_mod: 1x5xint32 = mod(x=%ids, y=64)
-      %y_embedding_matmul_cast_1: 1x5 = cast(x=%y_embedding_matmul_mod, dtype="fp32")
-      %y_embedding_matmul_expand_dims: 1x5x1x1 = expand_dims(x=%y_embedding_matmul_cast, axes=[-2, -1])
-      %y_embedding_matmul_expand_dims_1: 1x5x1x1 = expand_dims(x=%y_embedding_matmul_cast_1, axes=[-2, -1])
-      %y_embedding_matmul_equal: 1x5x1x64xbool = equal(x=%y_embedding_matmul_expand_dims_1, y=const<1x1x1x64>)
-      %y_embedding_matmul_cast_2: 1x5x1x64 = cast(x=%y_embedding_matmul_equal, dtype="fp32")
-      %y_embedding_matmul_equal_1: 1x5x40x1xbool = equal(x=%y_embedding_matmul_expand_dims, y=const<1x1x40x1>)
-      %y_embedding_matmul_cast_3: 1x5x40x1 = cast(x=%y_embedding_matmul_equal_1, dtype="fp32")
-      %y_embedding_matmul_mul: 1x5x40x64 = mul(x=%y_embedding_matmul_cast_3, y=%y_embedding_matmul_cast_2)
-      %y_embedding_matmul_reshape: 1x5x2560 = reshape(x=%y_embedding_matmul_mul, shape=[1, 5, 2560])
-      %y: 1x5x4 = matmul(x=%y_embedding_matmul_reshape, y=const<2560x4>)
-      return %y
-    }
-
 fp16 holds integers exactly only up to 2048, so an id is first split, as an integer, into two digits that fp16
 holds; its one-hot row is the outer product of the one-hot rows of the digits. Tables of up to 2048 rows need
 no digits. Each sum has one non-zero term, so the rows are those of the table, bit for bit (but -0.0 may
@@ -77,9 +51,9 @@ class EmbeddingMatmul(Rewrite):
     precedes = ("pad_last_axis",)
     mode: str = an.option("matmul", among=("matmul", "input"))
     """Either "matmul", or "input": the caller looks the rows up."""
-    max_inner: int = an.option(16384, least=an.one_hot.EXACT_IDS)
+    max_inner: int = an.option(16384, least=an.fp16.LAST_INTEGER)
     """Most rows that one matmul reads; at least 2048."""
-    most_rows: int = an.option(an.one_hot.EXACT_IDS**2, least=1, most=an.one_hot.EXACT_IDS**2)
+    most_rows: int = an.option(an.fp16.LAST_INTEGER**2, least=1, most=an.fp16.LAST_INTEGER**2)
     """Longest table that is replaced."""
     nonnegative_ids: bool = False
     """Does the caller promise that no id is negative?"""

@@ -1,27 +1,5 @@
 """A `gather_nd` at places of the run becomes a gather along one axis, at places that are counted in one number.
 
-Before::
-
-    main(%x: 3x4x2, %k: 5x2xint32) {
-      %y: 5x2 = gather_nd(x=%x, indices=%k)
-      return %y
-    }
-
-After::
-
-    main(%x: 3x4x2, %k: 5x2xint32) {
-      %y_flat_gather_less: 5x2xbool = less(x=%k, y=0)
-      %y_flat_gather_add: 5x2xint32 = add(x=%k, y=[3, 4])
-      %y_flat_gather_select: 5x2xint32 = select(cond=%y_flat_gather_less, a=%y_flat_gather_add, b=%k)
-      %y_flat_gather_maximum: 5x2xint32 = maximum(x=%y_flat_gather_select, y=0)
-      %y_flat_gather_minimum: 5x2xint32 = minimum(x=%y_flat_gather_maximum, y=[2, 3])
-      %y_flat_gather_mul: 5x2xint32 = mul(x=%y_flat_gather_minimum, y=[4, 1])
-      %y_flat_gather_reduce_sum: 5xint32 = reduce_sum(x=%y_flat_gather_mul, axes=[-1])
-      %y_flat_gather_reshape: 12x2 = reshape(x=%x, shape=[12, 2])
-      %y: 5x2 = gather(x=%y_flat_gather_reshape, indices=%y_flat_gather_reduce_sum)
-      return %y
-    }
-
 The gathered axes become one, and a place is the sum of its coordinates, each times the elements of the axes
 after it, in int32. Negative coordinates count from the end before iOS 17; those outside an axis, of which
 nothing is defined, become the nearest within.

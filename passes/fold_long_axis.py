@@ -1,26 +1,5 @@
 """A last axis beyond the limit of the chip is folded into two.
 
-Before::
-
-    main(%x: 1x1x32768xfp16) {
-      %y: 1x1x32768xfp16 = conv(x=%x, weight=[[[1, 2, 1]]], pad_type="custom", pad=[1, 1])
-      return %y
-    }
-
-After::
-
-    main(%x: 1x1x32768xfp16) {
-      %x_rows: 1x1x4x8192xfp16 = reshape(x=%x, shape=[1, 1, 4, 8192])
-      %x_ends: 1x1x3x1xfp16 = slice_by_index(x=%x_rows, begin=[0, 0, 0, 8191], end=[1, 1, 3, 8192])
-      %x_before: 1x1x4x1xfp16 = concat(values=([[[[0]]]], %x_ends), axis=2)
-      %x_starts: 1x1x3x1xfp16 = slice_by_index(x=%x_rows, begin=[0, 0, 1, 0], end=[1, 1, 4, 1])
-      %x_after: 1x1x4x1xfp16 = concat(values=(%x_starts, [[[[0]]]]), axis=2)
-      %x_around: 1x1x4x8194xfp16 = concat(values=(%x_before, %x_rows, %x_after), axis=3)
-      %y_rows: 1x1x4x8192xfp16 = conv(x=%x_around, weight=[[[[1, 2, 1]]]])
-      %y: 1x1x32768xfp16 = reshape(x=%y_rows, shape=[1, 1, 32768])
-      return %y
-    }
-
 Ops that treat each number alike work on rows of equal length. A convolution reads a few numbers of the row
 before and of the row after, which are put beside each row; zeros stand at the ends, as the padding had it. A
 convolution with a stride, and a pool that does not overlap, keep the rows apart where the stride divides them.

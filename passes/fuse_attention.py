@@ -83,7 +83,7 @@ class FuseAttention(Rewrite):
         reason = reason or _wrong_mask(core, masks)
         if reason:
             return Refusal(reason, m.root)
-        limits = dict.fromkeys(_factors(core), an.bounds.LARGEST)  # beyond, one order of factors overflows
+        limits = dict.fromkeys(_factors(core), an.fp16.LARGEST)  # beyond, one order of factors overflows
         return m.bind(ops=tuple(core.ops), core=core, masks=masks, factor=factor, limits=limits)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

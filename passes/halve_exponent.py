@@ -39,7 +39,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 
-OVERFLOWS = math.log(65504)
+OVERFLOWS = math.log(an.fp16.LARGEST)
 """Where an exponential leaves fp16: 11.09."""
 
 

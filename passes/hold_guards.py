@@ -1,30 +1,5 @@
 """A guard against 0 that is subnormal in fp16 is divided by a unit of what it guards, and is normal then.
 
-Before::
-
-    main(%x: 2x8xfp16) {
-      %sum: 2x8xfp16 = add(x=%x, y=1.01328e-06)
-      %y: 2x8xfp16 = log(x=%sum)
-      return %y
-    }
-
-After::
-
-    main(%x: 2x8xfp16) {
-      %y_hold_guards_abs: 2x8xfp16 = abs(x=%x)
-      %y_hold_guards_clip: 2x8xfp16 = clip(x=%y_hold_guards_abs, alpha=6.10352e-05, beta=65504)
-      %y_hold_guards_clip_1: 2x8xfp16 = clip(x=%y_hold_guards_clip, alpha=0.0625, beta=65504)
-      %y_hold_guards_real_div: 2x8xfp16 = real_div(x=%y_hold_guards_clip, y=%y_hold_guards_clip_1)
-      %y_hold_guards_real_div_1: 2x8xfp16 = real_div(x=0.000976562, y=%y_hold_guards_real_div)
-      %y_hold_guards_mul: 2x8xfp16 = mul(x=%y_hold_guards_real_div_1, y=0.0010376)
-      %y_hold_guards_real_div_2: 2x8xfp16 = real_div(x=%x, y=%y_hold_guards_real_div)
-      %y_hold_guards_add: 2x8xfp16 = add(x=%y_hold_guards_real_div_2, y=%y_hold_guards_mul)
-      %y_hold_guards_log: 2x8xfp16 = log(x=%y_hold_guards_add)
-      %y_hold_guards_log_1: 2x8xfp16 = log(x=%y_hold_guards_real_div)
-      %y: 2x8xfp16 = add(x=%y_hold_guards_log, y=%y_hold_guards_log_1)
-      return %y
-    }
-
 The unit is 1 where the number is so large that fp16 does not see the guard beside it, 1/16 to 1/4 and more, and
 each number stays what it was there, to the last digit. Roots, reciprocals and quotients are rewritten too:
 `a / (x + e)` becomes `(a / u) / (x / u + e / u)`. A guard that is added and one that is the least number
@@ -53,10 +28,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 
-LEAST = an.half.SMALLEST
-"""What stands for an epsilon that is 0."""
-NORMAL = an.bounds.NORMAL
-"""The smallest number that is not subnormal, and the least that a unit is made of."""
 UNSEEN = 2.0**12
 """So many times a guard is a number beside which fp16 does not see it."""
 LOUD = 2.0**-4
@@ -83,31 +54,31 @@ class HoldGuards(Rewrite):
         if m.root.op_type in an.ops.NORMS:
             return _of_norm(m)
         guarded = _guarded(m.root)
-        if guarded is None or guarded.least >= NORMAL:
+        if guarded is None or guarded.least >= an.fp16.NORMAL:
             return an.NO_MATCH
         low = an.interval(guarded.var)[0]
-        if low >= NORMAL:
+        if low >= an.fp16.NORMAL:
             words = f"%{guarded.var.name} is at least {low:g}, and needs no guard"
             return Refusal(words, m.root, idle=True)
         if low < 0 and not guarded.clips and guarded.ends in ("real_div", "inverse"):
             return Refusal(f"%{guarded.var.name} may be negative, and is not kept from 0", m.root)
-        if guarded.clips and guarded.least == LEAST and not guarded.lost and guarded.ends != "log":
+        if guarded.clips and guarded.least == an.fp16.LEAST and not guarded.lost and guarded.ends != "log":
             return Refusal("6e-8 keeps it from 0 where subnormal numbers are held", m.root, idle=True)
-        inside = {guarded.var: (NORMAL, 4.0)} if guarded.lost else {}
+        inside = {guarded.var: (an.fp16.NORMAL, 4.0)} if guarded.lost else {}
         return m.bind(ops=(m.root, *guarded.ops), guarded=guarded, positive=low >= 0, within=inside)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Do the same with numbers that are divided by the unit."""
         if m.root.op_type in an.ops.NORMS:
-            return an.again(mb, m.root, epsilon=LEAST)
+            return an.again(mb, m.root, epsilon=an.fp16.LEAST)
         guarded, value = m.guarded, m.guarded.var
-        if guarded.most < an.bounds.LARGEST:
+        if guarded.most < an.fp16.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
-        size = mb.clip(x=size, alpha=NORMAL, beta=an.bounds.LARGEST)
-        unit = an.Quiet(loud, an.bounds.LARGEST).unit(mb, size)
-        floor = NORMAL / loud
+        size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
+        unit = an.Quiet(loud, an.fp16.LARGEST).unit(mb, size)
+        floor = an.fp16.NORMAL / loud
         share = mb.mul(x=mb.real_div(x=floor, y=unit), y=guarded.least / floor)
         joined = mb.maximum if guarded.clips else mb.add
         return _ended(mb, guarded, joined(x=mb.real_div(x=value, y=unit), y=share), unit)
@@ -140,7 +111,7 @@ def _guarded(op: Operation) -> _Guarded | None:
     own = (an.number(op.inputs.get("epsilon")) or 0.0) if op.op_type in an.ops.SINGULAR else 0.0
     if not ends or an.is_stored(read):
         return None
-    if own > LEAST / 2:
+    if own > an.fp16.LEAST / 2:
         return _Guarded(read, own, ends)
     tile = an.producer(read, "tile")
     if tile is not None and _is_broadcast(tile):
@@ -149,13 +120,13 @@ def _guarded(op: Operation) -> _Guarded | None:
     if guard is None:
         bare = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square")
         lost = op.op_type == "rsqrt" and bare is not None
-        return _Guarded(read, LEAST, ends, clips=True, lost=True) if lost else None
+        return _Guarded(read, an.fp16.LEAST, ends, clips=True, lost=True) if lost else None
     if guard.op_type == "clip":
         value, least, most = guard.x, an.number(guard.alpha), an.number(guard.beta)
     else:
         value, least = an.reading.beside_number(guard) or (guard.x, None)
         most = math.inf
-    if least is None or most is None or not least > LEAST / 2 or value.shape != read.shape:
+    if least is None or most is None or not least > an.fp16.LEAST / 2 or value.shape != read.shape:
         return None
     ops = (guard,) if tile is None else (tile, guard)
     return _Guarded(value, least, ends, top, guard.op_type != "add", most, False, ops)
@@ -175,7 +146,7 @@ def _is_broadcast(tile: Operation) -> bool:
 def _of_norm(m: Match) -> Match | Refusal:
     """Accept a norm whose epsilon is 0 in fp16; of a batch norm the variance is known."""
     epsilon = an.number(m.root.inputs.get("epsilon"))
-    if m.root.op_type == "batch_norm" or epsilon is None or epsilon > LEAST / 2:
+    if m.root.op_type == "batch_norm" or epsilon is None or epsilon > an.fp16.LEAST / 2:
         return an.NO_MATCH
     return m.bind(ops=(m.root,), within={m.root.x: (0.5, 4.0)})
 

@@ -39,8 +39,9 @@ Grade: proved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -100,7 +101,7 @@ class IntegersAsFloats(Rewrite):
             return an.NO_MATCH
         if after.kind == before.kind or _stored(op.x):
             return an.NO_MATCH
-        most = 1 << 24 if after == np.float32 else an.whole_numbers.EXACT
+        most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
         reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
@@ -119,7 +120,7 @@ class IntegersAsFloats(Rewrite):
         ):
             return an.NO_MATCH
         reason = an.whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
-            op.outputs[0], an.whole_numbers.EXACT
+            op.outputs[0], an.fp16.LAST_INTEGER
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
@@ -136,10 +137,10 @@ class IntegersAsFloats(Rewrite):
             return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
-        if min(sides.values()) >= an.whole_numbers.EXACT:
+        if min(sides.values()) >= an.fp16.LAST_INTEGER:
             words = " and ".join(f"%{v.name} {an.whole_numbers.in_words(most)}" for v, most in sides.items())
-            return Refusal(f"{words}; one of them must stay within {an.whole_numbers.EXACT - 1}", op)
-        reasons = (numbers.leaves(v, an.whole_numbers.EXACT) for v in sides if not _moved(v))
+            return Refusal(f"{words}; one of them must stay within {an.fp16.LAST_INTEGER - 1}", op)
+        reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
@@ -151,12 +152,12 @@ class IntegersAsFloats(Rewrite):
         """Integers of the range that is known; where it is not, others around the limit too."""
         if an.np_dtype(var) != np.int32:
             return None
-        low, high = np.clip(self.numbers().known(var), -3 * an.whole_numbers.EXACT, 3 * an.whole_numbers.EXACT)
+        low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
         return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Make the same op on floats."""
-        op, floats = m.root, an.whole_floats.Floats(mb, m.dtype)
+        op, floats = m.root, _Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
         number: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
@@ -181,6 +182,88 @@ def _computed(var: Var) -> bool:
 def _moved(var: Var) -> bool:
     """Was it only moved since it became an integer at run time?"""
     return an.whole_numbers.makes_whole(an.whole_numbers.source(var)) is None
+
+
+# The ops that make the numbers of integers and conditions in floats.
+
+
+def _literal(parameter: Any) -> Any:
+    """A parameter as it can be given before the constant that holds it."""
+    value = an.constant(parameter) if isinstance(parameter, Var) else None
+    return parameter if value is None else value
+
+
+def _is_view(op: an.Operation) -> bool:
+    """Does a cast or an identity keep the number?"""
+    kinds = an.np_dtype(op.x).kind, an.np_dtype(op.outputs[0]).kind
+    return kinds[0] in "iub" and (kinds[1] in "iu" or kinds[0] == "b")
+
+
+class _Floats:
+    """The floats of integers and conditions, each made once for all edits."""
+
+    def __init__(self, maker: Any, dtype: np.dtype[Any]) -> None:
+        self.maker, self.dtype = maker, dtype
+        self.name = {np.dtype(np.float16): "fp16", np.dtype(np.float32): "fp32"}[dtype]
+        self.made: dict[Var, Any] = {}
+
+    def of(self, var: Var) -> Any:
+        """Give the numbers of a value as floats."""
+        if var not in self.made:
+            self.made[var] = self._of(var)
+        return self.made[var]
+
+    def _of(self, var: Var) -> Any:
+        if (value := an.constant(var)) is not None:
+            stored: an.Array = np.asarray(value).astype(self.dtype)
+            return stored if stored.ndim else stored[()]
+        op = an.whole_numbers.makes_whole(var)
+        if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
+            return self.of(op.x)
+        if op is None or (op.op_type == "cast" and an.np_dtype(op.x).kind == "f"):
+            reads, build = [var], lambda maker: self.cast(maker, var, op)
+        else:
+            sides = [(name, self.of(v)) for name, v in an.whole_numbers.operands_of(op)]
+            others = [v for name, v in an.operands(op) if name not in dict(sides)]
+            operands_read = [*others, *(v for _, v in sides)]
+            reads = [v for v in operands_read if isinstance(v, Var) and an.constant(v) is None]
+            build = lambda maker: self.build(maker, op, sides)  # noqa: E731
+        return self.maker.shared_value((var, "as", self.name), reads or [var], build)
+
+    def cast(self, maker: an.Maker, var: Var, op: an.Operation | None) -> Var:
+        """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
+        if op is None:
+            return maker.cast(x=var, dtype=self.name)
+        if an.np_dtype(var).kind == "b":
+            return maker.cast(x=maker.not_equal(x=op.x, y=an.np_dtype(op.x).type(0)), dtype=self.name)
+        whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
+        return whole if an.np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
+
+    def build(self, maker: an.Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
+        """The op that stands for one of integers or conditions."""
+        values = [v for _, v in sides]
+        one = self.dtype.type(1)
+        result: Var
+        if op.op_type == "cast":
+            result = maker.cast(x=maker.not_equal(x=values[0], y=self.dtype.type(0)), dtype=self.name)
+        elif op.op_type == "mod":
+            whole = maker.floor_div(x=values[0], y=values[1])
+            result = maker.sub(x=values[0], y=maker.mul(x=whole, y=values[1]))
+        elif op.op_type == "logical_not":
+            result = maker.sub(x=one, y=values[0])
+        elif op.op_type == "logical_xor":
+            result = maker.abs(x=maker.sub(x=values[0], y=values[1]))
+        elif op.op_type in an.ops.LOGICAL:
+            result = getattr(maker, {"logical_and": "minimum", "logical_or": "maximum"}[op.op_type])(
+                x=values[0], y=values[1]
+            )
+        else:
+            inputs = {k: _literal(v) for k, v in an.op_inputs(op).items()}
+            inputs |= dict(sides)
+            if op.op_type in an.ops.JOINING:
+                inputs["values"] = tuple(values)
+            result = getattr(maker, op.op_type)(**inputs)
+        return result
 
 
 @an.example((1, 4), dtype="int32")

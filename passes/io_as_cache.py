@@ -1,27 +1,5 @@
 """An input that comes back as an output becomes a state: the model keeps it.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: 8x4xfp16) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %cache_out: 8x4xfp16 = slice_update(x=%cache, update=%n, begin=%b, end=%e)
-      %sum: 1x4xfp16 = reduce_sum(x=%cache_out, axes=[0], keep_dims=True)
-      return %sum, %cache_out
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %cache_before: 8x4xfp16 = read_state(input=%cache)
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %cache_out: 8x4xfp16 = slice_update(x=%cache_before, update=%n, begin=%b, end=%e)
-      %cache_out_after: 8x4xfp16 = coreml_update_state(state=%cache, value=%cache_out)
-      %sum: 1x4xfp16 = reduce_sum(x=%cache_out_after, axes=[0], keep_dims=True)
-      return %sum
-    }
-
 By default each input `NAME` with an output `NAME_out` of the same type; `pairs` names others, as
 `{"keys": "new_keys"}`. Where several slices are written one after another, each goes into the state at once,
 and what reads the value reads it from there. A state begins with zeros: so must the caller's first input.

@@ -1,39 +1,5 @@
 """States of the same shape, but for the first axis, become one: stacked along it.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %k: state<8x4xfp16>, %v: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %kh: 8x4xfp16 = read_state(input=%k)
-      %ku: 8x4xfp16 = slice_update(x=%kh, update=%n, begin=%b, end=%e)
-      %ka: 8x4xfp16 = coreml_update_state(state=%k, value=%ku)
-      %vh: 8x4xfp16 = read_state(input=%v)
-      %vu: 8x4xfp16 = slice_update(x=%vh, update=%n, begin=%b, end=%e)
-      %va: 8x4xfp16 = coreml_update_state(state=%v, value=%vu)
-      %sum: 8x4xfp16 = add(x=%ka, y=%va)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %joined_state: state<16x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %ku_before: 16x4xfp16 = read_state(input=%joined_state)
-      %ku_joined: 16x4xfp16 = slice_update(x=%ku_before, update=%n, begin=%b, end=%e)
-      %ka_joined: 16x4xfp16 = coreml_update_state(state=%joined_state, value=%ku_joined)
-      %vu_begin: 2xint32 = add(x=%b, y=[8, 0])
-      %vu_end: 2xint32 = add(x=%e, y=[8, 0])
-      %vu_before: 16x4xfp16 = read_state(input=%joined_state)
-      %vu_joined: 16x4xfp16 = slice_update(x=%vu_before, update=%n, begin=%vu_begin, end=%vu_end)
-      %va_joined: 16x4xfp16 = coreml_update_state(state=%joined_state, value=%vu_joined)
-      %ka_joined_rows: 8x4xfp16 = slice_by_index(x=%ka_joined, begin=[0, 0], end=[8, 4])
-      %va_joined_rows: 8x4xfp16 = slice_by_index(x=%va_joined, begin=[8, 0], end=[16, 4])
-      %sum: 8x4xfp16 = add(x=%ka_joined_rows, y=%va_joined_rows)
-      return %sum
-    }
-
 Each state has its rows of the joined one, in the order of the inputs. Reads take a slice of it, and updates
 write at the same place of these rows. `joined` is the name of the new state.
 

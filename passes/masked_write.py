@@ -1,33 +1,8 @@
 """A slice that is written at a dynamic place is blended in with a mask.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%b, end=%e)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u_at: 1xint32 = slice_by_size(x=%b, begin=[0], size=[1])
-      %u_here: 8x1xbool = equal(x=[[0], [1], [2], [3], [4], [5], [6], [7]], y=%u_at)
-      %u: 8x4xfp16 = select(cond=%u_here, a=%n, b=%h)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
 Several rows that are written at once are brought to their places by a product with one-hot rows first, which
 is exact: each sum has one non-zero term. What is constant of the place, as the layer in a shared cache, becomes
-part of the mask. `slice_write` is the reverse.
+part of the mask.
 
 Refuses when more than one axis or none has a dynamic place, when the place or the size cannot be read, when
 several rows are written along another axis than the last but one, and when several rows are integers.
@@ -65,7 +40,7 @@ class MaskedWrite(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One dynamic axis, and floats where rows must be moved."""
-        part = an.places.dynamic_slice(m.root)
+        part = dynamic_slice(m.root)
         if isinstance(part, Refusal):
             return part
         if part.size > 1 and part.axis != m.x.rank - 2:
@@ -78,14 +53,14 @@ class MaskedWrite(Rewrite):
         """Places that exist."""
         if var is not m.begin:
             return None
-        part: an.places.DynamicSlice = m.part
+        part: _DynamicSlice = m.part
         first = list(part.starts)
         first[part.axis] = int(rng.integers(0, part.length - part.size + 1))
         return np.array(first, np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The new rows, as wide as all, where they belong; else the old ones."""
-        part: an.places.DynamicSlice = m.part
+        part: _DynamicSlice = m.part
         name = m.root.name
         at = mb.slice_by_size(x=m.begin, begin=[part.axis], size=[1], name=f"{name}_at")
         along = [-1 if a == part.axis else 1 for a in range(m.x.rank)]
@@ -104,6 +79,102 @@ class MaskedWrite(Rewrite):
             update = mb.pad(x=update, pad=list(part.around), constant_val=an.np_dtype(m.x).type(0))
             here = mb.logical_and(x=here, y=part.inside, name=f"{name}_inside")
         return mb.select(cond=here, a=update, b=m.x)
+
+
+# Slices that begin at a dynamic place of one axis, as those that a cache is written with.
+
+
+@dataclass(frozen=True)
+class _DynamicSlice:
+    """What a `slice_update` writes, where one axis has a dynamic place."""
+
+    shape: tuple[int, ...]
+    """Of what is updated."""
+    sizes: tuple[int, ...]
+    starts: tuple[int, ...]
+    """Where it begins; 0 on the dynamic axis."""
+    axis: int
+    """The dynamic one."""
+
+    @property
+    def length(self) -> int:
+        """The length of the dynamic axis."""
+        return self.shape[self.axis]
+
+    @property
+    def size(self) -> int:
+        """The size of the slice along the dynamic axis."""
+        return self.sizes[self.axis]
+
+    @property
+    def around(self) -> tuple[int, ...]:
+        """What stands before and after the slice on the other axes, as `pad` takes it; empty for all."""
+        found: list[int] = []
+        for axis, (start, size, length) in enumerate(zip(self.starts, self.sizes, self.shape, strict=True)):
+            found += [0, 0] if axis == self.axis else [start, length - start - size]
+        return tuple(found) if any(found) else ()
+
+    @property
+    def inside(self) -> an.Array:
+        """Which elements lie in the slice as far as the other axes say, by broadcasting."""
+        made: an.Array = np.ones([1] * len(self.shape), bool)
+        for axis, (start, size, length) in enumerate(zip(self.starts, self.sizes, self.shape, strict=True)):
+            if axis != self.axis and size != length:
+                within = (np.arange(length) >= start) & (np.arange(length) < start + size)
+                made = made & within.reshape([-1 if a == axis else 1 for a in range(len(self.shape))])
+        return made
+
+
+def dynamic_slice(op: an.Operation) -> _DynamicSlice | Refusal:
+    """The slice that a `slice_update` writes, or why it is not one with a single dynamic place."""
+    shape, sizes = an.static_shape(op.x), an.static_shape(op.update)
+    if shape is None or sizes is None or len(shape) != len(sizes):
+        return Refusal("a shape is dynamic, or an axis is dropped", op)
+    if set(an.ints(op, "stride")) - {1} or any(an.ints(op, "squeeze_mask")):
+        return Refusal("it has strides, or drops an axis", op)
+    places, added = entries(op.begin), _added(op)
+    if places is None or added is None:
+        return Refusal(
+            "the place is not a concat of constants and one dynamic number, or its size is not read", op
+        )
+    masks = [an.ints(op, name) or [0] * len(shape) for name in ("begin_mask", "end_mask")]
+    starts = [0 if masked else place for place, masked in zip(places, masks[0], strict=True)]
+    dynamic = [axis for axis, start in enumerate(starts) if isinstance(start, Var)]
+    if len(dynamic) != 1:
+        return Refusal(f"{len(dynamic) or 'no'} axes have a dynamic place", op)
+    axis = dynamic[0]
+    if masks[1][axis] or added[axis] != sizes[axis]:
+        return Refusal(f"the slice is not as long as the {sizes[axis]} rows that are written", op)
+    known = tuple(0 if isinstance(s, Var) else s for s in starts)
+    for a, (start, size, length) in enumerate(zip(known, sizes, shape, strict=True)):
+        end = length if masks[1][a] else start + added[a] if not masks[0][a] else None
+        if a != axis and (end != start + size or start < 0 or start + size > length):
+            return Refusal(f"what is written along axis {a} cannot be read", op)
+    return _DynamicSlice(shape, sizes, known, axis)
+
+
+def entries(var: Var) -> list[int | Var] | None:
+    """The numbers of a vector of places, a dynamic one as its value; None if they cannot be told."""
+    if (value := an.constant(var)) is not None:
+        return [int(v) for v in np.ravel(value)]
+    if var.op is None or var.op.op_type != "concat":
+        return [var] if an.static_shape(var) == (1,) else None
+    found: list[int | Var] = []
+    for part in var.op.inputs["values"]:
+        inner = entries(part)
+        if inner is None:
+            return None
+        found += inner
+    return found
+
+
+def _added(op: an.Operation) -> list[int] | None:
+    """What is added to the begin of a slice for its end."""
+    made = op.end.op
+    if made is None or made.op_type != "add" or op.begin not in (made.x, made.y):
+        return None
+    size = an.constant(made.y if made.x is op.begin else made.x)
+    return None if size is None else [int(v) for v in np.broadcast_to(size, an.static_shape(op.begin) or ())]
 
 
 example = an.cache_example

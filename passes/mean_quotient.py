@@ -69,7 +69,7 @@ class MeanQuotient(Rewrite):
         if (least := min(guards, default=0.0)) < 0:
             return Refusal(f"{least:g} is added to the sum, which is no guard", m.root)
         ops = (m.root, *quotient.between, *quotient.sums)
-        rounded = any(0 < guard / count < an.bounds.NORMAL for guard in guards)
+        rounded = any(0 < guard / count < an.fp16.NORMAL for guard in guards)
         inside = {quotient.below.x: (0.5, 1.0)} if rounded else {}  # such that the guard does not decide
         return m.bind(ops=ops, quotient=quotient, count=count, within=inside)
 
@@ -101,8 +101,8 @@ def _behind(mb: Builder, op: Operation, value: Var, count: float) -> Var:
     if op.op_type == "tile":
         return mb.tile(x=value, reps=an.ints(op, "reps"))
     guard = _guard(op) / count
-    bound = op.op_type == "clip" or guard < an.half.SMALLEST
-    return mb.maximum(x=value, y=max(guard, an.half.SMALLEST)) if bound else an.again(mb, op, x=value, y=guard)
+    bound = op.op_type == "clip" or guard < an.fp16.LEAST
+    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else an.again(mb, op, x=value, y=guard)
 
 
 @an.example((1, 512, 8), (1, 512, 1), dtype="fp16")

@@ -1,29 +1,5 @@
 """Rows that are gathered or sliced at dynamic places become a product with one-hot rows, for short axes.
 
-Before::
-
-    main(%x: 1x4x2, %k: 1xint32) {
-      %y: 1x1x2 = gather(x=%x, indices=%k, axis=1)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x4x2, %k: 1xint32) {
-      %y_one_hot_lookup_cast: 1xfp16 = cast(x=%k, dtype="fp16")
-      %y_one_hot_lookup_reshape: 1x1xfp16 = reshape(x=%y_one_hot_lookup_cast, shape=[1, 1])
-      %y_one_hot_lookup_less: 1x1xbool = less(x=%y_one_hot_lookup_reshape, y=0)
-      %y_one_hot_lookup_cast_1: 1x1xfp16 = cast(x=%y_one_hot_lookup_less, dtype="fp16")
-      %y_one_hot_lookup_mul: 1x1xfp16 = mul(x=%y_one_hot_lookup_cast_1, y=4)
-      %y_one_hot_lookup_add: 1x1xfp16 = add(x=%y_one_hot_lookup_reshape, y=%y_one_hot_lookup_mul)
-      %y_one_hot_lookup_equal: 1x4xbool = equal(x=%y_one_hot_lookup_add, y=[[0, 1, 2, 3]])
-      %y_one_hot_lookup_cast_2: 1x4 = cast(x=%y_one_hot_lookup_equal, dtype="fp32")
-      %y_one_hot_lookup_reshape_1: 1x4x2 = reshape(x=%x, shape=[1, 4, 2])
-      %y_one_hot_lookup_matmul: 1x1x2 = matmul(x=%y_one_hot_lookup_cast_2, y=%y_one_hot_lookup_reshape_1)
-      %y: 1x1x2 = reshape(x=%y_one_hot_lookup_matmul, shape=[1, 1, 2])
-      return %y
-    }
-
 A place is compared with the number of each row; the product with what is equal is the row itself, since all
 others are multiplied by 0. Negative places count from the end. Places are counted in fp16, exactly up to
 2047.
@@ -61,7 +37,7 @@ class OneHotLookup(Rewrite):
     """What reads at places."""
     tolerates_nonfinite = False
     """The rows that are not taken are multiplied by 0."""
-    most_rows: int = an.option(512, least=1, most=an.whole_numbers.EXACT - 1)
+    most_rows: int = an.option(512, least=1, most=an.fp16.LAST_INTEGER - 1)
     """Longest axis that is looked up in."""
     most_work: int = 1 << 24
     """Most multiplications of a product."""

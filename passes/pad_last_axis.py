@@ -1,26 +1,5 @@
 """Pad the last axis of products with constant weights to a multiple, and cut it once where the region ends.
 
-Before::
-
-    main(%x: 1x4) {
-      %h: 1x37 = linear(x=%x, weight=const<37x4>, bias=const<37>)
-      %g: 1x37 = gelu(x=%h)
-      %y: 1x64 = linear(x=%g, weight=const<64x37>, bias=const<64>)
-      %z: 1x37 = softmax(x=%g)
-      return %y, %z
-    }
-
-After::
-
-    main(%x: 1x4) {
-      %h_pad_last_axis_linear: 1x64 = linear(x=%x, weight=const<64x4>, bias=const<64>)
-      %h_pad_last_axis_gelu: 1x64 = gelu(x=%h_pad_last_axis_linear)
-      %g: 1x37 = slice_by_index(x=%h_pad_last_axis_gelu, begin=[0, 0], end=[1, 37])
-      %y: 1x64 = linear(x=%h_pad_last_axis_gelu, weight=const<64x64>, bias=const<64>)
-      %z: 1x37 = softmax(x=%g)
-      return %y, %z
-    }
-
 The weight of the first product is padded with zeros, elementwise ops carry the padding, a product that sums
 over the axis takes it up (its weight has zeros there, or both its operands are padded), and what else reads a
 value gets it cut, once for each value. A chain of 1x1 convolutions is padded along its width, at its start, and

@@ -1,31 +1,5 @@
 """The last axis of a state is padded to a multiple of 32.
 
-Before::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x4xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %h: 8x4xfp16 = read_state(input=%cache)
-      %u: 8x4xfp16 = slice_update(x=%h, update=%n, begin=%b, end=%e)
-      %a: 8x4xfp16 = coreml_update_state(state=%cache, value=%u)
-      %sum: 1x4xfp16 = reduce_sum(x=%a, axes=[0], keep_dims=True)
-      return %sum
-    }
-
-After::
-
-    main(%n: 1x4xfp16, %at: 1xint32, %cache: state<8x32xfp16>) {
-      %b: 2xint32 = concat(values=(%at, [0]), axis=0)
-      %e: 2xint32 = add(x=%b, y=[1, 4])
-      %h_wide: 8x32xfp16 = read_state(input=%cache)
-      %n_wide: 1x32xfp16 = pad(x=%n, pad=[0, 0, 0, 28])
-      %u_wide: 8x32xfp16 = slice_update(x=%h_wide, update=%n_wide, begin=%b, end=%e, end_mask=[False, True])
-      %a_wide: 8x32xfp16 = coreml_update_state(state=%cache, value=%u_wide)
-      %a_wide_cut: 8x4xfp16 = slice_by_index(x=%a_wide, begin=[0, 0], end=[8, 4])
-      %sum: 1x4xfp16 = reduce_sum(x=%a_wide_cut, axes=[0], keep_dims=True)
-      return %sum
-    }
-
 The lanes that are added hold zeros: updates are padded, and what is read is cut. The values are the same.
 
 Refuses when the width is a multiple already, when a write covers only a part of the last axis, and when a

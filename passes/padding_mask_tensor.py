@@ -1,29 +1,5 @@
 """The fill of a mask that comes from an input becomes a finite number.
 
-Before::
-
-    main(%x: 1x1x4x2, %mask: 1x1x1x4xint32) {
-      %scores: 1x1x4x4 = matmul(x=%x, y=%x, transpose_y=True)
-      %kept: 1x1x1x4 = cast(x=%mask, dtype="fp32")
-      %shut: 1x1x1x4 = sub(x=1, y=%kept)
-      %fill: 1x1x1x4 = mul(x=%shut, y=-3.40282e+38)
-      %masked: 1x1x4x4 = add(x=%scores, y=%fill)
-      %weights: 1x1x4x4 = softmax(x=%masked)
-      return %weights
-    }
-
-After::
-
-    main(%x: 1x1x4x2, %mask: 1x1x1x4xint32) {
-      %scores: 1x1x4x4 = matmul(x=%x, y=%x, transpose_y=True)
-      %kept: 1x1x1x4 = cast(x=%mask, dtype="fp32")
-      %shut: 1x1x1x4 = sub(x=1, y=%kept)
-      %fill_finite: 1x1x1x4 = mul(x=%shut, y=-10000)
-      %masked_finite: 1x1x4x4 = add(x=%scores, y=%fill_finite)
-      %weights: 1x1x4x4 = softmax(x=%masked_finite)
-      return %weights
-    }
-
 Every constant below -32000 that the mask of a softmax is written with (`mul`, `add`, `select`, `sub`,
 `maximum`, `minimum`) becomes `fill`; what is computed from inputs alone is made once for all layers. In fp16
 the largest numbers of fp32 are infinite, and `(1 - mask) * -inf` is NaN wherever the mask keeps a score.

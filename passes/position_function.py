@@ -1,27 +1,5 @@
 """What depends on the position only is computed by a function of its own, once for each call.
 
-Before::
-
-    main(%x: 1x4xfp16, %position: 1xint32) {
-      %begin: 2xint32 = concat(values=(%position, [0]), axis=0)
-      %row: 1x4xfp16 = slice_by_size(x=const<8x4xfp16>, begin=%begin, size=[1, 4])
-      %y: 1x4xfp16 = add(x=%x, y=%row)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x4xfp16, %row: 1x4xfp16) {
-      %y: 1x4xfp16 = add(x=%x, y=%row)
-      return %y
-    }
-
-    main_inputs(%position: 1xint32) {
-      %begin: 2xint32 = concat(values=(%position, [0]), axis=0)
-      %row: 1x4xfp16 = slice_by_size(x=const<8x4xfp16>, begin=%begin, size=[1, 4])
-      return %row
-    }
-
 The masks, cosines, sines and places of a decoder become inputs of `prefill` and `decode`. `decode_inputs` reads
 `position` and gives them all, under the names of the inputs; `anesurgery.generate` calls it before `decode`. A
 boolean passes as 0 or 1, an integer of fewer than 32 bits as one of 32.

@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -70,7 +71,7 @@ class ReplaceScatter(Rewrite):
             return Refusal(f"%{op.data.name} holds integers, which stay off the engine", op)
         if (places := an.constant(op.indices)) is None:
             return self.dynamic(m.bind(mode=mode))
-        rows = an.scattered_rows.scattered_rows(op, np.asarray(places))
+        rows = scattered_rows(op, np.asarray(places))
         pieces = rows.pieces(mode)
         if len(pieces) > self.most_pieces:
             rows = rows.folded()
@@ -91,10 +92,8 @@ class ReplaceScatter(Rewrite):
         count = int(op.indices.shape[axis]) if along else math.prod(op.indices.shape)
         if count > self.most_updates:
             return Refusal(f"{count} rows are written at dynamic places, the limit is {self.most_updates}", op)
-        if shape[axis] >= an.whole_numbers.EXACT:
-            return Refusal(
-                f"the axis has {shape[axis]} rows; fp16 counts up to {an.whole_numbers.EXACT - 1}", op
-            )
+        if shape[axis] >= an.fp16.LAST_INTEGER:
+            return Refusal(f"the axis has {shape[axis]} rows; fp16 counts up to {an.fp16.LAST_INTEGER - 1}", op)
         return m.bind(rows=None, axis=axis, count=count)
 
     def rewrite(self, mb: Builder, m: Match) -> Var | dict[Var, Var]:
@@ -115,13 +114,7 @@ def _views(out: Var) -> tuple[Var, ...]:
     return tuple(r.outputs[0] for r in readers) if alone else ()
 
 
-def _joined(
-    mb: Builder,
-    op: an.Operation,
-    rows: an.scattered_rows.Rows,
-    pieces: Sequence[an.scattered_rows.Piece],
-    mode: str,
-) -> Var:
+def _joined(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece], mode: str) -> Var:
     """The pieces side by side."""
     data, updates = _seen(mb, op.data, rows.data), _seen(mb, op.updates, rows.updates)
     parts = []
@@ -182,6 +175,89 @@ def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
     while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
     return an.reshaped(mb, x, shape)
+
+
+# What a scatter at constant places writes, as runs of rows along one axis.
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Neighbouring rows, with the first row of each run of updates that goes there, in order."""
+
+    start: int
+    length: int
+    updates: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A scatter along one axis: the shapes in which data and updates are seen, and where the updates go."""
+
+    axis: int
+    data: tuple[int, ...]
+    updates: tuple[int, ...]
+    places: an.Array
+
+    def pieces(self, mode: str) -> list[_Piece]:
+        """The rows, as few runs as possible."""
+        count = self.data[self.axis]
+        at: list[list[int]] = [[] for _ in range(count)]
+        for update, place in enumerate(self.places.tolist()):
+            place += count if place < 0 else 0
+            if 0 <= place < count:
+                at[place] = [update] if mode == "update" else [*at[place], update]
+        found: list[_Piece] = []
+        for row, updates in enumerate(at):
+            last = found[-1] if found else None
+            if last is not None and tuple(u + last.length for u in last.updates) == tuple(updates):
+                found[-1] = _Piece(last.start, last.length + 1, last.updates)
+            else:
+                found.append(_Piece(row, 1, tuple(updates)))
+        return found
+
+    def folded(self) -> _Rows:
+        """Seen as rows that lie alike in each of several periods, where they do: a slice of an inner axis."""
+        count, places, axis = self.data[self.axis], np.where(self.places < 0, -1, self.places), self.axis
+        for size in (n for n in range(1, len(places)) if len(places) % n == 0):
+            period, base = int(places[size] - places[0]), places[:size]
+            times = len(places) // size
+            starts = period * np.arange(times)[:, None]
+            if period < 1 or times * period != count or base.min() < 0 or base.max() >= period:
+                continue
+            if (places.reshape(times, size) == base + starts).all():
+                data = (*self.data[:axis], times, period, *self.data[axis + 1 :])
+                updates = (*self.updates[:axis], times, size, *self.updates[axis + 1 :])
+                return _Rows(axis + 1, data, updates, base)
+        return self
+
+
+def scattered_rows(op: an.Operation, places: an.Array) -> _Rows:
+    """A scatter at constant places as one along a single axis."""
+    data, updates = an.static_shape(op.data) or (), an.static_shape(op.updates) or ()
+    if op.op_type == "scatter_nd":
+        depth = places.shape[-1]
+        rest = data[depth:]
+        length = data[:depth]
+        wrapped = np.where(places < 0, places + np.array(length), places).reshape(-1, depth)
+        flat = np.zeros(len(wrapped), np.int64)
+        for axis, size in enumerate(length):
+            flat = flat * size + wrapped[:, axis]
+        outside = ((wrapped < 0) | (wrapped >= np.array(length))).any(axis=1)
+        count = math.prod(length)
+        return _Rows(0, (count, *rest), (len(flat), *rest), np.where(outside, count, flat))
+    axis = int(an.constant(op.axis) or 0) % len(data)
+    if op.op_type == "scatter":
+        seen = (*data[:axis], places.size, *data[axis + 1 :])
+        return _Rows(axis, data, seen, places.ravel())
+    line = np.moveaxis(places, axis, 0).reshape(places.shape[axis], -1)
+    if (line == line[:, :1]).all():
+        return _Rows(axis, data, updates, line[:, 0])
+    wrapped = np.where(places < 0, places + data[axis], places)
+    grid: list[Any] = list(np.indices(places.shape))
+    outside = (wrapped < 0) | (wrapped >= data[axis])
+    grid[axis] = np.where(outside, 0, wrapped)
+    flat = np.where(outside, math.prod(data), np.ravel_multi_index(tuple(grid), data))
+    return _Rows(0, (math.prod(data),), (flat.size,), flat.ravel())
 
 
 @an.example((4, 2), (2, 2))

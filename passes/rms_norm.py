@@ -1,36 +1,5 @@
 """A norm by the root mean square is computed in a form whose squares cannot overflow in fp16.
 
-Before::
-
-    main(%x: 1x2x8xfp16) {
-      %squares: 1x2x8xfp16 = square(x=%x)
-      %mean: 1x2x1xfp16 = reduce_mean(x=%squares, axes=[-1], keep_dims=True)
-      %sum: 1x2x1xfp16 = add(x=%mean, y=1.00136e-05)
-      %root: 1x2x1xfp16 = rsqrt(x=%sum)
-      %y: 1x2x8xfp16 = mul(x=%x, y=%root)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x2x8xfp16) {
-      %y_rms_norm_abs: 1x2x8xfp16 = abs(x=%x)
-      %y_rms_norm_reduce_max: 1x2x1xfp16 = reduce_max(x=%y_rms_norm_abs, axes=[2], keep_dims=True)
-      %y_rms_norm_maximum: 1x2x1xfp16 = maximum(x=%y_rms_norm_reduce_max, y=0.00195312)
-      %y_rms_norm_clip: 1x2x1xfp16 = clip(x=%y_rms_norm_maximum, alpha=0.03125, beta=64)
-      %y_rms_norm_real_div: 1x2x1xfp16 = real_div(x=%y_rms_norm_maximum, y=%y_rms_norm_clip)
-      %y_rms_norm_real_div_1: 1x2x8xfp16 = real_div(x=%x, y=%y_rms_norm_real_div)
-      %y_rms_norm_real_div_2: 1x2x1xfp16 = real_div(x=0.0625, y=%y_rms_norm_real_div)
-      %y_rms_norm_square: 1x2x1xfp16 = square(x=%y_rms_norm_real_div_2)
-      %y_rms_norm_mul: 1x2x1xfp16 = mul(x=%y_rms_norm_square, y=0.00256348)
-      %y_rms_norm_square_1: 1x2x8xfp16 = square(x=%y_rms_norm_real_div_1)
-      %y_rms_norm_reduce_mean: 1x2x1xfp16 = reduce_mean(x=%y_rms_norm_square_1, axes=[2], keep_dims=True)
-      %y_rms_norm_add: 1x2x1xfp16 = add(x=%y_rms_norm_reduce_mean, y=%y_rms_norm_mul)
-      %y_rms_norm_rsqrt: 1x2x1xfp16 = rsqrt(x=%y_rms_norm_add)
-      %y: 1x2x8xfp16 = mul(x=%y_rms_norm_real_div_1, y=%y_rms_norm_rsqrt)
-      return %y
-    }
-
 The values of a norm are divided by a unit, so that fp16 holds their squares; epsilon is divided by its square.
 The unit is 1 where the largest magnitude is neither so large that its square overflows nor so small that it
 vanishes: then each number stays what it was, to the last digit. `form="layer_norm"` gives the layer norm of

@@ -1,37 +1,5 @@
 """Cosines and sines of dynamic positions become rows of a table; halves of heads are exchanged by a product.
 
-Before::
-
-    main(%places: 3xint32, %x: 3x4) {
-      %most: 3xint32 = minimum(x=%places, y=3)
-      %position: 3xint32 = maximum(x=%most, y=0)
-      %number: 3 = cast(x=%position, dtype="fp32")
-      %row: 3x1 = expand_dims(x=%number, axes=[1])
-      %angle: 3x4 = mul(x=%row, y=[1, 0.1, 1, 0.1])
-      %first: 3x2 = slice_by_index(x=%x, begin=[0, 0], end=[3, 2])
-      %second: 3x2 = slice_by_index(x=%x, begin=[0, 2], end=[3, 4])
-      %minus: 3x2 = mul(x=%second, y=-1)
-      %turned: 3x4 = concat(values=(%minus, %first), axis=1)
-      %cosines: 3x4 = cos(x=%angle)
-      %y: 3x4 = mul(x=%turned, y=%cosines)
-      return %y
-    }
-
-After::
-
-    main(%places: 3xint32, %x: 3x4) {
-      %most: 3xint32 = minimum(x=%places, y=3)
-      %position: 3xint32 = maximum(x=%most, y=0)
-      %cosines_rotary_tables_cast: 3 = cast(x=%position, dtype="fp32")
-      %cosines_rotary_tables_expand_dims: 3x1 = expand_dims(x=%cosines_rotary_tables_cast, axes=[-1])
-      %cosines_rotary_tables_equal: 3x4xbool = equal(x=%cosines_rotary_tables_expand_dims, y=[[0, 1, 2, 3]])
-      %cosines_rotary_tables_cast_1: 3x4 = cast(x=%cosines_rotary_tables_equal, dtype="fp32")
-      %turned: 3x4 = matmul(x=%x, y=const<4x4>)
-      %cosines: 3x4 = matmul(x=%cosines_rotary_tables_cast_1, y=const<4x4>)
-      %y: 3x4 = mul(x=%turned, y=%cosines)
-      return %y
-    }
-
 Each row of a cosine or sine that is made from one integer position is computed for all `positions` when the
 model is rewritten, in fp32. `form` says how a row is found: "one_hot", by a product with the one-hot row of the
 position; "gather", by a lookup; "inputs", by the caller, to whom the table is left beside the package;
@@ -150,9 +118,7 @@ class RotaryTables(Rewrite):
             kind = an.np_dtype(m.source).type
             value = mb.matmul(x=m.source, y=m.matrix.T.astype(kind))
         elif m.root.op_type == "mul":
-            value = mb.mul(
-                x=m.turn.other, y=an.row_inputs.table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis)
-            )
+            value = mb.mul(x=m.turn.other, y=table_as_input(mb, m.turn.word, m.turn.table, m.turn.axis))
         elif self.form == "inputs":
             value = self.as_input(mb, m)
         elif self.form == "constants":
@@ -173,7 +139,7 @@ class RotaryTables(Rewrite):
 
         def hot(maker: Builder) -> Var:
             ((_, row),) = an.one_hot.one_hot_pieces(
-                maker, flat(maker), m.count, table.dtype, MOST + an.one_hot.EXACT_IDS
+                maker, flat(maker), m.count, table.dtype, MOST + an.fp16.LAST_INTEGER
             )
             return row
 
@@ -197,6 +163,25 @@ class RotaryTables(Rewrite):
             rest = lambda values: {k: v for k, v in values.items() if k != old}  # noqa: E731
             mb.declare(an.InterfaceChange(words, (old,), inputs=rest))
             mb.drop_input(old)
+
+
+# A constant with a row for each position becomes an input, and its rows are left beside the package.
+
+
+def table_as_input(mb: Builder, wish: str, table: an.Array, axis: int) -> Var:
+    """Declare a table as an input; edits that give an equal one share it.
+
+    Args:
+        mb: of the edit.
+        wish: for the name of the input.
+        table: the constant.
+        axis: of its positions.
+    """
+    name = mb.leave_beside(wish, np.moveaxis(table, axis, 0).reshape(table.shape[axis], -1))
+    held = table.astype(mb.input_dtype(table.dtype))
+    words = f"give {name}: the rows of <package>.{name}.npy at the positions of the tokens ({held.dtype})"
+    change = an.InterfaceChange(words, (name,), inputs=lambda values: {**values, name: held})
+    return mb.add_float_input(held.shape, table.dtype, change)
 
 
 @an.example(mb.TensorSpec((3,), dtype=an.types.int32), (3, 4), opset="iOS17")

@@ -69,7 +69,7 @@ class ScalePowers(Rewrite):
             return an.NO_MATCH
         x, exponent, ops = power
         most = an.magnitude(x, products=1)
-        if most**exponent * (1 if total is None else an.rows.summed(total)) <= an.bounds.LARGEST:
+        if most**exponent * (1 if total is None else an.rows.summed(total)) <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
         if shift < 1 or abs(scaled[1]) > 0.5:
@@ -85,7 +85,7 @@ class ScalePowers(Rewrite):
             return an.NO_MATCH
         x, exponent, ops = power
         most, largest = an.magnitude(x, products=1), max(map(abs, an.bounds.of_constant(weight)))
-        if most**exponent <= an.bounds.LARGEST:
+        if most**exponent <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         if an.constant(weight) is None or an.is_compressed(weight):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)

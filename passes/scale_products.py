@@ -37,9 +37,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-CEILING = 32768.0
-"""Where sums of products end."""
-
 
 @dataclass(frozen=True)
 class ScaleProducts(Rewrite):
@@ -56,16 +53,16 @@ class ScaleProducts(Rewrite):
         if weight is None or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         most = an.intervals.product(m.root)
-        if not CEILING <= most < math.inf:
-            return Refusal(f"a sum reaches at most {most:g}; the ceiling is {CEILING:g}", m.root)
+        if not an.fp16.CEILING <= most < math.inf:
+            return Refusal(f"a sum reaches at most {most:g}; the ceiling is {an.fp16.CEILING:g}", m.root)
         places = {n: v for n, v in m.root.inputs.items() if v is weight or (n == "bias" and v is not None)}
         if any(an.constant(v) is None or an.is_compressed(v) for v in places.values()):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
-        exponent = 1 + math.floor(math.log2(most / CEILING))
+        exponent = 1 + math.floor(math.log2(most / an.fp16.CEILING))
         values = {n: np.asarray(an.constant(v)) for n, v in places.items()}
         for name, value in values.items():
             size = np.abs(value.astype(np.float64))
-            if lost := int(np.sum((size > 0) & (size < an.bounds.NORMAL * 2**exponent))):
+            if lost := int(np.sum((size > 0) & (size < an.fp16.NORMAL * 2**exponent))):
                 return Refusal(f"{lost} numbers of {name} would lose digits by 2^-{exponent}", m.root)
         return m.bind(values=values, exponent=exponent)
 

@@ -1,34 +1,5 @@
 """Values beyond what fp16 holds are scaled by a power of two, and scaled back by the norm or weight after them.
 
-Before::
-
-    main(%x: 1x4xfp16) {
-      %t: 1x4xfp16 = tanh(x=%x)
-      %large: 1x4xfp16 = mul(x=%t, y=20000)
-      %p: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
-      %stream: 1x4xfp16 = add(x=%large, y=%p)
-      %sq: 1x4xfp16 = square(x=%stream)
-      %mean: 1x1xfp16 = reduce_mean(x=%sq, axes=[-1], keep_dims=True)
-      %r: 1x1xfp16 = rsqrt(x=%mean, epsilon=0.0010004)
-      %y: 1x4xfp16 = mul(x=%stream, y=%r)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x4xfp16) {
-      %t: 1x4xfp16 = tanh(x=%x)
-      %large: 1x4xfp16 = mul(x=%t, y=20000)
-      %p: 1x4xfp16 = linear(x=%x, weight=const<4x4xfp16>)
-      %stream: 1x4xfp16 = add(x=%large, y=%p)
-      %stream_scaled: 1x4xfp16 = mul(x=%stream, y=0.0078125)
-      %sq: 1x4xfp16 = square(x=%stream_scaled)
-      %mean: 1x1xfp16 = reduce_mean(x=%sq, axes=[-1], keep_dims=True)
-      %r: 1x1xfp16 = rsqrt(x=%mean, epsilon=1.19209e-07)
-      %y: 1x4xfp16 = mul(x=%stream_scaled, y=%r)
-      return %y
-    }
-
 Regions are chosen by calibration: the model runs on `inputs` (sampled ones by default), and values above the
 limit, half of 65504 or of 32768 for sums of products, name their region: all that sums and moves tie to them,
 as a residual stream. The scale of a region goes into the constants that make it (weights, bias, tables of

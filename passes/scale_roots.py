@@ -1,30 +1,5 @@
 """The root, or the logarithm, of a sum of squares is taken of values that are divided by a unit.
 
-Before::
-
-    main(%x: 2x8xfp16) {
-      %squares: 2x8xfp16 = square(x=%x)
-      %total: 2x1xfp16 = reduce_sum(x=%squares, axes=[-1], keep_dims=True)
-      %y: 2x1xfp16 = sqrt(x=%total)
-      return %y
-    }
-
-After::
-
-    main(%x: 2x8xfp16) {
-      %y_scale_roots_abs: 2x8xfp16 = abs(x=%x)
-      %y_scale_roots_reduce_max: 2x1xfp16 = reduce_max(x=%y_scale_roots_abs, axes=[-1], keep_dims=True)
-      %y_scale_roots_maximum: 2x1xfp16 = maximum(x=%y_scale_roots_reduce_max, y=0.000244141)
-      %y_scale_roots_clip: 2x1xfp16 = clip(x=%y_scale_roots_maximum, alpha=0.0078125, beta=32)
-      %y_scale_roots_real_div: 2x1xfp16 = real_div(x=%y_scale_roots_maximum, y=%y_scale_roots_clip)
-      %y_scale_roots_real_div_1: 2x8xfp16 = real_div(x=%x, y=%y_scale_roots_real_div)
-      %y_scale_roots_square: 2x8xfp16 = square(x=%y_scale_roots_real_div_1)
-      %y_scale_roots_reduce_sum: 2x1xfp16 = reduce_sum(x=%y_scale_roots_square, axes=[-1], keep_dims=True)
-      %y_scale_roots_sqrt: 2x1xfp16 = sqrt(x=%y_scale_roots_reduce_sum)
-      %y: 2x1xfp16 = mul(x=%y_scale_roots_real_div, y=%y_scale_roots_sqrt)
-      return %y
-    }
-
 The unit is 1 where the largest magnitude of a row is neither so large that its squares overflow nor so small
 that they vanish: then each number stays what it was, to the last digit. The magnitude of complex numbers,
 `sqrt(re * re + im * im)`, is rewritten too, and what is added as an epsilon is divided by the square of the
@@ -63,7 +38,7 @@ class ScaleRoots(an.ScaledSquares):
             return an.NO_MATCH
         squares, least = read
         most = self.most(squares.values, squares.most)
-        if most + squares.epsilon <= an.bounds.LARGEST:
+        if most + squares.epsilon <= an.fp16.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
         return m.bind(ops=(m.root, *squares.ops), squares=squares, least=least)
 

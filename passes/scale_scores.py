@@ -41,8 +41,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-CEILING = 32768
-"""Where sums of products end (sbryngelson/ane-guide: part-1-machine/03)."""
 SMALL = 0.05
 """A factor below this is shared by both sides, lest one becomes subnormal; that of a head of 400 is 0.05."""
 
@@ -69,9 +67,9 @@ class ScaleScores(Rewrite):
             return Refusal(
                 f"the scores are multiplied by {scaled[1]:g}, and do not become smaller", m.root, idle=True
             )
-        most = an.intervals.largest_score(product, CEILING)
-        if most < CEILING:
-            return Refusal(f"the scores are at most {most:g}, below {CEILING}", m.root, idle=True)
+        most = an.intervals.largest_score(product, an.fp16.CEILING)
+        if most < an.fp16.CEILING:
+            return Refusal(f"the scores are at most {most:g}, below {an.fp16.CEILING:g}", m.root, idle=True)
         both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL
         return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
 

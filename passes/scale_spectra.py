@@ -1,37 +1,5 @@
 """The logarithm of bands of a power spectrum is taken of numbers that are divided by a unit of their frame.
 
-Before::
-
-    main(%x: 1x8x4xfp16) {
-      %power: 1x8x4xfp16 = square(x=%x)
-      %bands: 1x3x4xfp16 = matmul(x=const<3x8xfp16>, y=%power)
-      %least: 1x3x4xfp16 = maximum(x=%bands, y=1.00136e-05)
-      %y: 1x3x4xfp16 = log(x=%least)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x8x4xfp16) {
-      %y_scale_spectra_abs: 1x8x4xfp16 = abs(x=%x)
-      %y_scale_spectra_reduce_max: 1x1x4xfp16 = reduce_max(x=%y_scale_spectra_abs, axes=[1], keep_dims=True)
-      %y_scale_spectra_maximum: 1x1x4xfp16 = maximum(x=%y_scale_spectra_reduce_max, y=0.00195312)
-      %y_scale_spectra_clip: 1x1x4xfp16 = clip(x=%y_scale_spectra_maximum, alpha=1, beta=32)
-      %y_scale_spectra_real_div: 1x1x4xfp16 = real_div(x=%y_scale_spectra_maximum, y=%y_scale_spectra_clip)
-      %y_scale_spectra_real_div_1: 1x8x4xfp16 = real_div(x=%x, y=%y_scale_spectra_real_div)
-      %y_scale_spectra_square: 1x8x4xfp16 = square(x=%y_scale_spectra_real_div_1)
-      %y_scale_spectra_matmul: 1x3x4xfp16 = matmul(x=const<3x8xfp16>, y=%y_scale_spectra_square)
-      %y_scale_spectra_real_div_2: 1x1x4xfp16 = real_div(x=0.00195312, y=%y_scale_spectra_real_div)
-      %y_scale_spectra_square_1: 1x1x4xfp16 = square(x=%y_scale_spectra_real_div_2)
-      %y_scale_spectra_mul: 1x1x4xfp16 = mul(x=%y_scale_spectra_square_1, y=2.625)
-      %y_scale_spectra_maximum_1: 1x3x4xfp16 = maximum(x=%y_scale_spectra_matmul, y=%y_scale_spectra_mul)
-      %y_scale_spectra_log: 1x1x4xfp16 = log(x=%y_scale_spectra_real_div)
-      %y_scale_spectra_mul_1: 1x1x4xfp16 = mul(x=%y_scale_spectra_log, y=2)
-      %y_scale_spectra_log_1: 1x3x4xfp16 = log(x=%y_scale_spectra_maximum_1)
-      %y: 1x3x4xfp16 = add(x=%y_scale_spectra_log_1, y=%y_scale_spectra_mul_1)
-      return %y
-    }
-
 The unit is 1 where the largest number of a frame is 1 or more and no band of it adds up to more than 16376:
 then each number stays what it was, to the last digit. What is added before the logarithm, and the least that it
 reads, are divided by the square of the unit. Numbers below 2^-12, or 72 dB below the largest of a frame that is
@@ -69,7 +37,7 @@ class ScaleSpectra(an.ScaledSquares):
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return an.NO_MATCH
         most = self.most(spectrum.squares.values, spectrum.squares.most)
-        if most * max(1.0, spectrum.weights) <= an.bounds.LARGEST:
+        if most * max(1.0, spectrum.weights) <= an.fp16.LARGEST:
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
         return m.bind(ops=spectrum.ops, spectrum=spectrum)
 

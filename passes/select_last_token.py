@@ -158,7 +158,7 @@ class SelectLastToken(Rewrite):
             return {logits: row if row.rank == logits.rank else mb.squeeze(x=row, axes=[1])}
         if self.position == "input":
             return {logits: an.small_builds.rebuild(mb, m.tail, self.picked(mb, logits, m.tail))}
-        words = f"{logits.name} holds the last position alone, as {_one_row(logits)}"
+        words = f"{logits.name} now has the last position only: {_one_row(logits)}"
         mb.declare(an.InterfaceChange(words, (logits.name,), outputs=_select(logits.name)))
         return {
             logits: an.small_builds.rebuild(

@@ -1,40 +1,5 @@
 """Sequences go channels first and attention goes head by head, in one step: the layout of Apple's transformers.
 
-Before::
-
-    main(%x: 1x3x4) {
-      %q: 1x3x4 = linear(x=%x, weight=const<4x4>)
-      %qh: 1x1x3x4 = reshape(x=%q, shape=[1, 1, 3, 4])
-      %k: 1x3x4 = linear(x=%x, weight=const<4x4>)
-      %kh: 1x1x3x4 = reshape(x=%k, shape=[1, 1, 3, 4])
-      %v: 1x3x4 = linear(x=%x, weight=const<4x4>)
-      %vh: 1x1x3x4 = reshape(x=%v, shape=[1, 1, 3, 4])
-      %scores: 1x1x3x3 = matmul(x=%qh, y=%kh, transpose_y=True)
-      %shares: 1x1x3x3 = softmax(x=%scores)
-      %seen: 1x1x3x4 = matmul(x=%shares, y=%vh)
-      %rows: 1x3x4 = reshape(x=%seen, shape=[1, 3, 4])
-      %y: 1x3x4 = linear(x=%rows, weight=const<4x4>)
-      return %y
-    }
-
-After::
-
-    main(%x: 1x3x4) {
-      %x_twin: 1x4x3 = transpose(x=%x, perm=[0, 2, 1])
-      %x_twin_1: 1x4x1x3 = expand_dims(x=%x_twin, axes=[2])
-      %q_twin: 1x4x1x3 = conv(x=%x_twin_1, weight=const<4x4x1x1>, bias=[0, 0, 0, 0])
-      %k_twin: 1x4x1x3 = conv(x=%x_twin_1, weight=const<4x4x1x1>, bias=[0, 0, 0, 0])
-      %v_twin: 1x4x1x3 = conv(x=%x_twin_1, weight=const<4x4x1x1>, bias=[0, 0, 0, 0])
-      %scores_twin_1_twin: 1x3x1x4 = transpose(x=%k_twin, perm=[0, 3, 2, 1])
-      %scores_twin_3: 1x3x1x3 = einsum(values=(%scores_twin_1_twin, %q_twin), equation="bkhc,bchq->bkhq")
-      %shares_twin: 1x3x1x3 = softmax(x=%scores_twin_3, axis=1)
-      %y_twin: 1x4x1x3 = einsum(values=(%v_twin, %shares_twin), equation="bchk,bkhq->bchq")
-      %y_twin_1: 1x4x1x3 = conv(x=%y_twin, weight=const<4x4x1x1>, bias=[0, 0, 0, 0])
-      %y_twin_2: 1x4x3 = squeeze(x=%y_twin_1, axes=[2])
-      %y: 1x3x4 = transpose(x=%y_twin_2, perm=[0, 2, 1])
-      return %y
-    }
-
 `channels_first`, then `split_heads`; with `block`, `tile_queries` after them. `encoder_ane` and `auto` take it
 for text encoders on the chips on which that was measured to help, M1 (and M1 Max) and A15; all recipes of
 families take it on request, `layout="channels_first"`, and none with `layout="as_given"`. It is undone as a

@@ -1,28 +1,5 @@
 """A 3-D convolution becomes a sum of 2-D convolutions, one for each step of the kernel's depth.
 
-Before::
-
-    main(%x: 1x1x3x4x4) {
-      %y: 1x1x2x3x3 = conv(x=%x, weight=[[[[[0, 1], [2, 3]], [[4, 5], [6, 7]]]]])
-      return %y
-    }
-
-After::
-
-    main(%x: 1x1x3x4x4) {
-      %x_depth: 1x3x1x4x4 = transpose(x=%x, perm=[0, 2, 1, 3, 4])
-      %x_depth_0: 1x2x1x4x4 = slice_by_size(x=%x_depth, begin=[0, 0, 0, 0, 0], size=[-1, 2, -1, -1, -1])
-      %x_seen: 2x1x4x4 = reshape(x=%x_depth_0, shape=[2, -1, 4, 4])
-      %y_split_conv3d_conv: 2x1x3x3 = conv(x=%x_seen, weight=[[[[0, 1], [2, 3]]]])
-      %x_depth_1: 1x2x1x4x4 = slice_by_size(x=%x_depth, begin=[0, 1, 0, 0, 0], size=[-1, 2, -1, -1, -1])
-      %x_seen_1: 2x1x4x4 = reshape(x=%x_depth_1, shape=[2, -1, 4, 4])
-      %y_split_conv3d_conv_1: 2x1x3x3 = conv(x=%x_seen_1, weight=[[[[4, 5], [6, 7]]]])
-      %y_split_conv3d_add: 2x1x3x3 = add(x=%y_split_conv3d_conv, y=%y_split_conv3d_conv_1)
-      %y_split_conv3d_reshape: 1x2x1x3x3 = reshape(x=%y_split_conv3d_add, shape=[1, 2, 1, 3, 3])
-      %y: 1x1x2x3x3 = transpose(x=%y_split_conv3d_reshape, perm=[0, 2, 1, 3, 4])
-      return %y
-    }
-
 The depth goes beside the batch, so that each step of the kernel's depth is one 2-D convolution of a slice of
 it. Edges of the depth are padded with zeros first. Compressed weights are cut in their form. Steps that do not
 overlap, as in the patches of a film, become channels: one convolution is enough.

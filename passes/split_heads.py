@@ -1,38 +1,5 @@
 """Attention is computed head by head, with channels before tokens.
 
-Before::
-
-    main(%q: 1x8x1x3, %k: 1x8x1x3, %v: 1x8x1x3) {
-      %qh: 1x2x4x3 = reshape(x=%q, shape=[1, 2, 4, 3])
-      %kh: 1x2x4x3 = reshape(x=%k, shape=[1, 2, 4, 3])
-      %vh: 1x2x4x3 = reshape(x=%v, shape=[1, 2, 4, 3])
-      %scores: 1x2x3x3 = matmul(x=%qh, y=%kh, transpose_x=True)
-      %masked: 1x2x3x3 = add(x=%scores, y=const<3x3>)
-      %weights: 1x2x3x3 = softmax(x=%masked)
-      %out: 1x2x4x3 = matmul(x=%vh, y=%weights, transpose_y=True)
-      %y: 1x8x1x3 = reshape(x=%out, shape=[1, 8, 1, 3])
-      return %y
-    }
-
-After::
-
-    main(%q: 1x8x1x3, %k: 1x8x1x3, %v: 1x8x1x3) {
-      %qh_twin_0: 1x4x1x3, %qh_twin_1: 1x4x1x3 = split(x=%q, split_sizes=[4, 4], axis=1)
-      %kh_twin: 1x3x1x8 = transpose(x=%k, perm=[0, 3, 2, 1])
-      %kh_twin_1_0: 1x3x1x4, %kh_twin_1_1: 1x3x1x4 = split(x=%kh_twin, split_sizes=[4, 4], axis=3)
-      %vh_twin_0: 1x4x1x3, %vh_twin_1: 1x4x1x3 = split(x=%v, split_sizes=[4, 4], axis=1)
-      %scores_twin: 1x3x1x3 = einsum(values=(%kh_twin_1_0, %qh_twin_0), equation="bkhc,bchq->bkhq")
-      %masked_twin: 1x3x1x3 = add(x=%scores_twin, y=%nearness_0:const<1x3x1x3>)
-      %weights_twin: 1x3x1x3 = softmax(x=%masked_twin, axis=1)
-      %out_twin: 1x4x1x3 = einsum(values=(%vh_twin_0, %weights_twin), equation="bchk,bkhq->bchq")
-      %scores_twin_1: 1x3x1x3 = einsum(values=(%kh_twin_1_1, %qh_twin_1), equation="bkhc,bchq->bkhq")
-      %masked_twin_1: 1x3x1x3 = add(x=%scores_twin_1, y=%nearness_0:const<1x3x1x3>)
-      %weights_twin_1: 1x3x1x3 = softmax(x=%masked_twin_1, axis=1)
-      %out_twin_1: 1x4x1x3 = einsum(values=(%vh_twin_1, %weights_twin_1), equation="bchk,bkhq->bchq")
-      %y: 1x8x1x3 = concat(values=(%out_twin, %out_twin_1), axis=1)
-      return %y
-    }
-
 Queries, keys and values are brought to (batch, channels, 1, tokens), where they do not stand so already
 (`channels_first`); keys are transposed once, before they are split. Each head is two einsums with a softmax
 over axis 1 between them; masks are transposed and split, constant ones when the model is rewritten. Keys and

@@ -1,36 +1,5 @@
 """An angle of a quotient becomes that of the smaller number over the larger, turned into its quadrant.
 
-Before::
-
-    main(%a: 2x8, %b: 2x8) {
-      %q: 2x8 = real_div(x=%a, y=%b)
-      %y: 2x8 = atan(x=%q)
-      return %y
-    }
-
-After::
-
-    main(%a: 2x8, %b: 2x8) {
-      %y_stable_angle_abs: 2x8 = abs(x=%a)
-      %y_stable_angle_abs_1: 2x8 = abs(x=%b)
-      %y_stable_angle_maximum: 2x8 = maximum(x=%y_stable_angle_abs, y=%y_stable_angle_abs_1)
-      %y_stable_angle_equal: 2x8xbool = equal(x=%y_stable_angle_maximum, y=0)
-      %y_stable_angle_select: 2x8 = select(cond=%y_stable_angle_equal, a=1, b=%y_stable_angle_maximum)
-      %y_stable_angle_minimum: 2x8 = minimum(x=%y_stable_angle_abs, y=%y_stable_angle_abs_1)
-      %y_stable_angle_real_div: 2x8 = real_div(x=%y_stable_angle_minimum, y=%y_stable_angle_select)
-      %a_near: 2x8 = atan(x=%y_stable_angle_real_div)
-      %a_rest: 2x8 = sub(x=1.5708, y=%a_near)
-      %y_stable_angle_greater: 2x8xbool = greater(x=%y_stable_angle_abs, y=%y_stable_angle_abs_1)
-      %y_stable_angle_select_1: 2x8 = select(cond=%y_stable_angle_greater, a=%a_rest, b=%a_near)
-      %y_stable_angle_less: 2x8xbool = less(x=%a, y=0)
-      %y_stable_angle_real_div_1: 2x8 = real_div(x=4, y=%b)
-      %y_stable_angle_less_1: 2x8xbool = less(x=%y_stable_angle_real_div_1, y=0)
-      %y_stable_angle_logical_xor: 2x8xbool = logical_xor(x=%y_stable_angle_less, y=%y_stable_angle_less_1)
-      %y_stable_angle_mul: 2x8 = mul(x=%y_stable_angle_select_1, y=-1)
-      %y: 2x8 = select(cond=%y_stable_angle_logical_xor, a=%y_stable_angle_mul, b=%y_stable_angle_select_1)
-      return %y
-    }
-
 `torch.atan2` is converted to `atan(y / (x + a little))` with comparisons that tell the quadrants apart; other
 spellings are found by computing them at points of all quadrants. Where both are 0 the angle is 0. The signs of
 zeros count as they do in `torch.atan2`: a negative number that fp16 rounds to -0 keeps its side.

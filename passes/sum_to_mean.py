@@ -35,9 +35,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-HALF_STEP = 2.0**-11
-"""As near to 1 as fp16 rounds a factor: such a factor is left out."""
-
 
 @dataclass(frozen=True)
 class SumToMean(Rewrite):
@@ -63,7 +60,7 @@ class SumToMean(Rewrite):
             )
         count = math.prod(total.x.shape[axis] for axis in an.reading.axes_of(total))
         most = an.magnitude(total.x) * count
-        if most <= an.bounds.LARGEST:
+        if most <= an.fp16.LARGEST:
             return Refusal(
                 f"the sum of {count} values is at most {most:g}, and does not overflow", m.root, idle=True
             )
@@ -79,7 +76,7 @@ class SumToMean(Rewrite):
         mean: Var = mb.reduce_mean(
             x=m.total.x, axes=an.ints(m.total, "axes"), keep_dims=an.flag(m.total, "keep_dims")
         )
-        return mean if abs(m.scale - 1) < HALF_STEP else mb.mul(x=mean, y=m.scale)
+        return mean if abs(m.scale - 1) < an.fp16.HALF_STEP else mb.mul(x=mean, y=m.scale)
 
 
 @an.example((1, 128, 128), dtype="fp16")

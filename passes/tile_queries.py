@@ -1,31 +1,5 @@
 """Long attention is computed for some queries at a time.
 
-Before::
-
-    main(%q: 1x2x1x1024, %k: 1x2x1x2, %v: 1x2x1x2) {
-      %scores: 1x2x1x1024 = einsum(values=(%k, %q), equation="bkhc,bchq->bkhq")
-      %scaled: 1x2x1x1024 = mul(x=%scores, y=0.5)
-      %weights: 1x2x1x1024 = softmax(x=%scaled, axis=1)
-      %y: 1x2x1x1024 = einsum(values=(%v, %weights), equation="bchk,bkhq->bchq")
-      return %y
-    }
-
-After::
-
-    main(%q: 1x2x1x1024, %k: 1x2x1x2, %v: 1x2x1x2) {
-      %q_block_0: 1x2x1x512, %q_block_1: 1x2x1x512 = split(x=%q, split_sizes=[512, 512], axis=3)
-      %scores_block: 1x2x1x512 = einsum(values=(%k, %q_block_0), equation="bkhc,bchq->bkhq")
-      %scaled_block: 1x2x1x512 = mul(x=%scores_block, y=0.5)
-      %weights_block: 1x2x1x512 = softmax(x=%scaled_block, axis=1)
-      %y_block: 1x2x1x512 = einsum(values=(%v, %weights_block), equation="bchk,bkhq->bchq")
-      %scores_block_1: 1x2x1x512 = einsum(values=(%k, %q_block_1), equation="bkhc,bchq->bkhq")
-      %scaled_block_1: 1x2x1x512 = mul(x=%scores_block_1, y=0.5)
-      %weights_block_1: 1x2x1x512 = softmax(x=%scaled_block_1, axis=1)
-      %y_block_1: 1x2x1x512 = einsum(values=(%v, %weights_block_1), equation="bchk,bkhq->bchq")
-      %y: 1x2x1x1024 = concat(values=(%y_block, %y_block_1), axis=3)
-      return %y
-    }
-
 Queries are split into blocks of `block`; each block goes through the products, the masks (split likewise) and
 the softmax by itself, and the results are concatenated. Each number is computed as before.
 

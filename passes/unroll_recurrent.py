@@ -34,14 +34,15 @@ Grade: proved.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
-States = an.recurrent_steps.States
 BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
 """Direction -> the suffixes of the weights of each way through the sequence."""
 TAKEN_APART = ("bias", "peephole", "weight_hh", "input_bias")
@@ -74,7 +75,7 @@ class UnrollRecurrent(Rewrite):
                 return Refusal(f"{name} is taken apart, but it is made by {made_by}", op)
         for name in ("recurrent_activation", "cell_activation", "activation"):
             kind = an.constant(op.inputs.get(name))
-            if kind is not None and str(kind).lower() not in an.recurrent_steps.ACTIVATIONS:
+            if kind is not None and str(kind).lower() not in ACTIVATIONS:
                 return Refusal(f"{name} {kind!r} is not known", op)
         return m
 
@@ -93,10 +94,10 @@ class UnrollRecurrent(Rewrite):
 def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[list[Var], States]:
     """One way: the output of each step, in the order in which it is returned, and the last states."""
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
-    bias = an.recurrent_steps.bias_outside(mb, op, suffix)
+    bias = bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
     inputs = an.parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
-    step = an.recurrent_steps.STEPS[op.op_type](mb, op, suffix)
+    step = STEPS[op.op_type](mb, op, suffix)
     outputs = []
     for row in reversed(inputs) if back else inputs:
         states = step(mb.squeeze(x=row, axes=[0]), states)
@@ -106,6 +107,131 @@ def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[l
 
 def _sequence(mb: Builder, rows: list[Var]) -> Var:
     return mb.expand_dims(x=rows[0], axes=[0]) if len(rows) == 1 else mb.stack(values=tuple(rows), axis=0)
+
+
+# What one step of a recurrent op computes, in products, sums and activations.
+
+States = tuple[Var, ...]
+Step = Callable[[Var, States], States]
+"""(what the input adds to the gates, the states) -> the states, the output first."""
+
+
+def _plus(mb: Any, row: Var, state: Var, weight: Var) -> Var:
+    """What the input and a state add to the gates; a state of zeros adds nothing."""
+    return row if an.is_constant(state, 0) else mb.add(x=row, y=mb.linear(x=state, weight=weight))
+
+
+def _rnn(mb: Any, op: an.Operation, suffix: str) -> Step:
+    """act(W x + b + V h)."""
+
+    def step(row: Var, states: States) -> States:
+        return (_activate(mb, op, "activation", _plus(mb, row, states[0], op.weight_hh)),)
+
+    return step
+
+
+def _gru(mb: Any, op: an.Operation, suffix: str) -> Step:
+    """Gates in the order reset, output, update.
+
+    The reset gate multiplies the state before the product of the output gate; with `reset_after`, that product
+    and its part of the bias.
+    """
+    width = int(op.weight_hh.shape[1])
+    rows = np.arange(3 * width).reshape(3, width)  # reset, output, update
+    whole = an.Edit.of(op.weight_hh.shape)
+    gates, output = (whole.taken(0, r.ravel()) for r in (rows[[0, 2]], rows[1]))
+    after, inside = an.flag(op, "reset_after"), _inside(op)
+
+    def step(row: Var, states: States) -> States:
+        (h,) = states
+        x_r, x_o, x_z = mb.split(x=row, num_splits=3, axis=-1)
+        weight = an.edit_weight(mb, op.weight_hh, gates, f"{op.name}_gates")
+        both = _plus(mb, mb.concat(values=(x_r, x_z), axis=-1), h, weight)
+        r, z = mb.split(x=_activate(mb, op, "recurrent_activation", both), num_splits=2, axis=-1)
+        weight = an.edit_weight(mb, op.weight_hh, output, f"{op.name}_output")
+        if after:
+            still = an.is_constant(h, 0)
+            kept = inside if still else mb.linear(x=h, weight=weight, bias=inside)
+            new = mb.add(x=x_o, y=mb.mul(x=r, y=kept))
+        else:
+            new = x_o if an.is_constant(h, 0) else _plus(mb, x_o, mb.mul(x=r, y=h), weight)
+        new = _activate(mb, op, "activation", new)
+        return (mb.add(x=new, y=mb.mul(x=z, y=mb.sub(x=h, y=new))),)
+
+    return step
+
+
+def _inside(op: an.Operation) -> an.Array:
+    """What is added to the product of the state before the reset gate multiplies it."""
+    width, bias = int(op.weight_hh.shape[1]), an.constant(op.inputs.get("bias"))
+    zeros = np.zeros(width, an.np_dtype(op.x))
+    return zeros if bias is None else np.asarray(bias)[width : 2 * width]
+
+
+def bias_outside(mb: Any, op: an.Operation, suffix: str) -> Var | None:
+    """What the input adds to the gates, beside its product; None for nothing."""
+    bias: Var | None = op.inputs.get(f"bias{suffix}")
+    more, after = an.constant(op.inputs.get("input_bias")), an.flag(op, "reset_after")
+    if more is None and not (after and bias is not None):
+        return bias
+    width = int(op.weight_hh.shape[1])
+    total = np.zeros(3 * width, an.np_dtype(op.x)) if bias is None else np.array(an.constant(bias))
+    if after:
+        total[width : 2 * width] = 0
+    total = total if more is None else total + np.asarray(more)
+    return mb.shared((op, "bias outside"), lambda: total, f"{op.name}_bias")
+
+
+def _lstm(mb: Any, op: an.Operation, suffix: str) -> Step:
+    """Gates in the order input, forget, output, cell."""
+    weight, clip = op.inputs[f"weight_hh{suffix}"], an.constant(op.inputs.get("clip"))
+    peephole = an.constant(op.inputs.get(f"peephole{suffix}"))
+    peeps: list[an.Array] = [] if peephole is None else np.split(np.asarray(peephole), 3)
+
+    def peeped(gate: Var, which: int, cell: Var) -> Var:
+        if not peeps or an.is_constant(cell, 0):
+            return gate
+        return mb.add(x=gate, y=mb.mul(x=cell, y=peeps[which]))
+
+    def step(row: Var, states: States) -> States:
+        h, c = states
+        i, f, o, z = mb.split(x=_plus(mb, row, h, weight), num_splits=4, axis=-1)
+        i = _activate(mb, op, "recurrent_activation", peeped(i, 0, c))
+        f = _activate(mb, op, "recurrent_activation", peeped(f, 1, c))
+        z = _activate(mb, op, "cell_activation", z)
+        new = mb.mul(x=i, y=z)
+        c = new if an.is_constant(c, 0) else mb.add(x=mb.mul(x=f, y=c), y=new)
+        if clip is not None:
+            limit = an.np_dtype(c).type(clip)
+            c = mb.clip(x=c, alpha=-limit, beta=limit)
+        o = _activate(mb, op, "recurrent_activation", peeped(o, 2, c))
+        return mb.mul(x=o, y=_activate(mb, op, "activation", c)), c
+
+    return step
+
+
+STEPS: dict[str, Callable[[Any, an.Operation, str], Step]] = {"rnn": _rnn, "gru": _gru, "lstm": _lstm}
+
+ACTIVATIONS: dict[str, tuple[str, dict[str, float]]] = {
+    "tanh": ("tanh", {}),
+    "scaled_tanh": ("tanh", {}),  # both factors are 1 where a recurrent op names it
+    "sigmoid": ("sigmoid", {}),
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), ("sigmoid_hard", {"alpha": 0.2, "beta": 0.5})),
+    "relu": ("relu", {}),
+    "linear": ("", {}),
+}
+"""The activations that a recurrent op may name: op type ("" for none) and its parameters."""
+DEFAULT = {"recurrent_activation": "sigmoid"}
+
+
+def _activate(mb: Any, op: an.Operation, which: str, x: Var) -> Var:
+    """One of the activations of a recurrent op."""
+    kind = an.constant(op.inputs.get(which))
+    op_type, values = ACTIVATIONS[str(kind or DEFAULT.get(which, "tanh")).lower()]
+    if not op_type:
+        return x
+    parameters: dict[str, Any] = {k: an.np_dtype(x).type(v) for k, v in values.items()}
+    return getattr(mb, op_type)(x=x, **parameters)
 
 
 @an.example((1, 1, 5), (1, 4))

@@ -55,9 +55,6 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Program, Refusal, Rewrite, Var, mb
 
-COUNTS_TO = 2048
-"""fp16 holds all integers up to here."""
-
 
 @dataclass(frozen=True)
 class WidenToFp32(Rewrite):
@@ -140,7 +137,7 @@ def _entries(ops: tuple[Operation, ...]) -> set[Var]:
 def _is_whole(value: Var) -> bool:
     """Is it an integer that becomes fp16, which may not hold it?"""
     cast = an.producer(value, "cast")
-    return cast is not None and an.np_dtype(cast.x).kind in "iu" and an.magnitude(cast.x) > COUNTS_TO
+    return cast is not None and an.np_dtype(cast.x).kind in "iu" and an.magnitude(cast.x) > an.fp16.LAST_INTEGER
 
 
 def _before_rounding(value: Var) -> Var | None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import long_tests
 import pytest
+from slow_cases import mark_slow
 
 if TYPE_CHECKING:
     from tiny_models import Converted
@@ -27,10 +27,9 @@ CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take whole files: the longest come first, so that both end at nearly the same time."""
-    cases = long_tests.mark_slow(items)
-    rows = [] if any("::" in argument for argument in config.args) else long_tests.stale(cases)
-    if rows:
-        raise pytest.UsageError(f"tests/support/long_tests.py names what is not there: {', '.join(rows)}")
+    stale = mark_slow(items)
+    if stale and not any("::" in argument for argument in config.args):
+        raise pytest.UsageError(f"markers name cases that are not there: {', '.join(stale)}")
     items.sort(key=lambda item: (item.get_closest_marker("first") is None, item.path))
 
 

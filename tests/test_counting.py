@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 
-import long_tests
 import pytest
+import slow_cases
 from counting import assert_linear, lines
 
 
@@ -30,12 +33,38 @@ def test_a_count_repeats_and_leaves_no_trace_function() -> None:
     assert sys.gettrace() is before
 
 
-def test_a_row_of_the_long_tests_that_is_out_of_date_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_tests, "STAYS", {"test_a.py::test_one": ("x", "y")})
-    monkeypatch.setattr(long_tests, "STANDS_IN", {"test_a.py::test_two": "its neighbours"})
-    assert long_tests.stale({"test_a.py::test_one": {"x", "y", "z"}, "test_a.py::test_two": {""}}) == []
-    assert long_tests.stale({"test_a.py::test_one": {"x"}, "test_a.py::test_three": {""}}) == [
-        "test_a.py::test_one[y]",
-        "test_a.py::test_two",
-    ]
-    assert long_tests.stale({"test_b.py::test_one": {""}}) == []
+NAMED = """
+import pytest
+
+@pytest.mark.quick_cases("0", "{named}")
+@pytest.mark.one_of(2)
+@pytest.mark.parametrize("number", range(4))
+def test_numbers(number): ...
+"""
+
+
+@pytest.mark.parametrize(("named", "stale"), [("2", []), ("5", ["test_it.py::test_numbers[5]"])])
+def test_a_marker_that_names_no_case_is_noticed(
+    named: str, stale: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "test_it.py").write_text(NAMED.format(named=named))
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    words = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+    path = {"PYTHONPATH": str(Path(slow_cases.__file__).parent)}
+    made = subprocess.run(words, cwd=tmp_path, env=os.environ | path, capture_output=True, text=True)
+    told = made.stdout.splitlines()
+    assert [one.removeprefix("stale ") for one in told if one.startswith("stale ")] == stale
+    assert [one for one in told if one.startswith("test_it.py")] == ["test_it.py::test_numbers[0]"]
+
+
+CONFTEST = """
+import slow_cases
+
+def pytest_configure(config):
+    for name in ("quick_cases", "one_of", "slow"):
+        config.addinivalue_line("markers", name)
+
+def pytest_collection_modifyitems(items):
+    for one in slow_cases.mark_slow(items):
+        print("stale", one)
+"""

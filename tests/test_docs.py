@@ -145,6 +145,17 @@ def run_commands(text: str) -> None:
             print(done.output)
 
 
+@pytest.mark.slow_cases(
+    "README.md",
+    "api.md",
+    "ci.md",
+    "command-line.md",
+    "compression.md",
+    "decoders.md",
+    "large-models.md",
+    "sizes.md",
+    "tutorial.md",
+)
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_snippets_run_in_order_and_print_what_the_page_says(
     page: Path, folder: Path, request: pytest.FixtureRequest

@@ -49,7 +49,7 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         lambda p, _: ANY.compress(p, inputs=X, for_="zz"),
         "for_='zz'; it may be 'size' or 'speed'",
     ),
-    "compress target": (lambda p, _: ANY.compress(p, inputs=X, target="zz"), "unknown chip 'zz'"),
+    "compress target": (lambda p, _: ANY.compress(p, inputs=X, target="zz"), "unknown chip or device 'zz'"),
     "compress inputs": (lambda p, _: ANY.compress(p), "corrected by what the model sees: give inputs="),
     "ranges shard": (lambda p, _: ANY.ranges(p, shard=7), "ranges: shard=7 is of type int"),
     "inspect target": (lambda p, _: ANY.inspect(p, target=7), "inspect: target=7 is of type int"),
@@ -63,7 +63,7 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         "run: outputs=7 is of type int; it takes a list of str",
     ),
     "run a letter": (lambda p, _: ANY.run(p, X, outputs="y"), "run: outputs='y' is of type str"),
-    "apply target": (lambda p, _: ANY.apply(p, "negate_subtract", target="zz"), "unknown chip 'zz'"),
+    "apply target": (lambda p, _: ANY.apply(p, "negate_subtract", target="zz"), "unknown chip or device 'zz'"),
     "apply no target": (lambda p, _: ANY.apply(p, "negate_subtract", target=7), "target=7 is no name"),
     "apply a name": (
         lambda p, _: ANY.apply(p, "gpt2_anee"),

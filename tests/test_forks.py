@@ -101,6 +101,7 @@ def saved(tmp_path: Path) -> Path:
     return save(load(program()), tmp_path / "in.mlpackage")
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("place", PLACES)
 def test_a_child_uses_the_library(place: str, saved: Path, tmp_path: Path) -> None:
@@ -235,6 +236,7 @@ print(made.is_dir())
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_ends_takes_nothing_along(saved: Path) -> None:
     """What it inherited is not its to clean up."""
     done = subprocess.run([sys.executable, "-c", LEAVES, saved], capture_output=True, text=True, check=False)

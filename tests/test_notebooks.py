@@ -76,6 +76,7 @@ def differing(stored: Any, fresh: Any) -> list[tuple[str, str]]:
     return [pair for pair in zip(printed(stored), printed(fresh), strict=True) if not agree(*pair)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", [marked(path) for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
 def test_notebooks_run(path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
@@ -116,18 +117,15 @@ def test_the_demonstration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     demo = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(demo)
     monkeypatch.setattr(demo, "BUILD", demo.ROOT / "build" / "test-demo")
-    monkeypatch.setattr(demo, "STEPS", 20)
     monkeypatch.setattr("sys.argv", ["demo"])
     demo.main()
     out = capsys.readouterr().out
-    first = " ".join(out.split("\n\n")[0].split())
-    assert "times as fast" in first, "the first screen shows what is gained, on a chip that people have"
-    assert "on A15/iOS 17" in first
-    assert "outputs identical" in first
-    before, after = out.split("before:\n")[1].split("\n\nafter:\n")
-    assert before == after.split("\n\n")[0]
-    assert "ops on the ANE" in after
-    assert "inspect build/test-demo/gpt2.mlpackage" in out
+    screen = " ".join(" ".join(out.splitlines()[:20]).split())
+    assert re.search(
+        r"On iPhone 13 \(A15\): [\d.]+ ms -> [\d.]+ ms by estimate, about [\d.]+ times as fast", screen
+    )
+    assert "same outputs" in screen
+    assert "see build/test-demo/gpt2.mlpackage" in out
     report = json.loads((demo.BUILD / "report.json").read_text(encoding="utf-8"))
     assert report["proof"]["ok"]
     assert report["edits"]["select_last_token"] == 1

@@ -22,12 +22,13 @@ from anesurgery import facts, ops, regions, semantics, testing
 from anesurgery.errors import NO_MATCH, PassError, PatternError, ProofError, Refusal, SurgeryError
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 from anesurgery.placement import Grade, Rule, Target
-from anesurgery.placement.registered import unregister_rule
+from anesurgery.placement.evidence import unregister_rule
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, var
 from anesurgery.rewriting.rewrite import Rewrite
 
-PAGE = (Path(__file__).resolve().parents[1] / "docs" / "writing-a-pass.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("writing-a-pass.md", "authoring.md"))
 
 
 def public(owner: object) -> list[str]:
@@ -222,7 +223,7 @@ class Picky(Approximately):
 
 def test_a_refusal_shows_the_op() -> None:
     surgery = ane.apply(quotient, [Picky()])
-    lines = str(surgery).splitlines()
+    lines = surgery.details.splitlines()
     at = next(i for i, line in enumerate(lines) if "it is no Sunday" in line)
     assert lines[at + 1].strip() == "%z: 2x64 = real_div(x=%x, y=%y)"
     assert [row["op"] for row in surgery.to_json()["refusals"]] == ["%z: 2x64 = real_div(x=%x, y=%y)"]

@@ -25,7 +25,7 @@ from anesurgery.errors import SurgeryError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.placement import Grade, Rule
-from anesurgery.placement.registered import unregister_rule
+from anesurgery.placement.evidence import unregister_rule
 from anesurgery.surgery import Recipe
 from anesurgery.testing import apply_pass
 
@@ -284,6 +284,7 @@ def test_a_former_module_is_there_with_a_warning() -> None:
         assert not hasattr(sys.modules["anesurgery.recipes.auto"], "none_such")
 
 
+@pytest.mark.slow
 def test_the_recipe_is_no_module_though_its_former_module_is_imported_first() -> None:
     code = "import anesurgery.recipes.auto, anesurgery; print(type(anesurgery.recipes.auto).__name__)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

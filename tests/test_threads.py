@@ -65,6 +65,7 @@ def upgraded(path: Path) -> str:
     return to_text(load(ane.upgrade(path)).program)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("use", [operated, inspected, computed, upgraded])
 def test_eight_threads_give_what_one_gives(use: Callable[[Path], str], models: dict[str, Path]) -> None:
     expected = {path: use(path) for path in models.values()}
@@ -105,6 +106,7 @@ DOORS: dict[str, Callable[[dict[str, Path]], Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("door", DOORS)
 def test_every_door_waits_for_the_lock(door: str, models: dict[str, Path]) -> None:
     DOORS[door](models)  # imports are done
@@ -131,6 +133,7 @@ def test_silence_ends_with_the_last_thread() -> None:
     assert list(warnings.filters) == before
 
 
+@pytest.mark.slow
 def test_threads_may_be_the_first_to_import(models: dict[str, Path]) -> None:
     """Nothing is imported yet: modules that load each other must not be seen half made."""
     script = (

@@ -20,6 +20,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays, psnr
 from anesurgery.display import Drawn, finite
 from anesurgery.doors import door
@@ -584,7 +585,11 @@ def _rounded(module: torch.nn.Module) -> torch.nn.Module:
 
 def _as_half(tensor: torch.Tensor) -> torch.Tensor:
     """Floats as fp16 holds them, in their own type."""
-    return tensor.half().clamp(-65504, 65504).to(tensor.dtype) if tensor.is_floating_point() else tensor
+    return (
+        tensor.half().clamp(-fp16.LARGEST, fp16.LARGEST).to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+    )
 
 
 def _recorded(module: torch.nn.Module, values: Mapping[str, torch.Tensor]) -> list[Call]:

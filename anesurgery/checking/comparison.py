@@ -47,6 +47,7 @@ from anesurgery.mil import (
     types,
 )
 from anesurgery.registry import INTERPRETER
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.text import type_text
 
 
@@ -102,7 +103,9 @@ class Comparison(Drawn):
         if not failures and not any(o.compared for o in self.outputs):
             failures = ["no output holds a number: nothing was compared"]
         measured = [o.psnr for o in self.outputs if o.compared]
-        worst = [f"worst PSNR {min(measured):.1f} dB, gate {self.gate:g} dB"] if measured else []
+        least = in_decibels(min(measured, default=math.inf), "worst PSNR ")
+        worst = [f"{least}, gate {self.gate:g} dB"] if measured and min(measured) < math.inf else []
+        worst += ["identical"] if not (failures or worst) else []
         place = [f"first diverging op: {self.first_divergence}"] if self.first_divergence else []
         return "; ".join([*failures, *worst, *place])
 

@@ -17,6 +17,7 @@ from anesurgery.interpret.features import images
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
 from anesurgery.mil import Array, Function, Operation, Var, function_of
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.text import type_text
 
 
@@ -37,7 +38,7 @@ class Divergence:
 
     def __str__(self) -> str:
         other = "" if self.other == self.name else f" (against {self.other})"
-        numbers = f"PSNR {self.psnr:.1f} dB, max error {self.max_abs:.3g}"
+        numbers = f"{in_decibels(self.psnr, 'PSNR ')}, max error {self.max_abs:.3g}"
         return f"{self.op_type} {self.name}{other}: {'; '.join(filter(None, (numbers, self.note)))}"
 
 

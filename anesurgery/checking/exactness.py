@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.checking.grades import psnr
 from anesurgery.errors import InterpretError
 from anesurgery.facts.dependence import times_run
@@ -28,7 +29,7 @@ from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
-from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
 Values = Mapping[str, Array]
@@ -131,13 +132,6 @@ def less_exact(before: Mapping[str, float], after: Mapping[str, float]) -> str:
                 f"{in_decibels(old)} -> {in_decibels(new)} of what the model means"
             )
     return ""
-
-
-def in_decibels(value: float) -> str:
-    """How near outputs are, in words."""
-    if math.isinf(value):
-        return "identical" if value > 0 else "not finite"
-    return f"{value:.1f} dB"
 
 
 @dataclass
@@ -289,7 +283,7 @@ def large_squares(program: Program, seed: int = 0, inputs: Sequence[Values] = ()
     for name, function in program.functions.items():
         if (squares := repairs_of_squares(function)) and stored(function) <= MOST_NUMBERS:
             largest |= _seen(program, name, squares, seed, inputs)
-    return {name: value for name, value in largest.items() if not value < LARGEST / MARGIN}
+    return {name: value for name, value in largest.items() if not value < fp16.LARGEST / MARGIN}
 
 
 def repairs_of_squares(function: Function) -> dict[Var, str]:

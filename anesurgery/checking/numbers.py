@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.checking.adversarial import Drawing, crossed, edged, schedule, untried, weights
 from anesurgery.checking.grades import REASSOCIATED, Promise
 from anesurgery.checking.lengths import drawn_shape, evaluator
@@ -35,8 +36,6 @@ UNCOUNTED = CARRIERS | MOVING | PADDING | {"const"}
 """Ops that round nothing by themselves; what a cast rounds is counted apart."""
 HALF, WIDEST = 2, 8
 """Bytes of fp16, and of the widest floats."""
-WHOLE_HALVES = 2**11
-"""Up to where fp16 holds every integer."""
 ROUNDED_OFF = float(np.finfo(np.float32).eps)
 """Share of most values that is no difference in the smallest row: fp32 rounds as much off."""
 ROW = 8
@@ -117,7 +116,7 @@ def _to_half(op: Operation) -> bool:
     if op.op_type != "cast" or np_dtype(op.inputs["x"]).kind not in "iu":
         return narrows(op)
     low, high = stored_interval(op.inputs["x"])
-    return np_dtype(op.outputs[0]) == np.float16 and max(-low, high) > WHOLE_HALVES
+    return np_dtype(op.outputs[0]) == np.float16 and max(-low, high) > fp16.LAST_INTEGER
 
 
 def _narrowest(ops: Sequence[Operation]) -> int:

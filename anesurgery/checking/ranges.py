@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
 from anesurgery.files.shards import Shard, share
 from anesurgery.files.sharing import workers
 from anesurgery.interpret import Listener, Predictor
-from anesurgery.interpret.arithmetic.neural_engine import CEILING, SUMS, bound
+from anesurgery.interpret.arithmetic.neural_engine import SUMS, bound
 from anesurgery.interpret.features import as_array
 from anesurgery.mil import Operation, Var, np_dtype, producer
-from anesurgery.semantics.bounds import LARGEST
 
 Values = Mapping[str, Any]
 
@@ -89,7 +89,7 @@ class OpRange:
 
     def _seen(self, hazard: Hazard) -> Hazard:
         """A hazard of a share, with the magnitude of the whole."""
-        kind = "overflow" if hazard.kind == "saturates" and self.largest > LARGEST else hazard.kind
+        kind = "overflow" if hazard.kind == "saturates" and self.largest > fp16.LARGEST else hazard.kind
         partial = self.partial_sum if kind in ("saturates", "may saturate") else None
         return replace(hazard, kind=kind, value=self.largest if partial is None else partial)
 
@@ -296,7 +296,7 @@ def _hazard(row: OpRange, arithmetic: str, nan: bool) -> Hazard:
         return Hazard("fp32", kind, value, _remedy(row.op_type, kind))
     if nan:
         return Hazard(arithmetic, "nan", value, _remedy(row.op_type, "nan"))
-    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= LARGEST
+    saturates = arithmetic != "fp16" and row.op_type in SUMS and value <= fp16.LARGEST
     kind = "saturates" if saturates else "overflow"
     shown = row.partial_sum if saturates and row.partial_sum is not None else value
     return Hazard(arithmetic, kind, shown, _remedy(row.op_type, kind))
@@ -309,7 +309,7 @@ def _remedy(op_type: str, kind: str) -> str | None:
 def _add_possible(rows: Iterable[OpRange], engine: str) -> None:
     for row in rows:
         seen = any(h.arithmetic == engine for h in row.hazards)
-        if row.partial_sum is not None and row.partial_sum >= CEILING and not seen:
+        if row.partial_sum is not None and row.partial_sum >= fp16.CEILING and not seen:
             remedy = _remedy(row.op_type, "may saturate")
             row.hazards.append(Hazard(engine, "may saturate", row.partial_sum, remedy))
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import (
     Aim,
     Function,
@@ -79,7 +80,9 @@ def ranges(
             options |= {"jobs": jobs, "scheduler": scheduler}
             observed = certify(model, arrays.read_all(inputs), chip=chip, **options)
     _save(observed, save)
-    show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet)
+    then = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
+    wrote = [save] if save is not None else []
+    show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet, wrote, then if model else "")
     if not observed.ok:
         raise typer.Exit(1)
 
@@ -152,7 +155,10 @@ def certify(
         certificate.save_html(html)
     if worst is not None:
         arrays.write(worst.expanduser(), certificate.worst_inputs, overwrite)
-    show(certificate.to_json(), certificate_group(certificate), as_json, quiet)
+    wrote = [path for path in (html, worst) if path is not None]
+    then = "" if certificate.ok else command("fix", model, "safe_numbers", target=target)
+    more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""
+    show(certificate.to_json(), certificate_group(certificate), as_json, quiet, wrote, then, more)
     if not certificate.ok:
         raise typer.Exit(1)
 
@@ -238,7 +244,8 @@ def sensitivity(
     shown += [] if proposal is None else [weight_costs.proposal_group(proposal)]
     from rich.console import Group
 
-    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet)
+    wrote = [path for path in (save, out) if path is not None]
+    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote)
 
 
 def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:

@@ -9,27 +9,38 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
-from anesurgery.commands.options import Json, Quiet, show
+from anesurgery.commands.options import Full, Json, Quiet, show
 from anesurgery.commands.waiting import load_engine
+
+LEGEND = """axis: the longest last axis. kernel: the largest convolution.
+weights: of one program. loaded: of all programs. on chip: room for one value.
+"""
 
 
 def chips(
     target: Annotated[str | None, typer.Option(help='Some of them, as in inspect: "M1-M3".')] = None,
+    full: Full = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What is known of each chip: engine, cores, bandwidth, limits, oldest OS, wrong ops, and from where."""
+    """Which chip is in which device, and what is known of it: engine, cores, bandwidth, limits, wrong ops."""
     load_engine(quiet)
     from anesurgery.placement.rules.faulty_ops import faults_on
-    from anesurgery.placement.target import CHIPS, SOURCES, Target
+    from anesurgery.placement.target import CHIPS, SOURCES, Target, products_of
 
     aim = Target.parse(target)
     chosen = [CHIPS[name] for name in aim.chips]
     faults = [_fault(fault) for fault in faults_on(aim)]
-    plain = {"chips": [asdict(chip) for chip in chosen], "sources": SOURCES, "faults": faults}
-    sources = "\n".join(f"{name}: {source}" for name, source in SOURCES.items())
-    words = "\n".join(f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults)
-    show(plain, Group(_table(chosen), sources, "", "Ops that were reported wrong:", words), as_json, quiet)
+    plain = {
+        "chips": [asdict(chip) | {"devices": products_of(chip.name)} for chip in chosen],
+        "sources": SOURCES,
+        "faults": faults,
+    }
+    sources = [f"{name}: {source}" for name, source in SOURCES.items()]
+    wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
+    ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
+    more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
+    show(plain, Group(_devices(chosen), "", _limits(chosen), *more), as_json, quiet)
 
 
 def _fault(fault: Any) -> dict[str, Any]:
@@ -47,27 +58,45 @@ def _fault(fault: Any) -> dict[str, Any]:
     }
 
 
-def _cells(chip: Any) -> dict[str, Any]:
-    """Heading -> what stands below it; None where nothing is known."""
+def _limits(chosen: list[Any]) -> Table:
+    """A row for each chip; "?" where nothing is known."""
     from anesurgery.semantics.reading import in_words
 
-    return {
-        "chip": chip.name,
-        "engine": f"H{chip.family}",
-        "cores": chip.cores,
-        "GB/s": chip.bandwidth,
-        "axis": chip.axis,
-        "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
-        "program": in_words(chip.program),
-        "address space": None if chip.address_space is None else in_words(chip.address_space),
-        "working set": in_words(chip.working_set),
-        "since": f"{chip.platform} {chip.first_os}",
-    }
+    rows = [
+        {
+            "chip": chip.name,
+            "engine": f"H{chip.family}",
+            "cores": chip.cores,
+            "GB/s": chip.bandwidth,
+            "axis": chip.axis,
+            "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
+            "weights": in_words(chip.program),
+            "loaded": None if chip.address_space is None else in_words(chip.address_space),
+            "on chip": in_words(chip.working_set),
+        }
+        for chip in chosen
+    ]
+    return _table(rows)
 
 
-def _table(chosen: list[Any]) -> Table:
-    rows = [_cells(chip) for chip in chosen]
-    table = Table(*rows[0], box=None)
+def _devices(chosen: list[Any]) -> Table:
+    """The devices of each chip, and the oldest OS that runs on it."""
+    from anesurgery.placement.target import products_of
+
+    macs = "Macs and iPads that name it"
+    rows = [
+        {
+            "chip": chip.name,
+            "from": f"{chip.platform} {chip.first_os}",
+            "devices": ", ".join([*products_of(chip.name), *([macs] if chip.platform == "macOS" else [])]),
+        }
+        for chip in chosen
+    ]
+    return _table(rows)
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table(*rows[0], box=None, pad_edge=False)
     for row in rows:
         table.add_row(*("?" if value is None else str(value) for value in row.values()))
     return table

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import (
     Aim,
     Function,
@@ -126,7 +127,9 @@ def compress(
         compression.save_html(html)
     if plot is not None:
         compression.save_plot(plot)
-    show(compression.to_json(), compressions.compression_group(compression), as_json, quiet)
+    wrote = [path for path in (place, html, plot) if path is not None]
+    shown = compressions.compression_group(compression)
+    show(compression.to_json(), shown, as_json, quiet, wrote, command("compare", model, place))
 
 
 def compress_cache(
@@ -157,7 +160,7 @@ def compress_cache(
     check_out(model, place, overwrite)
     cache = compressed(model, tokens, scales=scales, target=target)
     cache.save(place, overwrite=overwrite)
-    show(cache.to_json(), str(cache), as_json, quiet)
+    show(cache.to_json(), str(cache), as_json, quiet, [place], command("see", place, target=target))
 
 
 def _texts(file: Path) -> list[list[int]]:

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, OldOut, Out, Quiet, one_place, show
 from anesurgery.commands.waiting import load_engine, waiting
 
@@ -25,7 +26,8 @@ def decompile(
 
     with waiting("decompiling", quiet):
         written = write(source, target, overwrite=overwrite)
-    show({"path": str(written.path), "notes": list(written.notes)}, str(written), as_json, quiet)
+    plain = {"path": str(written.path), "notes": list(written.notes)}
+    show(plain, str(written), as_json, quiet, then=command("see", target))
 
 
 def executorch(
@@ -45,5 +47,6 @@ def executorch(
         with waiting("extracting", quiet):
             models: list[Any] = [str(path) for path in program.extract(out, overwrite=overwrite)]
         record |= {"models": models}
-        lines = "\n".join([lines, *(f"wrote {model}" for model in models)])
-    show(record, lines, as_json, quiet)
+        show(record, lines, as_json, quiet, models, command("see", *models[:1]))
+        return
+    show(record, lines, as_json, quiet, then=command("executorch", source, "--out", "models"))

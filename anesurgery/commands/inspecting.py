@@ -10,14 +10,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from anesurgery.commands.next_steps import WHY, command
 from anesurgery.commands.options import (
     Aim,
+    Full,
     Function,
     Gate,
     Jobs,
@@ -84,6 +86,7 @@ def inspect(
     overwrite: Overwrite = False,
     jobs: Jobs = 1,
     scheduler: Scheduler = None,
+    full: Full = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -111,22 +114,23 @@ def inspect(
     with waiting("inspecting", quiet):
         first = look(model)
         second = look(after) if after is not None else None
-    wrong = ""
+    wrong, passes = "", list[str]()
     if fix is not None:
-        aimed: dict[str, Any] = {"target": target, "inputs": inputs, "gate": gate}
-        wrong = _repair(model, fix, compute_units, aimed, overwrite=overwrite, quiet=quiet or as_json)
+        aimed = {"target": target, "inputs": inputs, "gate": gate}
+        wrong, passes = _repair(model, fix, compute_units, aimed, overwrite, quiet or as_json)
         with waiting("inspecting the repaired model", quiet):
             second = look(fix)
     if html is not None:
-        _write_page(html, first, second)
+        first.save_html(html.expanduser(), second)
     if segments:
         _print_segments(first, quiet)
     elif status:
         _print_status(first, as_json, quiet)
     else:
-        _print_report(first, second, wrong, as_json=as_json, quiet=quiet)
-    if status or wrong:
-        raise typer.Exit(first.status if status else 1)
+        ends = _Ends(model, str(fix or after or ""), target, (fix, html), passes, wrong)
+        _print_report(first, second, ends, full, as_json, quiet)
+    if code := first.status if status else int(bool(wrong)):
+        raise typer.Exit(code)
 
 
 def _inspect_folder(
@@ -181,9 +185,13 @@ def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: b
 
 
 def _repair(
-    model: str, package: Path, units: str | None, how: dict[str, Any], *, overwrite: bool, quiet: bool
-) -> str:
-    """Write the repaired model; say how wrong its outputs are, "" where they reach the gate."""
+    model: str, package: Path, units: str | None, how: dict[str, Any], overwrite: bool, quiet: bool
+) -> tuple[str, list[str]]:
+    """Write the repaired model.
+
+    Returns:
+        How wrong its outputs are, "" where they reach the gate; and the passes that changed it.
+    """
     from anesurgery.files import arrays
     from anesurgery.placement.models import of_layers
     from anesurgery.surgery import apply, find_recipe
@@ -195,11 +203,8 @@ def _repair(
         surgery.save(package, overwrite=overwrite)
     for change in () if quiet else surgery.contract:
         print(printable(f"interface: {change.words}"), file=sys.stderr)
-    return surgery.wrong if surgery.below(how["gate"]) else ""
-
-
-def _write_page(path: Path, first: Any, second: Any) -> None:
-    first.save_html(path.expanduser(), second)
+    passes = list(dict.fromkeys(change.pass_name for change in surgery.changes))
+    return (surgery.wrong if surgery.below(how["gate"]) else ""), passes
 
 
 def _print_why(
@@ -239,16 +244,49 @@ def _print_status(inspection: Any, as_json: bool, quiet: bool) -> None:
     show(line, f"{inspection.status}: {words} ({counts}; {inspection.target})", as_json, quiet)
 
 
-def _print_report(first: Any, second: Any, wrong: str, *, as_json: bool, quiet: bool) -> None:
+@dataclass(frozen=True)
+class _Ends:
+    """What a report ends with: of which models it speaks, what was written, and what was done."""
+
+    model: str
+    after: str
+    target: str | None
+    wrote: tuple[Path | None, ...]
+    passes: list[str]
+    wrong: str
+
+    def repair(self, name: str) -> str:
+        """The command that applies a pass."""
+        return command("fix", self.after or self.model, name, target=self.target)
+
+    def then(self, first: Any) -> str:
+        """The command to run next."""
+        if self.after:
+            return command("certify", self.after, target=self.target)
+        if first.fixing:
+            return str(first.fixing)
+        helped = any(finding.remedy for finding in first.all_findings)
+        return command("fix" if helped else "certify", self.model, target=self.target)
+
+
+def _print_report(first: Any, second: Any, ends: _Ends, full: bool, as_json: bool, quiet: bool) -> None:
     from rich.console import Group
 
     from anesurgery.show import terminal
     from anesurgery.show.console import plain as said
 
+    last = (filter(None, ends.wrote), ends.then(first), "" if full else WHY)
     if second is None:
-        show(first.to_json(), terminal.inspection_group(first), as_json, quiet)
+        group = terminal.inspection_group(first) if full else terminal.short_group(first, ends.repair)
+        show(first.to_json(), group, as_json, quiet, *last)
         return
     plain = {"before": first.to_json(), "after": second.to_json()}
-    plain |= {"wrong": wrong} if wrong else {}
-    first_line = [said(wrong, style="bold")] if wrong else []
-    show(plain, Group(*first_line, terminal.difference_group(first, second)), as_json, quiet)
+    plain |= {"wrong": ends.wrong} if ends.wrong else {}
+    plain |= {"passes": ends.passes} if ends.passes else {}
+    first_line = [said(ends.wrong, style="bold")] if ends.wrong else []
+    passes = [said(f"Repaired by {', '.join(ends.passes)}")] if ends.passes else []
+    if full:
+        group = Group(terminal.difference_group(first, second), *passes)
+    else:
+        group = terminal.short_difference(first, second, ends.repair, *passes)
+    show(plain, Group(*first_line, group), as_json, quiet, *last)

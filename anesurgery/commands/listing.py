@@ -8,6 +8,7 @@ import typer
 from rich.table import Table
 
 from anesurgery import registry
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Quiet, complete_name, show
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
@@ -30,7 +31,8 @@ def list_(
     table = Table("name", "kind", "what it does", box=None)
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))
-    show([{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows], table, as_json, quiet)
+    plain = [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows]
+    show(plain, table, as_json, quiet, then=command("explain", rows[0][1]))
 
 
 def explain(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anesurgery import registry
+from anesurgery.commands.next_steps import ended
 from anesurgery.display import finite
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.absence import missing
@@ -27,6 +29,7 @@ Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="Where to write; OUT as the last argument is the same.")
 ]
 OldOut = Annotated[Path | None, typer.Argument(metavar="[OUT]", help="The same as --out.", show_default=False)]
+Full = Annotated[bool, typer.Option("--full", "--details", help="Print the whole report.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
 
 
@@ -134,7 +137,7 @@ Scheduler = Annotated[
     str | None, typer.Option(help="Address of a Dask scheduler, whose workers do the work.", show_default=False)
 ]
 Aim = Annotated[
-    str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro", "M4+", "any".')
+    str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".')
 ]
 
 
@@ -150,11 +153,31 @@ def check_page(path: Path | None, overwrite: bool) -> None:
         raise LoadError(f"{path} exists; choose another name, or use --overwrite")
 
 
-def show(plain: Any, shown: Any, as_json: bool, quiet: bool) -> None:
-    """Print plain data as JSON, or something for a rich console, or nothing."""
+def show(
+    plain: Any,
+    shown: Any,
+    as_json: bool,
+    quiet: bool,
+    wrote: Iterable[object] = (),
+    then: str = "",
+    more: str = "",
+) -> None:
+    """Print plain data as JSON, or something for a rich console with what comes after it, or nothing.
+
+    Args:
+        plain: for JSON.
+        shown: for a console.
+        as_json: is JSON asked for?
+        quiet: is nothing printed?
+        wrote: files and folders that were written.
+        then: the command to run next.
+        more: what else there is to ask for.
+    """
     if as_json:
         print(json.dumps(finite(plain), indent=2, allow_nan=False))
     elif not quiet:
         from anesurgery.show.console import PlainConsole
 
-        PlainConsole().print(shown)
+        PlainConsole().print(shown, crop=False)
+        if last := ended(wrote, then, more):
+            print(last)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Aim, Function, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
 
@@ -31,4 +32,4 @@ def draw(
     with waiting("drawing", quiet):
         drawing = picture(model, around, before, after, function=function, target=target)
         path = drawing.save(out)
-    show(None, f"wrote {path}: {len(drawing.ops)} ops", False, quiet)
+    show(None, f"{len(drawing.ops)} ops", False, quiet, [path], command("see", model, target=target))

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from anesurgery import registry
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import (
     Gate,
     Inputs,
@@ -60,7 +61,8 @@ def plan(
             gate=gate,
             seed=seed,
         )
-    show(made.to_json(), plan_group(made), as_json, quiet)
+    then = command("fix", source, steps, target=target) if made.steps else ""
+    show(made.to_json(), plan_group(made), as_json, quiet, then=then)
 
 
 def is_plan(steps: str) -> bool:

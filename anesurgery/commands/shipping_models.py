@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Aim, Json, OldOut, Out, Quiet, Seed, one_place, show
 from anesurgery.commands.waiting import load_engine, waiting
 
@@ -74,7 +76,8 @@ def build(
             overwrite=overwrite,
             quiet=True,
         )
-    show(built.to_json(), str(built), as_json, quiet)
+    then = "" if ask is not None else command("chat", place, "hello")
+    show(built.to_json(), str(built), as_json, quiet, [place], then)
     if ask is not None:
         _answer(place, ask)
 
@@ -149,4 +152,4 @@ def swift(
     from anesurgery.shipping.swift_package import swift as write
 
     place = write(folder, to, overwrite=overwrite)
-    show({"package": str(place)}, f"wrote {place}", as_json, quiet)
+    show({"package": str(place)}, "", as_json, quiet, [to], f"cd {shlex.quote(str(to))} && swift build")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Model, Quiet, show
 from anesurgery.commands.splitting_models import read_shape
 from anesurgery.commands.waiting import load_engine, waiting
@@ -55,7 +56,7 @@ def choose_sizes(
     choice = choose(lengths, count, time=time, multiple=multiple)
     if plot is not None:
         choice.save_plot(plot)
-    show(choice.to_json(), choice_group(choice), as_json, quiet)
+    show(choice.to_json(), choice_group(choice), as_json, quiet, [] if plot is None else [plot])
 
 
 def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:
@@ -98,4 +99,4 @@ def sizes(
         sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]}, mask=mask)
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
-    show({"path": str(path), "sizes": rows}, f"wrote {path}\n{sized}", as_json, quiet)
+    show({"path": str(path), "sizes": rows}, str(sized), as_json, quiet, [out], command("see", out))

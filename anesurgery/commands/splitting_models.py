@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Aim, Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError
@@ -65,7 +66,8 @@ def split(
             compare=compare,
         )
         path = chain.save(out, overwrite=overwrite)
-    show({"path": str(path), **chain_json(chain)}, chain_group(chain), as_json, quiet)
+    plain = {"path": str(path), **chain_json(chain)}
+    show(plain, chain_group(chain), as_json, quiet, [out], command("see", out, target=target))
 
 
 def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -104,7 +106,7 @@ def merge(
         raise SurgeryError("two models have the same name; each function needs its own")
     with waiting("merging", quiet):
         path = join({name: path for name, _, path in pairs}, out, default=default, overwrite=overwrite)
-    show({"path": str(path)}, f"wrote {path}", as_json, quiet)
+    show({"path": str(path)}, "", as_json, quiet, [out], command("see", out))
 
 
 def extract(
@@ -121,4 +123,4 @@ def extract(
 
     with waiting("extracting", quiet):
         path = take(model, function, out, overwrite=overwrite)
-    show({"path": str(path)}, f"wrote {path}", as_json, quiet)
+    show({"path": str(path)}, "", as_json, quiet, [out], command("see", out))

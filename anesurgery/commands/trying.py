@@ -7,16 +7,9 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
-
-NEXT = """{path}: {words}, random weights, {size}
-try:
-  anesurgery inspect {path} --target "{target}"
-  anesurgery apply {path} {recipe} --out {after} --target "{target}"
-  anesurgery inspect {path} {after} --target "{target}\""""
-"""What to do with it. Each example gains something on the target that is named here."""
-TARGET = "M1/macOS 14"
 
 
 def example(
@@ -42,8 +35,6 @@ def example(
     files = [path, *path.rglob("*")]
     chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in files if file.is_file())
     shown = Path(f"{name}{chosen.suffix}") if out is None else out
-    after = shown.with_name(f"{shown.stem}_ane{shown.suffix}")
-    words = NEXT.format(
-        path=shown, words=chosen.words, size=in_words(size), target=TARGET, recipe=chosen.recipe, after=after
-    )
-    show({"path": str(path), "recipe": chosen.recipe, "bytes": size}, words, as_json, quiet)
+    plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
+    words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {in_words(size)}"
+    show(plain, words, as_json, quiet, [shown], command("see", shown, target=chosen.target))

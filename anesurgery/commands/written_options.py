@@ -130,7 +130,7 @@ def _constant(path: Path, name: str) -> Any:
 
 
 class _Words(ast.NodeTransformer):
-    """Puts the values of constants in the place of what is read from modules, as `an.one_hot.EXACT_IDS`."""
+    """Puts the values of constants in the place of what is read from modules, as `an.fp16.LARGEST`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -33,6 +33,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.compressing.correcting import op_by_op
 from anesurgery.compressing.fitted import grid_of
 from anesurgery.compressing.second_order import moments
@@ -482,7 +483,7 @@ class _Trials:
 
     def _exact(self, exponents: Array, largest: Array) -> Array:
         """Exponents of 0 where others would change a stored number, or overflow."""
-        finite = largest * np.exp2(-exponents) < np.finfo(np.float16).max / 2
+        finite = largest * np.exp2(-exponents) < fp16.LARGEST / 2
         exponents = np.where(finite, exponents, 0)
         for held, sign in _signed(self.group):
             exponents = np.where(_kept(held, sign * exponents), exponents, 0)
@@ -565,7 +566,7 @@ def _error(
     plain, scaled = rows.of(weight), rows.of(weight * factor)
     read = inputs / torch.from_numpy(rows.of(factor)[:, :1].copy())
     if quantized is not None:
-        scale = max(quantized(np.asarray(read.abs()).ravel()) / 127, float(np.finfo(np.float16).tiny))
+        scale = max(quantized(np.asarray(read.abs()).ravel()) / 127, fp16.NORMAL)
         coded = dequantize(quantize(read, scale, "int8"), scale).double()
     else:
         coded = read

@@ -63,6 +63,7 @@ from anesurgery.placement.score import placed
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.newer_opsets import raised
+from anesurgery.semantics.reading import in_decibels
 
 IOS26 = 10
 """The specification version in which inputs and outputs may be int8."""
@@ -77,8 +78,7 @@ MOST_TRIED = 4
 SILENT = 128
 """A channel has at least the scale of its head by this: one that is silent in all texts may speak in others."""
 HELD_OUT = 4
-"""Every so manieth text is judged by, and not calibrated with: a quarter, so that both parts have some of few
-texts."""
+"""Every n-th text is held out to judge the result: a quarter, so that both parts have some of a few texts."""
 FAILED = "A19"
 """The chip for which a language model with quantized values did not compile (john-rocky/CoreML-LLM)."""
 
@@ -119,7 +119,7 @@ class CompressedCache(Smaller):
         lines = [
             f"cache: {before:,} to {after:,} bytes, a scale for each {self.each}",
             f"on {self.texts[1]} texts held out: KL {self.loss.kl:.2g}, same top-1 {self.loss.top1:.1%}, "
-            f"PSNR {self.loss.psnr:.1f} dB",
+            f"{in_decibels(self.loss.psnr, 'PSNR ')}",
             f"ops expected on the engine: {self.on_engine[0]:.0%} to {self.on_engine[1]:.0%}",
         ]
         return "\n".join([*lines, *self.notes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,9 +14,16 @@ import numpy as np
 
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
+from anesurgery.compressing.assignment import Option, Row, propose
 from anesurgery.compressing.balancing import Balanced, balance_channels
-from anesurgery.compressing.calibration_data import Samples, read_samples
-from anesurgery.compressing.correcting import Candidate, Corrected, Correction, candidates, takes_bias
+from anesurgery.compressing.correcting import (
+    Candidate,
+    Corrected,
+    Correction,
+    candidates,
+    plain_moments,
+    takes_bias,
+)
 from anesurgery.compressing.costs import Cost
 from anesurgery.compressing.estimating import estimated
 from anesurgery.compressing.finished import Finished
@@ -29,7 +37,6 @@ from anesurgery.compressing.form_evidence import (
     choose_form,
     unknown_chips,
 )
-from anesurgery.compressing.mixing import assigned
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.compressing.norms import CorrectedNorm, Norms, norms_of
 from anesurgery.compressing.peers import Point, points
@@ -48,7 +55,9 @@ from anesurgery.files.protobuf import opset_version, version_of
 from anesurgery.files.sharing import workers
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.arithmetic.precision import KEPT
+from anesurgery.interpret.core import Executable
 from anesurgery.interpret.features import check_names
+from anesurgery.interpret.forks import Forks
 from anesurgery.interpret.predictor import Predictor, bound, check_ids
 from anesurgery.mil import Program, Var, exclusive, is_compressed, is_weight, np_dtype, operands
 from anesurgery.placement.durations import Change, change
@@ -256,7 +265,7 @@ def compress(
         scheduler: of Dask, whose workers take the place of these: its address, or a client.
         against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
             report and its plot.
-        told: called after each weight with how many are done, and how many there are.
+        told: called after each weight with (done, total).
 
     Returns:
         The `Compression`: the compressed model, a row for each weight (form, bytes, error), and the loss on the
@@ -459,7 +468,7 @@ def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
             warn(f"compress: {notes[-1]}")
         elif not reason:
             functions.update(raised(loaded.program, IOS18).functions)
-            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.label} loads")
+            notes.append(f"{words}: it was made one of {in_words(IOS18)}, which {plan.target.name} loads")
     return newer, list(dict.fromkeys(notes))
 
 
@@ -748,7 +757,7 @@ def _result(
 ) -> Compression:
     """What was done, and what it costs on samples that were held out."""
     loss = _loss(given, edited, samples.held_out, plan.function) if samples.held_out else None
-    label = plan.target.label
+    label = plan.target.name
     old, new = given.time(label), edited.time(label)
     return Compression(
         edited,
@@ -828,3 +837,159 @@ def _check_finite(number: int, expected: Mapping[str, Any], outputs: Mapping[str
                 f"the compressed model makes NaN or infinity at {name!r} of held-out sample {number}, where "
                 "the given one does not; take more bits, or see with `anesurgery ranges` where values overflow"
             )
+
+
+# How many bits each weight gets: its forms are corrected and measured at the outputs, one by one.
+#
+# Each weight is tried alone, in the plain model, on the calibration samples; `assignment` then takes the forms
+# with the least damage for the average that is asked for.
+
+
+def assigned(
+    loaded: Loaded,
+    name: str,
+    samples: Sequence[Mapping[str, Any]],
+    kinds: Mapping[Candidate, Sequence[str]],
+    bits: float,
+    version: int,
+    finished: Finished,
+    room: int | None = None,
+) -> dict[Var, str]:
+    """The form of each weight for an average number of bits.
+
+    Args:
+        loaded: the model.
+        name: of the function.
+        samples: as it takes them.
+        kinds: the forms that each weight may have.
+        bits: of a number, on average.
+        version: of the specification.
+        finished: corrects weights.
+        room: bytes that all may take, in place of those bits.
+
+    Raises:
+        SurgeryError: even the smallest forms have more bits.
+    """
+    met = plain_moments(loaded, name, samples, list(kinds))
+    executable = Executable(loaded.program, function=name, fuse=False)
+    by_var, chosen = {one.var: one for one in kinds}, logits_of(executable.function)
+    runs = [Forks(executable, values, list(by_var)) for values in samples]
+    expected = [run.whole() for run in runs]
+    rows = []
+    for number, forks in enumerate(zip(*runs, strict=True)):
+        one = by_var[forks[0].weight]
+        options = {}
+        due = {kind: finished.hand_in(one, kind, met[one.var], version) for kind in kinds[one]}
+        for kind, waiting in due.items():
+            made, cost = waiting(), Cost(chosen=chosen)
+            for fork, outputs in zip(forks, expected, strict=True):
+                cost.add(outputs, fork(made.array))
+            options[kind] = Option(made.bytes, cost.psnr, cost.kl, cost.top1)
+        types = tuple(r.op.op_type for r in one.readers)
+        size = int(np.prod(one.var.shape))
+        rows.append(Row(number, one.var.name, types, size, stored_bytes(one.var), options, {}))
+    modes = propose(rows, bits=bits if room is None else None, max_bytes=room, smallest=0).modes
+    return {var: modes[var.name] for var in by_var if var.name in modes}
+
+
+# See that calibration samples say something, and keep some of them apart to judge by.
+
+HELD_OUT = 4
+"""Of so many samples one is kept out of the calibration: a quarter, so that of eight two are left to judge by.
+"""
+FEW = 8
+"""Samples below which a calibration is doubted. A choice: of fewer, one unusual sample decides ranges."""
+
+Values = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What weights are corrected by, and what the result is judged by."""
+
+    calibration: Sequence[Values]
+    held_out: Sequence[Values]
+    doubts: tuple[str, ...]
+    """What the samples lack, in words."""
+
+
+def read_samples(inputs: Any) -> Samples:
+    """Samples shared out: every fourth, at least one, is held out.
+
+    Raises:
+        SurgeryError: there are none, or one is no sample, or holds NaN or infinity.
+    """
+    if inputs is None:
+        raise SurgeryError(
+            "compressing is corrected by what the model sees: give inputs=[{name: array}, ...], some dozens of "
+            "real samples; random ones say little about a trained model"
+        )
+    if isinstance(inputs, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(inputs, Iterable):
+        raise SurgeryError(
+            f"inputs is a {type(inputs).__name__}; give a list of samples, each a dictionary of arrays by name"
+        )
+    given = [_read(*each) for each in enumerate([inputs] if isinstance(inputs, Mapping) else inputs)]
+    if not given:
+        raise SurgeryError("inputs has no sample; give some dozens of real ones")
+    if len(given) == 1:
+        return Samples(
+            given, (), ("one sample only: none is held out, so no loss is stated; give some dozens",)
+        )
+    apart = [i % HELD_OUT == HELD_OUT - 1 or len(given) - 1 == i < HELD_OUT - 1 for i in range(len(given))]
+    rest, held = ([v for v, out in zip(given, apart, strict=True) if out == side] for side in (False, True))
+    return Samples(rest, held, (*_doubts(given), *_seen(rest, held)))
+
+
+def _read(number: int, values: Any) -> Values:
+    """A sample that was looked at.
+
+    Raises:
+        SurgeryError: it is no dictionary of arrays, or one holds NaN or infinity, or numbers that are masked.
+    """
+    if not isinstance(values, Mapping):
+        raise SurgeryError(
+            f"sample {number} is a {type(values).__name__}; give a dictionary of arrays by input name"
+        )
+    read = {name: value.detach() if hasattr(value, "detach") else value for name, value in values.items()}
+    for name, value in read.items():
+        try:
+            array = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:
+            raise SurgeryError(f"sample {number}: {name!r} is no array: {error}") from error
+        if np.ma.is_masked(value):
+            raise SurgeryError(f"sample {number}: {name!r} holds masked numbers; fill them in, or leave it out")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise SurgeryError(
+                f"sample {number}: {name!r} holds NaN or infinity; leave it out or mend what made it"
+            )
+    return read
+
+
+def _seen(calibration: Sequence[Values], held_out: Sequence[Values]) -> Iterable[str]:
+    """Samples held out that are in the calibration too, by which nothing can be judged."""
+    seen = set(map(_digest, calibration))
+    count = sum(_digest(values) in seen for values in held_out)
+    if count:
+        yield (
+            f"{count} of the {len(held_out)} samples held out are in the calibration too, so the loss on them "
+            "is less than on others; give each sample once"
+        )
+
+
+def _digest(values: Values) -> frozenset[tuple[str, tuple[int, ...], bytes]]:
+    """What equal samples have in common."""
+    arrays = {name: np.asarray(value) for name, value in values.items()}
+    return frozenset(
+        (name, array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).digest())
+        for name, array in arrays.items()
+    )
+
+
+def _doubts(given: Sequence[Values]) -> Iterable[str]:
+    """What is missing in samples."""
+    if len(given) < FEW:
+        yield f"{len(given)} samples only: give some dozens, which differ as real inputs do"
+    for name in given[0]:
+        arrays = [np.asarray(values[name]) for values in given if name in values]
+        if all(np.array_equal(arrays[0], other) for other in arrays[1:]):
+            yield f"the input {name!r} is the same in all samples; give it as it varies in use"

@@ -150,7 +150,7 @@ def choose(
 def _unknown(target: Target, bounds: frozenset[str]) -> str:
     """Why a form is taken of which nothing was published."""
     products = " and ".join(POSITIONS[bound] for bound in sorted(bounds))
-    return f"nothing is known of its speed on {target.label} in products of {products}"
+    return f"nothing is known of its speed on {target.name} in products of {products}"
 
 
 def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
@@ -212,7 +212,7 @@ def choose_activations(
     """
     here = _of(W8A8, bounds, target.families, rows or _published((W8A8,)))
     if not here:
-        return Choice("int8", f"asked for; nothing is known of the speed of {W8A8} on {target.label}", True)
+        return Choice("int8", f"asked for; nothing is known of the speed of {W8A8} on {target.name}", True)
     speeds = [one.speed for one in here]
     mean, least, most = math.exp(fmean(map(math.log, speeds))), min(here, key=_speed), max(here, key=_speed)
     words = f"{W8A8} is {mean:.2f} times as fast as fp16 on average ({least}; {most})"

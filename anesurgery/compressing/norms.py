@@ -42,7 +42,7 @@ AXIS = {"batch_norm": 1, "instance_norm": 1}
 NORMS = ("layer_norm", *AXIS, "mul")
 """Ops that may end a norm."""
 JUDGE, MOST_JUDGES = 4, 4
-"""Every so manieth sample judges, and so many at most: each runs on from each norm three times."""
+"""Every n-th sample judges, and at most this many: each runs three times from each norm on."""
 LEAST_GAIN = 0.01
 """The share of its squared error, and of the loss at the outputs, that a norm must take away where it is
 judged: what is less may be chance."""

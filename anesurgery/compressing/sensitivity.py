@@ -168,8 +168,7 @@ def sensitivity(
         scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model
             under the same path; one in memory is written to a temporary folder.
         seed: of sampled inputs.
-        told: called after each weight with how many are done, and how many there are; of shares with
-            workers.
+        told: called after each weight with (done, total); with workers after each share.
 
     Returns:
         The `Sensitivity`: for each weight its bytes, and for each mode the KL divergence in nats and the PSNR

@@ -36,6 +36,7 @@ class Example:
         recipe: the one for its family.
         words: what it is.
         form: of the model, as coremltools names it: a program, or a network of layers in an .mlmodel.
+        target: a device on which its recipe gains something.
     """
 
     module: Callable[[], torch.nn.Module]
@@ -44,6 +45,7 @@ class Example:
     recipe: str
     words: str
     form: str = "mlprogram"
+    target: str = "iPhone 13"
 
     @property
     def suffix(self) -> str:
@@ -68,6 +70,7 @@ EXAMPLES = {
         "scores",
         "vit_ane",
         "a vision transformer of 4 layers, 224 x 224 pixels",
+        target="iPhone 12",
     ),
     "whisper": Example(
         Whisper,
@@ -77,7 +80,12 @@ EXAMPLES = {
         "a Whisper of 2 and 2 layers, 512 frames, 32 tokens",
     ),
     "unet": Example(
-        UNet, {"noisy": ((1, 4, 64, 64), np.float32)}, "noise", "unet_ane", "a UNet, 64 x 64 latents"
+        UNet,
+        {"noisy": ((1, 4, 64, 64), np.float32)},
+        "noise",
+        "unet_ane",
+        "a UNet, 64 x 64 latents",
+        target="iPhone 12",
     ),
     "network": Example(
         OldNetwork,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from anesurgery import fp16
 from anesurgery.facts.sums_of_squares import sum_of_squares
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.reading import beside_number, flag, ints, number
 
 
@@ -80,7 +80,7 @@ def _at_least(var: Var) -> tuple[Var, float, tuple[Operation, ...]]:
         return var, 0.0, ()
     if op.op_type == "clip":
         low, high = number(op.alpha) or 0.0, number(op.beta) or 0.0
-        return (op.x, low, (op,)) if low > 0 and high >= LARGEST else (var, 0.0, ())
+        return (op.x, low, (op,)) if low > 0 and high >= fp16.LARGEST else (var, 0.0, ())
     guarded = beside_number(op)
     if guarded is None or guarded[1] <= 0 or guarded[0].shape != var.shape:
         return var, 0.0, ()

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
 from anesurgery.facts.wide_values import wide_region
@@ -31,14 +32,10 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import CARRIERS, COMPARISONS, CONTROL, LISTS, PRODUCTS, STATEFUL, names
-from anesurgery.semantics.bounds import LARGEST, MOST, Interval, of_constant, squared
+from anesurgery.semantics.bounds import MOST, Interval, of_constant, squared
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import number, readers_after
 
-SMALLEST = 2.0**-24
-"""The smallest positive number of fp16."""
-INTEGERS = 2048.0
-"""Every integer up to here is a number of fp16."""
 FILL = 3e4
 """What stands for a mask's infinity: far above any score, below the 32768 of the engine's sums."""
 KEEPS = (
@@ -150,9 +147,9 @@ def _before_integers(cast: Operation, ranges: Mapping[str, Interval]) -> dict[Op
     while at.op is not None and at.op.op_type in CARRIERS and isinstance(at.op.inputs.get("x"), Var):
         held.append(at.op)
         at = at.op.x
-    if at.op is not None or max(map(abs, known(at, ranges))) <= INTEGERS:
+    if at.op is not None or max(map(abs, known(at, ranges))) <= fp16.LAST_INTEGER:
         return {}
-    reason = f"%{at.name} gives the integers of {cast.name}; fp16 counts to {INTEGERS:g}"
+    reason = f"%{at.name} gives the integers of {cast.name}; fp16 counts to {fp16.LAST_INTEGER:g}"
     return dict.fromkeys(held, reason)
 
 
@@ -233,17 +230,17 @@ def _overflow(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) ->
                 found.taken[op] = KEEPS
         elif large:
             return _note(
-                op, found.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {LARGEST:g}"
+                op, found.huge, ranges, f"the constant %{var.name} holds {large:.4g}, above {fp16.LARGEST:g}"
             )
     for _, var in operands(op):
         if var in found.huge:
-            return _note(op, found.huge, ranges, f"%{var.name}, which it reads, may be above {LARGEST:g}")
+            return _note(op, found.huge, ranges, f"%{var.name}, which it reads, may be above {fp16.LARGEST:g}")
     for var in op.outputs:
         most = max(map(abs, known(var, ranges)))
         filled = any(v in found.fills or v in found.filled for _, v in operands(op))
-        if LARGEST < most < math.inf and not (filled and op.op_type in FILLS):
+        if fp16.LARGEST < most < math.inf and not (filled and op.op_type in FILLS):
             found.huge.add(var)
-            return f"%{var.name} can reach {most:.4g}, above {LARGEST:g}"
+            return f"%{var.name} can reach {most:.4g}, above {fp16.LARGEST:g}"
     return ""
 
 
@@ -251,12 +248,12 @@ def _never_cuts(op: Operation, name: str, var: Var) -> bool:
     """Is it a limit beyond fp16, which becomes infinite?"""
     low, high = of_constant(var) if op.op_type in ("clip", "minimum", "maximum") else (0.0, 0.0)
     upper = op.op_type == "minimum" or name == "beta"
-    return name != ("alpha" if upper else "beta") and (low > LARGEST if upper else high < -LARGEST)
+    return name != ("alpha" if upper else "beta") and (low > fp16.LARGEST if upper else high < -fp16.LARGEST)
 
 
 def _note(op: Operation, kind: set[Var], ranges: Mapping[str, Interval], reason: str) -> str:
     """The reason, after noting the results that are not shown to fit."""
-    kind.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > LARGEST)
+    kind.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > fp16.LARGEST)
     return reason
 
 
@@ -267,7 +264,7 @@ def _too_large(var: Var) -> float:
         return 0.0
     finite = value[np.isfinite(value)]
     worst = finite[np.abs(finite).argmax()] if finite.size else np.float32(0)
-    return float(worst) if abs(worst) > LARGEST else 0.0
+    return float(worst) if abs(worst) > fp16.LARGEST else 0.0
 
 
 def _numbers(var: Var) -> Any:
@@ -281,7 +278,7 @@ def _numbers(var: Var) -> Any:
 def _is_fill(op: Operation, name: str, var: Var, ranges: Mapping[str, Interval]) -> bool:
     """Does a constant do nothing but mask scores of a softmax, in no row all of them?"""
     low, high = of_constant(var)
-    if op.op_type not in FILLS or name in ("cond", "shape") or max(-low, high) <= LARGEST:
+    if op.op_type not in FILLS or name in ("cond", "shape") or max(-low, high) <= fp16.LARGEST:
         return False
     if min(abs(low), abs(high)) > 0 and low * high < 0:
         return False
@@ -312,19 +309,19 @@ def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> st
     if op.op_type in GUARDED:
         epsilon = number(op.inputs.get("epsilon"))
         epsilon = GUARDED[op.op_type] if epsilon is None else epsilon
-        if op.x in found.tiny or (epsilon < SMALLEST and known(op.x, ranges)[0] < SMALLEST):
+        if op.x in found.tiny or (epsilon < fp16.LEAST and known(op.x, ranges)[0] < fp16.LEAST):
             found.guards.add(op)
             return f"%{op.x.name} may be 0 in fp16, where the epsilon {epsilon:g} is 0 too"
         return ""
     if op.op_type == "batch_norm":
         spread = _least_variance(op)
-        lost = spread < SMALLEST and unit_scale(op) is None
+        lost = spread < fp16.LEAST and unit_scale(op) is None
         return f"a variance of {spread:.3g} is 0 in fp16" if lost else ""
     for name, var in operands(op):
         least = _least_magnitude(var)
-        if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < SMALLEST:
+        if op.op_type in ("add", "maximum", "clip") and name in ("x", "y", "alpha") and 0 < least < fp16.LEAST:
             other = op.y if name == "x" else op.x
-            if known(other, ranges)[0] < SMALLEST:
+            if known(other, ranges)[0] < fp16.LEAST:
                 found.tiny.update(op.outputs)
                 found.guards.add(op)
                 return f"the guard {least:.3g} is 0 in fp16"
@@ -333,13 +330,13 @@ def _guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> st
 
 def _reads_guard(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> str:
     divisor = op.inputs.get("y") if op.op_type in ("real_div", "floor_div", "mod", "pow") else None
-    if isinstance(divisor, Var) and 0 < known(divisor, ranges)[0] < SMALLEST and not is_stored(divisor):
+    if isinstance(divisor, Var) and 0 < known(divisor, ranges)[0] < fp16.LEAST and not is_stored(divisor):
         found.tiny.add(divisor)
     guarded = [v for _, v in operands(op) if v in found.tiny]
     if divisor in guarded:
         return f"it divides by %{divisor.name}, which may be 0 in fp16"
     if guarded and op.op_type in HOLDS:
-        found.tiny.update(v for v in op.outputs if known(v, ranges)[0] < SMALLEST)
+        found.tiny.update(v for v in op.outputs if known(v, ranges)[0] < fp16.LEAST)
         return f"%{guarded[0].name}, which it reads, may be 0 in fp16"
     return ""
 
@@ -359,11 +356,11 @@ def unit_scale(op: Operation) -> Any:
     if any(value is None for value in values.values()):
         return None
     variance = np.asarray(values["variance"], np.float64) + (number(op.inputs.get("epsilon")) or EPSILON)
-    if variance.min() >= SMALLEST and variance.max() <= LARGEST:
+    if variance.min() >= fp16.LEAST and variance.max() <= fp16.LARGEST:
         return None
     with np.errstate(all="ignore"):
         scale = np.asarray(values["gamma"], np.float64) / np.sqrt(variance)
-    return scale if bool((np.abs(scale) <= LARGEST).all()) else None
+    return scale if bool((np.abs(scale) <= fp16.LARGEST).all()) else None
 
 
 def _least_variance(op: Operation) -> float:
@@ -377,14 +374,14 @@ def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> 
         if np_dtype(op.x).kind not in "iu" or dtype_name(op.outputs[0]) != "fp32":
             return ""
         most = max(map(abs, known(op.x, ranges)))
-        if most <= INTEGERS:
+        if most <= fp16.LAST_INTEGER:
             return ""
         if masks_scores(op.outputs[0]):
             found.taken[op] = f"%{op.x.name} only masks scores, so it is taken to hold 0 and 1"
             return ""
         found.whole.update(op.outputs)
         how = "of unknown range" if most == math.inf else f"up to {most:g}"
-        return f"%{op.x.name} holds integers {how}; fp16 counts to {INTEGERS:g}"
+        return f"%{op.x.name} holds integers {how}; fp16 counts to {fp16.LAST_INTEGER:g}"
     floats = [v for _, v in operands(op) if dtype_name(v) == "fp32"]
     if any(v in found.fills for v in floats):
         return ""
@@ -393,8 +390,8 @@ def _integer(op: Operation, ranges: Mapping[str, Interval], found: Verdicts) -> 
     if not counted or not (offset or all(v in counted or _integral(v) for v in floats)):
         return ""
     if op.op_type in CARRIES:
-        found.whole.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > INTEGERS)
-    return f"%{counted[0].name} holds integers above {INTEGERS:g}"
+        found.whole.update(v for v in op.outputs if max(map(abs, known(v, ranges))) > fp16.LAST_INTEGER)
+    return f"%{counted[0].name} holds integers above {fp16.LAST_INTEGER:g}"
 
 
 def _integral(var: Var) -> bool:
@@ -405,7 +402,7 @@ def _integral(var: Var) -> bool:
 def _rounded(var: Var) -> bool:
     """Is it a constant of whole numbers, some of which fp16 does not hold?"""
     return _integral(var) and bool(
-        (np.abs(value := _numbers(var)) < LARGEST).all() and (_half(value) != value).any()
+        (np.abs(value := _numbers(var)) < fp16.LARGEST).all() and (_half(value) != value).any()
     )
 
 

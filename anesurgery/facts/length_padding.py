@@ -140,7 +140,7 @@ class _Walk:
         self.held: dict[Var, Rows] = {}
         self.counts: set[Var] = set()
         self.of_length: set[Var] = set()
-        """Computed from the length alone, and neither of its size nor a number."""
+        """A value computed only from the sequence length: neither an array of that length nor a constant."""
         self.claims: set[str] = set()
         self.hiding: dict[str, bool] = {}
         self.highest = -np.inf

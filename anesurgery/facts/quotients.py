@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (
     Array,
@@ -22,7 +23,6 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import names
-from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.intervals import interval, is_half, magnitude
 from anesurgery.semantics.reading import beside_number, ints, number
 from anesurgery.semantics.rows import summed
@@ -56,7 +56,7 @@ class QuotientOfSums:
     @property
     def overflows(self) -> bool:
         """May a sum overflow in fp16?"""
-        return self.largest > LARGEST
+        return self.largest > fp16.LARGEST
 
 
 def quotient_of_sums(op: Operation) -> QuotientOfSums | None:

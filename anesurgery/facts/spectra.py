@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.facts.sums_of_squares import SumOfSquares, added_squares
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Array, Operation, constant, producer, static_shape
-from anesurgery.semantics.bounds import LARGEST
 from anesurgery.semantics.reading import flag, ints, number
 
 
@@ -38,7 +38,9 @@ def spectrum(op: Operation) -> Spectrum | None:
     if op.op_type != "log":
         return None
     guarded = log_guard(op.x, number(op.inputs.get("epsilon")) or 0.0)
-    if guarded is None or any(o.op_type == "clip" and (number(o.beta) or 0.0) < LARGEST for o in guarded[3]):
+    if guarded is None or any(
+        o.op_type == "clip" and (number(o.beta) or 0.0) < fp16.LARGEST for o in guarded[3]
+    ):
         return None
     mixed, guard, clips, before = guarded
     mixing = _mixing(producer(mixed, "matmul", "linear", "conv"))

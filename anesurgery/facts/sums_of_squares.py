@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from anesurgery.facts.half import SMALLEST
+from anesurgery import fp16
 from anesurgery.facts.written_exponentials import log_guard
 from anesurgery.mil import Operation, Var, producer, static_shape
-from anesurgery.semantics.bounds import LARGEST, squared
+from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.reading import beside_number, clipped_divisor, ints, number, readers_after, scaled
 
 LEAST = 2.0**-12
@@ -66,7 +66,7 @@ def read_by_root(op: Operation) -> tuple[SumOfSquares, float] | None:
 
 def _guards(op: Operation) -> bool:
     """Does a reciprocal root add something of its own that fp16 can hold?"""
-    return (number(op.inputs.get("epsilon")) or 0.0) >= SMALLEST / 2
+    return (number(op.inputs.get("epsilon")) or 0.0) >= fp16.LEAST / 2
 
 
 def _ends_norm(op: Operation, values: tuple[Var, ...]) -> bool:
@@ -77,7 +77,7 @@ def _ends_norm(op: Operation, values: tuple[Var, ...]) -> bool:
 
 def _caps(op: Operation) -> bool:
     """Does a clip cut off what fp16 could hold?"""
-    return op.op_type == "clip" and (number(op.beta) or 0.0) < LARGEST
+    return op.op_type == "clip" and (number(op.beta) or 0.0) < fp16.LARGEST
 
 
 def sum_of_squares(var: Var) -> SumOfSquares | None:

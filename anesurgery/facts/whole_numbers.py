@@ -34,8 +34,6 @@ from anesurgery.semantics.rows import ALWAYS, MEANINGS, OF_WHOLE
 
 Range = tuple[float, float]
 
-EXACT = 2048
-"""Every integer up to here is a number of fp16."""
 MOVES = (
     names("reshape expand_dims squeeze transpose slice_by_index slice_by_size tile reverse identity")
     | JOINING

@@ -1,4 +1,4 @@
-"""Numbers of fp16 that go where fp16 cannot follow, and come back: what lies between two values that fit.
+"""Intermediate values that overflow or underflow fp16 although the result fits.
 
 `(a * b) * c`, `x^2 / (1 + x^2)`, the sums of linear attention, roots of means of cubes: a value between is
 above 65504, or below what fp16 holds, though the result is of the size of one number. `|x|^2 + |y|^2 - 2 x y`,
@@ -19,6 +19,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.facts.written_exponentials import written_exponential
 from anesurgery.mil import (
     Operation,
@@ -32,7 +33,7 @@ from anesurgery.mil import (
     producer,
 )
 from anesurgery.ops import MOVING, names
-from anesurgery.semantics.bounds import LARGEST, norms, of_constant, squared
+from anesurgery.semantics.bounds import norms, of_constant, squared
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.lost_digits import (
     MAKERS,
@@ -52,7 +53,7 @@ from anesurgery.semantics.unedited import kept
 HALF = 16
 """Bits of a number of fp16."""
 UNKNOWN = 0.7
-"""The size of a value of which nothing is known: 2^11, so that a square of it is too large, and it is not."""
+"""Assumed size of an unbounded value: 2^11. Its square overflows; the value itself does not."""
 BITS = 16.0
 """Powers of two up to the largest number, which has the size 1."""
 OVER, UNDER = 1.0, -1.0
@@ -225,7 +226,7 @@ class _Search:
         reached += [cancels] if (cancels := _covariance(op)) is not None else []
         why = _leaves(op, size, reached)
         if op in self.reciprocals and not why:
-            why = f"%{var.name}, a reciprocal of what may be below {1 / LARGEST:.2g}, overflows"
+            why = f"%{var.name}, a reciprocal of what may be below {1 / fp16.LARGEST:.2g}, overflows"
         if why:
             maker = producer(op.x, *NEAR_ONE) if op.op_type == "reduce_prod" else None
             return _Size(size, (*_joined(op, reached), *([] if maker is None else [maker])), op, why)
@@ -254,7 +255,7 @@ def _narrowed(var: Var) -> _Size | None:
     if cast is None or maker is None or np_dtype(cast.x) != np.float32 or np_dtype(var) != np.float16:
         return None
     _, times = scaled(maker) or (None, 0.0)
-    if not LARGEST < abs(times) < math.inf or magnitude(cast.x, products=1) <= LARGEST:
+    if not fp16.LARGEST < abs(times) < math.inf or magnitude(cast.x, products=1) <= fp16.LARGEST:
         return None
     why = f"%{cast.x.name}, which is multiplied by {times:.3g} in fp32, is cast to fp16, where it overflows"
     return _Size(UNKNOWN + math.log2(abs(times)) / BITS, (), cast, why)
@@ -350,7 +351,9 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     wide = any(r.widest is not None for r in reached)
     if (grows := exponential(op)) is not None:
         most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
-        return f"%{out.name}, an exponential without a bound, overflows" if most > math.log(LARGEST) else ""
+        return (
+            f"%{out.name}, an exponential without a bound, overflows" if most > math.log(fp16.LARGEST) else ""
+        )
     if op.op_type == "reduce_prod" and summed(op) >= 4:
         return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
     if op.op_type in ("real_div", "inverse") and not wide:
@@ -358,7 +361,7 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     if op.op_type == "matmul" and any(producer(v, "softmax") is not None for v in (op.x, op.y)):
         return ""
     if size > OVER and not any(r.size > OVER for r in reached) and op.op_type not in ("add", "sub"):
-        return f"%{out.name} overflows above {LARGEST:.0f}"
+        return f"%{out.name} overflows above {fp16.LARGEST:.0f}"
     if size < UNDER and not any(r.size < UNDER for r in reached):
         return f"%{out.name} is too small for fp16"
     return ""
@@ -367,7 +370,7 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
 def _weighted(op: Operation, size: float) -> _Size | None:
     """A product whose weights make numbers so much larger that it overflows, as those of a camera do."""
     rows = norms(op)
-    if rows is None or rows.length < BLOW_UP or magnitude(op.outputs[0], products=1) <= LARGEST:
+    if rows is None or rows.length < BLOW_UP or magnitude(op.outputs[0], products=1) <= fp16.LARGEST:
         return None
     grown = size + math.log2(rows.length) / BITS
     why = f"%{op.outputs[0].name} overflows: its weights make numbers {rows.length:.3g} times larger"
@@ -384,7 +387,7 @@ def _small_divisor(op: Operation) -> str:
         guard.inputs.get("alpha") if guard.op_type == "clip" else guard.y if is_stored(guard.y) else guard.x
     )
     least = number(stored)
-    if least is None or not 0 < least < 1 / LARGEST or interval(divisor)[0] > 1 / LARGEST:
+    if least is None or not 0 < least < 1 / fp16.LARGEST or interval(divisor)[0] > 1 / fp16.LARGEST:
         return ""
     return f"%{op.outputs[0].name}, a quotient by {least:.2g} or more, overflows"
 
@@ -442,7 +445,10 @@ def _angle(op: Operation, bits: int) -> _Size | None:
     if bits == HALF and not rounds(op, makers):
         return None
     return _Size(
-        0.0, (op, *makers), op, f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * 2.0**-11:.2g}"
+        0.0,
+        (op, *makers),
+        op,
+        f"above {ANGLE:g} fp16 holds the angle %{op.x.name} to {ANGLE * fp16.HALF_STEP:.2g}",
     )
 
 

@@ -183,7 +183,8 @@ def locate(path: Path) -> tuple[Path, Path | None]:
         if is_compiled(path):
             return path / PROGRAM_TEXT, path / COMPILED_WEIGHTS
         if not (path / "Manifest.json").is_file():
-            raise LoadError(f"{path} is a folder without a Manifest.json; give the .mlpackage folder itself")
+            words = "is a folder without a Manifest.json; give the .mlpackage folder itself"
+            raise LoadError(f"{path} {CHECKPOINT if is_checkpoint(path) else words}")
         spec, weights = _manifest_places(path)
         if not spec.is_file():
             raise LoadError(f"{path} lacks its specification {spec.relative_to(path)}; copy the package again")
@@ -237,17 +238,27 @@ def _manifest_places(package: Path) -> tuple[Path, Path | None]:
     return spec, weights
 
 
+_MODULE = "a PyTorch file: load the module, and give it to anesurgery.inspect or apply with inputs="
+_KERAS = "a Keras file: convert what tf.keras.models.load_model gives with coremltools.convert"
 FOREIGN = {
-    ".pt": "PyTorch",
-    ".pth": "PyTorch",
-    ".onnx": "ONNX",
-    ".safetensors": "safetensors",
-    ".gguf": "GGUF",
-    ".tflite": "TensorFlow Lite",
-    ".h5": "Keras",
-    ".keras": "Keras",
+    ".pt": _MODULE,
+    ".pth": _MODULE,
+    ".pt2": "a PyTorch file: give what torch.export.load makes of it to anesurgery.inspect or apply",
+    ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
+    ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
+    ".tflite": "a LiteRT file, which coremltools does not read: convert the PyTorch or TensorFlow model that it was made of",
+    ".h5": _KERAS,
+    ".keras": _KERAS,
 }
-"""Suffix -> the format of files that users take for models of Core ML."""
+"""Suffix of files that users take for models of Core ML -> what they are, and what to do."""
+
+
+CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` makes a package of it"
+
+
+def is_checkpoint(folder: Path) -> bool:
+    """Does a folder hold a model as transformers saves it?"""
+    return (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
 
 
 def read_spec(file: Path | SourceFile) -> Any:
@@ -264,20 +275,21 @@ def read_spec(file: Path | SourceFile) -> Any:
     content, file = opened.read(), opened.path
     if words := not_fetched(file, content):
         raise LoadError(words)
-    other = FOREIGN.get(file.suffix.lower())
-    cure = f"files of {other} are converted with coremltools first" if other else ""
+    foreign = FOREIGN.get(file.suffix.lower())
     spec = proto.Model_pb2.Model()
     try:
         spec.ParseFromString(content)
         kind = spec.WhichOneof("Type")
     except Exception as error:
-        raise LoadError(
-            f"{file} is not a Core ML specification, or is damaged ({error}); "
-            f"{cure or 'give an .mlmodel or .mlpackage, or export it again'}"
-        ) from error
+        if foreign is not None:
+            raise LoadError(f"{file} is {foreign}") from error
+        cure = "give an .mlmodel or .mlpackage, or export it again"
+        raise LoadError(f"{file} is not a Core ML specification, or is damaged ({error}); {cure}") from error
     if kind is None:
-        cure = cure or "convert it again"
-        raise LoadError(f"{file} holds no model, or one damaged or newer than this coremltools; {cure}")
+        if foreign is not None:
+            raise LoadError(f"{file} is {foreign}")
+        words = "holds no model, or one damaged or newer than this coremltools; convert it again"
+        raise LoadError(f"{file} {words}")
     for model in _models(spec):
         check_features(model, file)
     return spec

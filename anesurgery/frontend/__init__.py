@@ -20,23 +20,20 @@ Of rows that a mask hides entirely, coremltools' fused attention gives a mean wh
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from anesurgery.frontend import (
-    assigning,
-    complex_numbers,
-    error_context,
-    fused_scales,
-    strided_views,
-    written_slices,
-)
+from anesurgery.frontend import complex_numbers, strided_views
+from anesurgery.frontend.arguments import Convert, dtype_of, inputs_of, known_value
+from anesurgery.frontend.complex_numbers import is_complex
 from anesurgery.frontend.conversions import ALIASES, CONVERSIONS, WRAPPERS
 from anesurgery.frontend.decomposing import decomposable
 from anesurgery.frontend.experts import register_experts
-from anesurgery.mil import quiet_host
+from anesurgery.mil import Var, is_symbolic, mb, quiet_host
 
 __all__ = ["ALIASES", "CONVERSIONS", "WRAPPERS", "register", "register_experts"]
 
@@ -55,12 +52,12 @@ def register() -> None:
             converters[name] = wrap(converters[name])
     _add(converters, decomposable(converters))
     _give_way(_TORCH_OPS_REGISTRY)
-    assigning.register()
+    write_through_views()
     strided_views.register()
     complex_numbers.register()
-    error_context.register()
-    written_slices.register()
-    fused_scales.register()
+    name_modules_in_errors()
+    write_slices()
+    scale_attention()
     _compute_bfloat16_as_float32()
 
 
@@ -126,3 +123,287 @@ def _narrowed(value: Any) -> Any:
     if isinstance(value, np.ndarray) and value.dtype == np.complex128:
         return value.astype(np.complex64)
     return value.to(NARROWER[value.dtype]) if getattr(value, "dtype", None) in NARROWER else value
+
+
+# Errors of a conversion say where in the model they arose: coremltools says that in its log only.
+
+COMPLEX = (
+    "{kind} is not converted for complex numbers: write it by their real and imaginary parts (x.real, x.imag; "
+    "torch.complex puts them together)"
+)
+
+
+def name_modules_in_errors() -> None:
+    """Have every error of a conversion say which operation of which module it is about."""
+    from coremltools.converters.mil.frontend.torch import ops
+
+    if ops.convert_single_node.__module__ != __name__:
+        ops.convert_single_node = _saying_where(ops.convert_single_node)
+
+
+def _saying_where(host: Convert) -> Convert:
+    def convert_single_node(context: Any, node: Any) -> None:
+        try:
+            host(context, node)
+        except Exception as error:
+            if not hasattr(error, "converting") and _reads_complex(context, node):
+                error = NotImplementedError(COMPLEX.format(kind=node.kind))
+            if error.args and isinstance(error.args[0], str) and not hasattr(error, "converting"):
+                error.args = (f"{error.args[0]} (converting {node.kind}{_place(node)})", *error.args[1:])
+            error.converting = node.kind  # type: ignore[attr-defined]
+            raise error
+
+    return convert_single_node
+
+
+def _reads_complex(context: Any, node: Any) -> bool:
+    try:
+        return any(map(is_complex, inputs_of(context, node)))
+    except Exception:  # the operands are what could not be converted
+        return False
+
+
+def _place(node: Any) -> str:
+    """The module whose operation it is, as a trace or an export records it."""
+    if node.model_hierarchy:
+        *modules, _ = node.get_scope_info()[0]
+        return f" in {'.'.join(modules)}" if modules else ""
+    entered = list((node.meta or {}).get("nn_module_stack", {}).values())
+    return f" in {entered[-1][0]}" if entered and entered[-1][0] else ""
+
+
+# A scale and a shift that broadcast one channel to many are no batch norm.
+#
+# coremltools fuses `mul` and `add` of constants into a `batch_norm` by the constants' shapes alone: an x of one
+# channel then keeps one, and the conversion fails.
+
+
+def scale_attention() -> None:
+    """Fuse a scale and a shift only where x has their channels; doing it again changes nothing."""
+    from coremltools.converters.mil.mil.passes.defs.optimize_elementwise_binary import (
+        fuse_elementwise_to_batchnorm,
+    )
+
+    host = fuse_elementwise_to_batchnorm._try_to_transform
+    if host.__module__ != __name__:
+        fuse_elementwise_to_batchnorm._try_to_transform = staticmethod(_with_the_same_channels(host))
+
+
+def _with_the_same_channels(host: Callable[[Any, Any, Any], bool]) -> Callable[[Any, Any, Any], bool]:
+    def try_to_transform(mul_op: Any, add_op: Any, block: Any) -> bool:
+        before, after = mul_op.outputs[0].shape, add_op.outputs[0].shape
+        x = mul_op.x if mul_op.x.val is None else mul_op.y
+        sizes = [shape[-3] for shape in (x.shape, before, after) if len(shape) == 4]
+        constants = [
+            v.shape[-3] for op in (mul_op, add_op) for v in (op.x, op.y) if v.val is not None and v.rank > 2
+        ]
+        static = [n for n in (*sizes, *constants) if not is_symbolic(n)]
+        return len(set(static)) <= 1 and host(mul_op, add_op, block)
+
+    return try_to_transform
+
+
+# What is written into a slice at constant places is joined to what stays: slices and concatenations.
+#
+# It takes the dtype of what it is written into, and an empty slice changes nothing, as in torch.
+# Before iOS 18 coremltools flattens the tensor and scatters, which was placed on the Neural Engine in no form
+# (measured: M4, macOS 27). From iOS 18 on it writes `slice_update`, which is kept: caches are read from it.
+
+Ranges = list[tuple[int, int]]
+
+
+def write_slices() -> None:
+    """Let every write into a slice pass here first; doing it again changes nothing."""
+    from coremltools.converters.mil.frontend.torch import ops
+
+    host = ops._translate_torch_tensor_assign
+    if host.__module__ != __name__:
+        ops._translate_torch_tensor_assign = _joining(host)
+
+
+def _joining(host: Callable[..., Var]) -> Callable[..., Var]:
+    def translate(x: Var, updates: Var, begin: Any, end: Any, **options: Any) -> Var:
+        name, ranges = options.get("name"), _ranges(x, begin, end, options)
+        region = [last - first for first, last in ranges or ()]
+        if name is not None and 0 in region:
+            return mb.identity(x=x, name=name)
+        if updates.dtype != x.dtype:
+            updates = mb.cast(x=updates, dtype=dtype_of(x))
+        if (
+            ranges is None
+            or name is None
+            or any(map(is_symbolic, updates.shape))
+            or math.prod(updates.shape) != math.prod(region)
+            or _has_slice_update()
+        ):
+            return host(x=x, updates=updates, begin=begin, end=end, **options)
+        if list(updates.shape) != region:
+            updates = mb.reshape(x=updates, shape=region)
+        return mb.identity(x=_written(x, updates, ranges, 0), name=name)
+
+    return translate
+
+
+def _ranges(x: Var, begin: Any, end: Any, options: dict[str, Any]) -> Ranges | None:
+    """The first place and the one after the last, on each axis; None where they are dynamic or apart."""
+    begin, end, stride = (known_value(v) for v in (begin, end, options.get("stride")))
+    if begin is None or end is None:
+        return None
+    if any(map(is_symbolic, x.shape)) or not (stride is None or (np.asarray(stride) == 1).all()):
+        return None
+    masks = [options.get(f"{kind}_mask") for kind in ("begin", "end", "squeeze")]
+    from_start, to_end, one = (np.resize(False if m is None else known_value(m), x.rank) for m in masks)
+    spans = []
+    for axis, length in enumerate(map(int, x.shape)):
+        first, _, _ = slice(None if from_start[axis] else int(begin[axis]), None).indices(length)
+        _, last, _ = slice(None, None if to_end[axis] else int(end[axis])).indices(length)
+        spans.append((first, first + 1 if one[axis] else max(first, last)))
+    return spans
+
+
+def _has_slice_update() -> bool:
+    from coremltools.converters.mil._deployment_compatibility import AvailableTarget
+    from coremltools.converters.mil.frontend.torch.ops import is_current_opset_version_compatible_with
+
+    return bool(is_current_opset_version_compatible_with(AvailableTarget.iOS18))
+
+
+def _written(x: Var, updates: Var, ranges: Ranges, axis: int) -> Var:
+    """X with the updates in those ranges; on the axes before this one it is cut to them."""
+    while axis < x.rank and ranges[axis] == (0, x.shape[axis]):
+        axis += 1
+    if axis == x.rank:
+        return updates
+    (first, last), length = ranges[axis], int(x.shape[axis])
+    inner = updates if axis + 1 == x.rank else _written(_part(x, axis, first, last), updates, ranges, axis + 1)
+    joined = [_part(x, axis, 0, first)] if first else []
+    joined += [inner, _part(x, axis, last, length)] if last < length else [inner]
+    return mb.concat(values=joined, axis=axis)
+
+
+def _part(x: Var, axis: int, first: int, last: int) -> Var:
+    begin, end = [0] * x.rank, [int(n) for n in x.shape]
+    begin[axis], end[axis] = first, last
+    return mb.slice_by_index(x=x, begin=begin, end=end)
+
+
+# What a trace writes in place into a view, `x[..., 0] = y` or `x[:, 1] += y`.
+#
+# A trace takes the view by `select` and `slice`, each naming an axis, and then writes into it. coremltools
+# takes the i-th of these for axis i whichever it names, and loses what other ops than `copy_` and `fill_`
+# write. Both become what they are without views: `select_scatter` and `slice_scatter`, from the innermost
+# view outwards. A whole buffer that is overwritten, as the frequencies of rotary positions are, is what was
+# written from there on.
+
+VIEWS = ("select", "slice")
+COPIES = ("copy_", "fill_")
+FRESH = ("empty", *VIEWS)
+"""What coremltools itself lets a copy fill, also behind a cast."""
+
+GraphPass = Callable[[Any], None]
+
+
+def write_through_views() -> None:
+    """Do it before coremltools fuses assignments; doing it again changes nothing."""
+    from coremltools.converters.mil.frontend.torch import converter
+
+    host = converter.generate_tensor_assignment_ops
+    if host.__module__ != __name__:
+        converter.generate_tensor_assignment_ops = _after_scatters(host)
+
+
+def _after_scatters(host: GraphPass) -> GraphPass:
+    def generate_tensor_assignment_ops(graph: Any) -> None:
+        scatter_views(graph)
+        host(graph)
+
+    return generate_tensor_assignment_ops
+
+
+def scatter_views(graph: Any) -> None:
+    """Replace the writes that coremltools would misplace or lose."""
+    producers = {name: node for node in graph.nodes for name in node.outputs}
+    copied = {node.inputs[1] for node in graph.nodes if node.kind == "copy_"}
+    latest: dict[str, str] = {}
+    nodes = []
+    for node in graph.nodes:
+        node.inputs = [latest.get(name, name) for name in node.inputs]
+        if not _writes(node):
+            nodes.append(node)
+            continue
+        views = _views(node.inputs[0], producers)
+        if node.kind in COPIES:
+            misplaced = not (views or _is_fresh(node.inputs[0], producers)) or not _in_order(views, producers)
+        else:
+            misplaced = bool(views) and node.outputs[0] not in copied
+        if not misplaced:
+            nodes.append(node)
+            continue
+        for scattered in _scattered(node, views, latest):
+            nodes.append(scattered)
+            producers |= dict.fromkeys(scattered.outputs, scattered)
+    graph.nodes = nodes
+    graph.outputs = [latest.get(name, name) for name in graph.outputs]
+
+
+def _writes(node: Any) -> bool:
+    """Does it write into its first operand, as torch's names with a final underscore say?"""
+    return bool(node.inputs) and node.kind.endswith("_") and not node.kind.endswith("__")
+
+
+def _is_fresh(name: str, producers: dict[str, Any]) -> bool:
+    """Was a tensor made to be filled? A cast that changes nothing is what it was made of."""
+    while name in producers and producers[name].kind == "to":
+        name = producers[name].inputs[0]
+    return name in producers and producers[name].kind in FRESH
+
+
+def _views(name: str, producers: dict[str, Any]) -> list[Any]:
+    """The views from a tensor to this value, the outermost first."""
+    outermost_first: list[Any] = []
+    while name in producers and producers[name].kind in VIEWS:
+        outermost_first.insert(0, producers[name])
+        name = producers[name].inputs[0]
+    return outermost_first
+
+
+def _in_order(views: list[Any], producers: dict[str, Any]) -> bool:
+    """Is the i-th view that of axis i? Each selection before it has removed an axis."""
+    selected = 0
+    for i, view in enumerate(views):
+        axis = producers[view.inputs[1]].attr["value"] if view.inputs[1] in producers else None
+        if axis is not None and axis + selected != i:
+            return False
+        selected += view.kind == "select"
+    return True
+
+
+def _scattered(node: Any, views: list[Any], latest: dict[str, str]) -> Iterator[Any]:
+    """The nodes that compute what is written, and what each tensor is afterwards."""
+    written = node.outputs[0]
+    if node.kind in COPIES:
+        kind = "expand_as" if node.kind == "copy_" else "full_like"
+        operands = node.inputs[1::-1] if kind == "expand_as" else node.inputs[:2]
+        yield _like(node, kind, list(operands), written)
+    else:
+        yield node
+    value = written
+    for view in reversed(views):
+        name = view.inputs[0]
+        tensor = latest.get(name, name)
+        written_name = f"{tensor}_with_{written}"
+        yield _like(node, f"{view.kind}_scatter", [tensor, value, *view.inputs[1:]], written_name)
+        latest |= {old: written_name for old, new in latest.items() if new == tensor} | {
+            name: written_name,
+            tensor: written_name,
+        }
+        value = written_name
+    latest[views[-1].outputs[0] if views else node.inputs[0]] = written
+
+
+def _like(node: Any, kind: str, inputs: list[str], output: str) -> Any:
+    from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+
+    return InternalTorchIRNode(
+        kind=kind, inputs=inputs, outputs=[output], blocks=[], model_hierarchy=node.model_hierarchy
+    )

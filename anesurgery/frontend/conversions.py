@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from anesurgery.frontend import lost_parts
 from anesurgery.frontend.arguments import Convert, argument, dtype_of, inputs_of, keyword, known_value, promoted
 from anesurgery.frontend.complex_numbers import (
     by_parts,
@@ -26,9 +26,6 @@ from anesurgery.frontend.elementary import CONVERSIONS as ELEMENTARY
 from anesurgery.frontend.elementary import PRIMITIVES, SHORTENED, completed, rounding_whole_numbers
 from anesurgery.frontend.elementary import WRAPPERS as ELEMENTARY_WRAPPERS
 from anesurgery.frontend.experts import grouped_product, histogram
-from anesurgery.frontend.exported_rnns import OUTPUTS, of_export
-from anesurgery.frontend.fast_attention import encoder_layer, multi_head_attention
-from anesurgery.frontend.folding import folding
 from anesurgery.frontend.ignored_arguments import (
     gelu,
     rms_norm,
@@ -39,16 +36,432 @@ from anesurgery.frontend.ignored_arguments import (
     with_word,
 )
 from anesurgery.frontend.length_choices import choosing
-from anesurgery.frontend.missing_axes import one_row, pooling
-from anesurgery.frontend.repeating import copying, repeating, with_grouped_heads
 from anesurgery.frontend.resampling import resampled
 from anesurgery.frontend.scattering import CONVERSIONS as SCATTERING
 from anesurgery.frontend.scattering import WRAPPERS as SCATTERING_WRAPPERS
 from anesurgery.frontend.strided_views import as_strided, unfold
-from anesurgery.frontend.symbolic_numbers import sym_ite, sym_not
 from anesurgery.frontend.triangular import WRAPPERS as TRIANGULAR_WRAPPERS
 from anesurgery.frontend.triangular import solve_triangular
-from anesurgery.mil import Var, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, is_symbolic, mb, np_dtype, types
+
+# Operations of which coremltools' conversion loses a part: `x % 1`, `atan2`, circular padding, means.
+#
+# Each converter here gives torch's numbers. `inspect` names what the host's own leave (`lost-...`).
+
+
+def remainder(host: Convert) -> Convert:
+    """`x % 1`, of which the host's optimiser drops the division by 1, and with it the floor."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, by = inputs_of(context, node)[:2]
+        divisor = known_value(by)
+        if divisor is None or np.size(divisor) != 1 or float(np.ravel(divisor)[0]) != 1:
+            host(context, node)
+            return
+        x, _ = promoted([x, by])
+        context.add(mb.sub(x=x, y=mb.floor(x=x), name=node.name))
+
+    return convert
+
+
+def angle_of_two(context: Any, node: Any) -> None:
+    """`torch.atan2(y, x)` in all four quadrants and on the axes; -0.0 counts as 0.0."""
+    y, x = promoted(inputs_of(context, node)[:2])
+    one = np_dtype(x).type
+    sizes = [mb.abs(x=v) for v in (y, x)]
+    most = mb.maximum(x=mb.maximum(x=sizes[0], y=sizes[1]), y=one(np.finfo(one).tiny))
+    angle = mb.atan(x=mb.real_div(x=mb.minimum(x=sizes[0], y=sizes[1]), y=most))
+    steep = mb.greater(x=sizes[0], y=sizes[1])
+    angle = mb.select(cond=steep, a=mb.sub(x=one(math.pi / 2), y=angle), b=angle)
+    angle = mb.select(cond=mb.less(x=x, y=one(0)), a=mb.sub(x=one(math.pi), y=angle), b=angle)
+    below = mb.less(x=y, y=one(0))
+    context.add(mb.select(cond=below, a=mb.mul(x=angle, y=one(-1)), b=angle, name=node.name))
+
+
+def circular(host: Convert) -> Convert:
+    """Padding with what lies at the other end, which MIL's `pad` has no mode for."""
+
+    def convert(context: Any, node: Any) -> None:
+        mode = known_value(argument(context, node, 2, "mode", "constant"))
+        if mode != "circular":
+            host(context, node)
+            return
+        x, pads = inputs_of(context, node)[:2]
+        amounts = np.ravel(known_value(pads)).astype(int).reshape(-1, 2).tolist()
+        for i, (before, after) in enumerate(amounts):
+            x = _wrapped(x, x.rank - 1 - i, before, after)
+        context.add(mb.identity(x=x, name=node.name))
+
+    return convert
+
+
+def _wrapped(x: Var, axis: int, before: int, after: int) -> Var:
+    """A value with its last elements in front, and its first ones at the end; negative amounts cut."""
+    if min(before, after) < 0:
+        x = _part(x, axis, max(-before, 0), min(after, 0) or None)
+    parts = [_part(x, axis, -before, None)] * (before > 0) + [x] + [_part(x, axis, 0, after)] * (after > 0)
+    joined: Var = mb.concat(values=parts, axis=axis) if len(parts) > 1 else x
+    return joined
+
+
+def _part(x: Var, axis: int, begin: int, end: int | None) -> Var:
+    """Some elements of an axis."""
+    first, last = [0] * x.rank, [0] * x.rank
+    first[axis], last[axis] = begin, end or 0
+    ends = [a != axis or end is None for a in range(x.rank)]
+    begins = [a != axis for a in range(x.rank)]
+    part: Var = mb.slice_by_index(x=x, begin=first, end=last, begin_mask=begins, end_mask=ends)
+    return part
+
+
+def within_ends(host: Convert) -> Convert:
+    """A mean whose last windows reach beyond the end, which torch does not count."""
+
+    def convert(context: Any, node: Any) -> None:
+        host(context, node)
+        mean = context[node.name]
+        op = mean.op
+        if op is None or op.op_type != "avg_pool" or op.ceil_mode is None or not op.ceil_mode.val:
+            return
+        if op.exclude_padding_from_average.val:
+            return
+        x, pads = op.x, [] if op.pad is None or op.pad_type.val != "custom" else list(op.pad.val)
+        if any(pads):
+            x = mb.pad(x=x, pad=[0] * 4 + pads, constant_val=np_dtype(x).type(0))
+        inside = mb.avg_pool(
+            x=x,
+            kernel_sizes=op.kernel_sizes,
+            strides=op.strides,
+            pad_type="valid",
+            ceil_mode=True,
+            exclude_padding_from_average=True,
+        )
+        if inside.shape != mean.shape:  # a window that begins in the padding is none
+            size = [-1 if a < 2 else int(n) for a, n in enumerate(mean.shape)]
+            inside = mb.slice_by_size(x=inside, begin=[0] * inside.rank, size=size)
+        context.add(mb.identity(x=inside, name=f"{node.name}_inside"), torch_name=node.name, override=True)
+
+    return convert
+
+
+def running_log_sum(context: Any, node: Any) -> None:
+    """`torch.logcumsumexp(x, dim)` without the largest number, as exponentials above 11.09 overflow in fp16."""
+    x = inputs_of(context, node)[0]
+    axis = int(known_value(argument(context, node, 1, "dim", 0))) % x.rank
+    most = mb.reduce_max(x=x, axes=[axis], keep_dims=True)
+    total = mb.cumsum(x=mb.exp(x=mb.sub(x=x, y=most)), axis=axis)
+    context.add(mb.add(x=mb.log(x=total), y=most, name=node.name))
+
+
+# Encoder layers and attention of torch.nn in inference, which torch runs as one operation each.
+#
+# A trace made without gradients records these operations, which coremltools does not have.
+
+ENCODER_LAYER = (
+    *("x", "width", "heads", "qkv_weight", "qkv_bias", "weight", "bias", "gelu", "norm_first", "eps"),
+    *("gamma_1", "beta_1", "gamma_2", "beta_2", "weight_1", "bias_1", "weight_2", "bias_2"),
+)
+"""The arguments of `_transformer_encoder_layer_fwd`, but for the mask."""
+ATTENTION = ("query", "key", "value", "width", "heads", "qkv_weight", "qkv_bias", "weight", "bias")
+"""Those of `_native_multi_head_attention`."""
+QUERIES = 0
+"""The type of a mask of rank 2 that is of queries and keys; another is of images and keys."""
+
+
+def encoder_layer(context: Any, node: Any) -> None:
+    """`_transformer_encoder_layer_fwd`: attention and two products, each with a norm before or after it."""
+    g = dict(zip(ENCODER_LAYER, inputs_of(context, node), strict=False))
+    heads, gelu, first = (known_value(g[n]) for n in ("heads", "gelu", "norm_first"))
+    eps = np.float32(known_value(g["eps"]))
+
+    def normed(x: Var, which: int) -> Var:
+        scales = {"gamma": g[f"gamma_{which}"], "beta": g[f"beta_{which}"]}
+        return mb.layer_norm(x=x, axes=[-1], epsilon=eps, **scales)
+
+    def attended(x: Var) -> Var:
+        mixed, _ = _attention([x] * 3, g, int(heads), _keep(context, node, len(ENCODER_LAYER)))
+        return mixed
+
+    def forward(x: Var) -> Var:
+        x = mb.linear(x=x, weight=g["weight_1"], bias=g["bias_1"])
+        x = mb.gelu(x=x, mode="EXACT") if gelu else mb.relu(x=x)
+        return mb.linear(x=x, weight=g["weight_2"], bias=g["bias_2"])
+
+    x: Var = g["x"]
+    if first:
+        x = mb.add(x=x, y=attended(normed(x, 1)))
+        context.add(mb.add(x=x, y=forward(normed(x, 2)), name=node.name))
+    else:
+        x = normed(mb.add(x=x, y=attended(x)), 1)
+        context.add(mb.identity(x=normed(mb.add(x=x, y=forward(x)), 2), name=node.name))
+
+
+def multi_head_attention(context: Any, node: Any) -> None:
+    """`_native_multi_head_attention`: the attended values, and the weights, averaged over heads by default."""
+    g = dict(zip(ATTENTION, inputs_of(context, node), strict=False))
+    keep = _keep(context, node, len(ATTENTION), between=2)
+    rows = [g["query"], g["key"], g["value"]]
+    mixed, weights = _attention(rows, g, int(known_value(g["heads"])), keep)
+    average = known_value(argument(context, node, len(ATTENTION) + 2, "average_attn_weights", True))
+    weights = mb.reduce_mean(x=weights, axes=[1], keep_dims=False) if average else weights
+    for name, value in zip(node.outputs, (mixed, weights), strict=True):
+        context.add(value, torch_name=name)
+
+
+def _attention(rows: list[Var], g: dict[str, Any], heads: int, keep: Var | None) -> tuple[Var, Var]:
+    """The values mixed by heads, and the weights of each."""
+    width = int(known_value(g["width"]))
+    weights = mb.split(x=g["qkv_weight"], num_splits=3, axis=0)
+    biases = mb.split(x=g["qkv_bias"], num_splits=3, axis=0)
+    batch = int(rows[0].shape[0])
+
+    def by_head(x: Var, weight: Var, bias: Var) -> Var:
+        mixed_rows = mb.reshape(
+            x=mb.linear(x=x, weight=weight, bias=bias), shape=[batch, -1, heads, width // heads]
+        )
+        return mb.transpose(x=mixed_rows, perm=[0, 2, 1, 3])
+
+    q, k, v = (by_head(*part) for part in zip(rows, weights, biases, strict=True))
+    scores = mb.matmul(x=mb.mul(x=q, y=np.float32((width // heads) ** -0.5)), y=k, transpose_y=True)
+    scores = scores if keep is None else mb.select(cond=keep, a=scores, b=np.float32(-np.inf))
+    share = mb.softmax(x=scores, axis=-1)
+    mixed = mb.transpose(x=mb.matmul(x=share, y=v), perm=[0, 2, 1, 3])
+    mixed = mb.reshape(x=mixed, shape=[batch, -1, width])
+    return mb.linear(x=mixed, weight=g["weight"], bias=g["bias"]), share
+
+
+def _keep(context: Any, node: Any, position: int, between: int = 0) -> Var | None:
+    """Which scores are kept: where the mask is 0, of images, heads, queries and keys."""
+    mask = argument(context, node, position, "mask")
+    if mask is None:
+        return None
+    kind = known_value(argument(context, node, position + 1 + between, "mask_type"))
+    if mask.rank == 2:
+        mask = mb.expand_dims(x=mask, axes=[0, 1] if kind == QUERIES else [1, 2])
+    elif mask.rank != 4:
+        raise NotImplementedError(f"{node.name}: a mask of rank {mask.rank}; of rank 2 and 4 it is covered")
+    zero = np.float32(0)
+    return mb.equal(x=mb.cast(x=mask, dtype="fp32"), y=zero)
+
+
+# Values that are repeated or copied: `repeat_interleave`, the key heads of grouped attention, `flip`.
+
+
+def repeating(host: Convert) -> Convert:
+    """The converter, by one tile; each element as often as it is told, where that is known.
+
+    A trace computes the number of repeats from sizes, and coremltools computes it as a float.
+    """
+
+    def repeat_interleave(context: Any, node: Any) -> None:
+        x, repeats = inputs_of(context, node)[:2]
+        times = known_value(repeats)
+        if times is None or not isinstance(x, Var) or any(map(is_symbolic, x.shape)):
+            host(context, node)
+            return
+        axis = known_value(argument(context, node, 2, "dim"))
+        if axis is None:
+            x, axis = mb.reshape(x=x, shape=[-1]), 0
+        counts = np.ravel(times).astype(np.int64)
+        convert = _evenly if (counts == counts[0]).all() else _unevenly
+        context.add(convert(x, int(axis) % x.rank, counts, node.name))
+
+    return repeat_interleave
+
+
+def _evenly(x: Var, axis: int, counts: Any, name: str) -> Var:
+    times, shape = int(counts[0]), [int(n) for n in x.shape]
+    if times == 1:
+        return mb.identity(x=x, name=name)
+    before, after = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    rows = mb.reshape(x=x, shape=[before, shape[axis], 1, after])
+    shape[axis] *= times
+    return mb.reshape(x=mb.tile(x=rows, reps=[1, 1, times, 1]), shape=shape, name=name)
+
+
+def _unevenly(x: Var, axis: int, counts: Any, name: str) -> Var:
+    places = np.repeat(np.arange(len(counts)), counts).astype(np.int32)
+    return mb.gather(x=x, indices=places, axis=axis, name=name)
+
+
+def with_grouped_heads(host: Convert) -> Convert:
+    """Attention with fewer key than query heads (`enable_gqa=True`): the key and value heads are repeated."""
+
+    def scaled_dot_product_attention(context: Any, node: Any) -> None:
+        if bool(known_value(argument(context, node, 7, "enable_gqa", False))):
+            query = inputs_of(context, node)[0]
+            for position in (1, 2):
+                _repeat_heads(context, node, position, int(query.shape[-3]))
+        host(context, node)
+
+    return scaled_dot_product_attention
+
+
+def _repeat_heads(context: Any, node: Any, position: int, heads: int) -> None:
+    x = inputs_of(context, node)[position]
+    groups = int(x.shape[-3])
+    if groups == heads:
+        return
+    shape = [-1 if is_symbolic(size) else int(size) for size in x.shape]
+    if x.rank not in (3, 4) or heads % groups or shape.count(-1) > 1:
+        raise NotImplementedError(
+            f"{node.name}: enable_gqa with {heads} query heads over keys or values of shape {x.shape}"
+        )
+    axis = x.rank - 3  # of the heads; each is followed by its copies
+    reps = [heads // groups if i == axis + 1 else 1 for i in range(x.rank + 1)]
+    wide = mb.tile(x=mb.expand_dims(x=x, axes=[axis + 1]), reps=reps)
+    name = f"{node.name}_heads_{position}"
+    shape[axis] = heads
+    context.add(mb.reshape(x=wide, shape=shape, name=name))
+    inputs = list(node.inputs)
+    inputs[position] = name
+    node.inputs = inputs
+
+
+def copying(host: Convert) -> Convert:
+    """`x.flip(axes)` of known values is a copy: torch takes no array that runs backwards."""
+
+    def flip(context: Any, node: Any) -> None:
+        x, axes = map(known_value, inputs_of(context, node)[:2])
+        if isinstance(x, np.ndarray):
+            context.add(mb.const(val=np.flip(x, tuple(axes)).copy(), name=node.name))
+        else:
+            host(context, node)
+
+    return flip
+
+
+# Numbers that depend on data, as torch.export computes them for its assertions.
+
+
+def sym_ite(context: Any, node: Any) -> None:
+    """`torch.sym_ite(condition, a, b)` of numbers."""
+    condition, *sides = inputs_of(context, node)[:3]
+    a, b = promoted([v if isinstance(v, Var) else mb.const(val=v) for v in sides])
+    context.add(mb.select(cond=_boolean(condition), a=a, b=b, name=node.name))
+
+
+def sym_not(context: Any, node: Any) -> None:
+    """`torch.sym_not(condition)`."""
+    context.add(mb.logical_not(x=_boolean(inputs_of(context, node)[0]), name=node.name))
+
+
+def _boolean(x: Var) -> Var:
+    return x if types.is_bool(x.dtype) else mb.cast(x=x, dtype="bool")
+
+
+# Recurrent layers as torch.export writes them: `lstm.input` and its siblings give a tuple.
+
+OUTPUTS = {"lstm": 3, "gru": 2, "rnn_tanh": 2, "rnn_relu": 2}
+"""Torch operation -> how many values it gives."""
+
+
+def of_export(kind: str) -> Convert:
+    """The converter of `<kind>.input`, by that of the trace's operation, which names its outputs one by one."""
+
+    def convert(context: Any, node: Any) -> None:
+        from coremltools.converters.mil.frontend.torch.internal_graph import InternalTorchIRNode
+        from coremltools.converters.mil.frontend.torch.torch_op_registry import _TORCH_OPS_REGISTRY
+
+        names = [f"{node.name}_output_{i}" for i in range(OUTPUTS[kind])]
+        traced = InternalTorchIRNode(
+            kind=kind, name=names[0], inputs=node.inputs, outputs=names, blocks=[], meta=node.meta
+        )
+        _TORCH_OPS_REGISTRY.get_func(kind)(context, traced)
+        context.add(tuple(context[name] for name in names), torch_name=node.name)
+
+    return convert
+
+
+# Axes that torch does without: pools without a batch, products with a weight of one row.
+
+
+def pooling(rank: int) -> Any:
+    """A pooling of this rank with its batch; the stride is the kernel's size by default."""
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            x = inputs_of(context, node)[0]
+            if len(node.inputs) == 2:  # as torch.export writes it
+                node.inputs = [*node.inputs, node.inputs[1]]
+            if x.rank != rank - 1:
+                host(context, node)
+                return
+            name, alone = node.name, f"{node.name}_alone"
+            context.add(mb.expand_dims(x=x, axes=[0], name=alone))
+            node.inputs, node.name = [alone, *node.inputs[1:]], f"{name}_batch"
+            host(context, node)
+            node.name = name
+            context.add(mb.squeeze(x=context[f"{name}_batch"], axes=[0], name=name))
+
+        return convert
+
+    return wrap
+
+
+def one_row(host: Convert) -> Convert:
+    """`linear(x, weight)` whose weight is a vector: the last axis goes."""
+
+    def convert(context: Any, node: Any) -> None:
+        x, weight = inputs_of(context, node)[:2]
+        if weight.rank != 1:
+            host(context, node)
+            return
+        bias = argument(context, node, 2, "bias")
+        product = mb.matmul(x=x, y=mb.expand_dims(x=weight, axes=[1]))
+        product = mb.squeeze(x=product, axes=[-1])
+        product = product if bias is None else mb.add(x=product, y=bias)
+        context.add(mb.identity(x=product, name=node.name))
+
+    return convert
+
+
+# `torch.nn.functional.fold` as a transposed convolution: overlaps, dilation, padding and remainders.
+#
+# coremltools folds windows that tile the padded image; it gathers, and refuses the others.
+
+
+def folding(host: Convert) -> Convert:
+    """`fold(x, output_size, kernel_size, dilation, padding, stride)`: elements at one place are added."""
+
+    def col2im(context: Any, node: Any) -> None:
+        x, *numbers = inputs_of(context, node)[:6]
+        size, kernel, dilation, padding, stride = (np.resize(known_value(v), 2).astype(int) for v in numbers)
+        tiled = (dilation == 1).all() and (stride >= kernel).all() and not ((size + 2 * padding) % stride).any()
+        if tiled and x.rank == 3:
+            host(context, node)
+            return
+        if any(map(is_symbolic, x.shape)):
+            raise NotImplementedError(f"{node.name}: fold of a dynamic shape {x.shape}")
+        span = dilation * (kernel - 1) + 1
+        count = (size + 2 * padding - span) // stride + 1
+        channels = int(x.shape[-2])
+        windows = mb.reshape(x=x, shape=[-1, channels, *count])
+        image = mb.conv_transpose(
+            x=windows,
+            weight=_one_place_each(channels, kernel, np_dtype(x)),
+            strides=stride,
+            dilations=dilation,
+            groups=int(channels // kernel.prod()),
+            pad_type="valid",
+        )
+        ends = np.maximum(size + 2 * padding - ((count - 1) * stride + span), 0)
+        if ends.any():
+            image = mb.pad(
+                x=image, pad=[0, 0, 0, 0, 0, int(ends[0]), 0, int(ends[1])], constant_val=np_dtype(x).type(0)
+            )
+        shape = [int(image.shape[0]), int(image.shape[1]), *map(int, size)]
+        image = mb.slice_by_size(x=image, begin=[0, 0, *padding], size=shape)
+        context.add(mb.reshape(x=image, shape=shape[3 - x.rank :], name=node.name))
+
+    return col2im
+
+
+def _one_place_each(channels: int, kernel: Array, dtype: np.dtype[Any]) -> Array:
+    """The weight of a transposed convolution that puts each channel to its place in the window."""
+    places = int(kernel.prod())
+    one = np.eye(places, dtype=dtype).reshape(places, 1, *kernel)
+    return np.tile(one, (channels // places, 1, 1, 1))
 
 
 def diff(context: Any, node: Any) -> None:
@@ -198,7 +611,7 @@ def _with_sizes(host: Convert) -> Convert:
 
 def _mean_of_windows(rank: int) -> Callable[[Convert], Convert]:
     """A mean of windows inside the ends, with or without a batch."""
-    return lambda host: pooling(rank)(lost_parts.within_ends(host))
+    return lambda host: pooling(rank)(within_ends(host))
 
 
 def alias(context: Any, node: Any) -> None:
@@ -393,10 +806,10 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     **dict.fromkeys(("matmul", "bmm", "mm", "outer"), _promoting),
     "mul": computing("mul"),
     "masked_fill": _with_wide_masks,
-    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: lost_parts.circular(_with_crops(host))),
-    "remainder": lost_parts.remainder,
-    "atan2": lambda _: lost_parts.angle_of_two,
-    "logcumsumexp": lambda _: lost_parts.running_log_sum,
+    **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: circular(_with_crops(host))),
+    "remainder": remainder,
+    "atan2": lambda _: angle_of_two,
+    "logcumsumexp": lambda _: running_log_sum,
     "zeros": _with_dtype,
     **dict.fromkeys(("zeros_like", "ones_like"), _like),
     "full_like": lambda host: of_real_numbers(_like(host)),

@@ -1,7 +1,7 @@
 """Run a function in several arithmetics at once, op by op, so that each op can be judged alone and in the flow.
 
-Each op is computed exactly; then, in every other arithmetic, of right operands and of those that this
-arithmetic made itself. What is no longer read is dropped, so memory is that of a few runs, however long the
+Each op is computed exactly; then, in every other arithmetic, once from exact inputs and once from those that
+it computed itself. What is no longer read is dropped, so memory is that of a few runs, however long the
 function is. A weight is widened once for all.
 """
 

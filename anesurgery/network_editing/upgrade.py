@@ -9,24 +9,35 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from anesurgery import registry
+from anesurgery import fp16, registry
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import ranges
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, warn
+from anesurgery.errors import LoadError, SurgeryError, warn
 from anesurgery.facts.half import KEPT
 from anesurgery.files.interface import warn_of_names
-from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, locate, read_spec, to_mlmodel
+from anesurgery.files.package import (
+    PIPELINES,
+    PROGRAM,
+    Loaded,
+    from_spec,
+    locate,
+    part_names,
+    read_spec,
+    to_mlmodel,
+)
+from anesurgery.files.protobuf import proto
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.loading import clone, load
 from anesurgery.mil import Operation, ct, exclusive, walk_ops
 from anesurgery.neuralnetwork.context import Custom
 from anesurgery.neuralnetwork.importing import import_network
-from anesurgery.neuralnetwork.pipelines import upgrade_pipeline
-from anesurgery.neuralnetwork.sequence_length import with_sequence
+from anesurgery.neuralnetwork.ports import describe
+from anesurgery.neuralnetwork.spec import NETWORKS, is_legacy, network_of
 from anesurgery.rewriting.driver import remove_dead
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
 NOTES = "anesurgery.notes"
@@ -131,7 +142,7 @@ def _compared(loaded: Loaded, folded: Loaded) -> Loaded:
             forms += _window(loaded, folded, observed)
     if enough := [form for form in forms if form.psnr >= GATE]:
         best = min(enough, key=lambda form: (form.flop, len(form.stays)))
-        return best.noted(f"it keeps {best.psnr:.1f} dB on one sampled input")
+        return best.noted(f"its outputs are {in_decibels(best.psnr, 'within ')} on one sampled input")
     why = f"fp16 keeps {max(form.psnr for form in forms):.1f} dB of {GATE:g} on one sampled input"
     return _fp32(loaded, f"{why}; ask for it by precision='fp16'")
 
@@ -196,7 +207,7 @@ class _Half:
     @property
     def wide(self) -> bool:
         """Does an op stay for its range alone, which an observed one may refute?"""
-        return any(f"above {LARGEST:g}" in reason for _, reason in self.stays)
+        return any(f"above {fp16.LARGEST:g}" in reason for _, reason in self.stays)
 
     def measured(self, reference: Loaded) -> _Half:
         """With what the outputs keep of those of the network in fp32."""
@@ -228,3 +239,110 @@ def _keep_notes(model: Any, notes: Sequence[str]) -> Any:
     if notes:
         model.user_defined_metadata[NOTES] = "\n".join(notes)
     return model
+
+
+# Upgrade the neural networks in a pipeline; its other models stay as they are.
+
+Import = Callable[[Any, str], Loaded]
+"""(specification of a network, what it is in words) -> the program of it."""
+
+
+def upgrade_pipeline(
+    spec: Any, source: Path | None, weights: Path | None, units: Any, build: Import
+) -> tuple[ModelSequence, list[str]]:
+    """The pipeline with an ML Program in the place of each network.
+
+    Args:
+        spec: specification of a pipeline, which stays as it is.
+        source: where it came from.
+        weights: the folder with the weights of its ML Programs.
+        units: compute units of the result.
+        build: makes a program of a network.
+
+    Returns:
+        The models, with the type and the description of `spec`, and what changed.
+
+    Raises:
+        LoadError: a part cannot be built, or a part reads a name that changed.
+    """
+    whole = proto.Model_pb2.Model()
+    whole.CopyFrom(spec)
+    pipeline = PIPELINES[whole.WhichOneof("Type")](whole)
+    built: dict[str, Loaded] = {}
+    notes: list[str] = []
+    names: dict[str, str] = {}
+    for i, (name, part) in enumerate(zip(part_names(pipeline), pipeline.models, strict=True)):
+        what = f"model {i} of the pipeline"
+        loaded = _part(part, what, source, weights, build)
+        names |= _renamed(part, part if loaded is None else loaded.spec, what, names)
+        if loaded is not None:
+            built[name] = loaded
+            notes += [f"{what}: {words}" for words in loaded.notes]
+    describe(whole.description, names, [])
+    return ModelSequence(whole, built, source, units), notes
+
+
+def _part(part: Any, what: str, source: Path | None, weights: Path | None, build: Import) -> Loaded | None:
+    """The program of a part that has one, or is a network; None for one that stays."""
+    kind = part.WhichOneof("Type")
+    if kind is None:
+        raise LoadError(f"{what} is empty, or newer than this coremltools; export the pipeline again")
+    if kind in PIPELINES:
+        raise LoadError(f"{what} is a pipeline itself; put its models into the outer one")
+    if kind == PROGRAM:
+        return from_spec(part, source or Path(), weights, None)
+    return build(part, what) if kind in NETWORKS else None
+
+
+def _renamed(before: Any, after: Any, what: str, before_it: dict[str, str]) -> dict[str, str]:
+    """Names of inputs and outputs that changed; all parts must call a value the same."""
+    changed: dict[str, str] = {}
+    for field in ("input", "output"):
+        olds, news = (getattr(s.description, field) for s in (before, after))
+        for old, new in zip(olds, news, strict=True):
+            if before_it.get(old.name, new.name) != new.name:
+                raise LoadError(
+                    f"{what} reads {old.name!r}, which an upgraded model must call {before_it[old.name]!r}; "
+                    "rename it in the source model to letters, digits and underscores"
+                )
+            if old.name != new.name:
+                changed[old.name] = new.name
+    return changed
+
+
+# State how long a sequence is: networks of specification 1 to 3 take any length, and their files name none.
+
+
+def with_sequence(spec: Any, length: int, what: str) -> Any:
+    """A copy of a specification whose inputs are sequences of a length, with a batch of 1.
+
+    Optional inputs are states, which have no sequence; images have none either.
+
+    Args:
+        spec: of a network in the mapping of five axes (sequence, batch, channel, height, width).
+        length: number of steps, at least 1.
+        what: the model in words, for errors.
+
+    Raises:
+        LoadError: the length is below 1, or the network has no such mapping or no such input.
+    """
+    if length < 1:
+        raise LoadError(f"{what}: sequence={length}; a sequence has at least 1 step")
+    if not is_legacy(network_of(spec)):
+        raise LoadError(
+            f"{what}: its arrays have the shapes that are stated; sequence= is for the rank 5 mapping"
+        )
+    longer = proto.Model_pb2.Model()
+    longer.CopyFrom(spec)
+    arrays = [
+        f.type.multiArrayType
+        for f in longer.description.input
+        if f.type.WhichOneof("Type") == "multiArrayType" and not f.type.isOptional
+    ]
+    for array in arrays:
+        sizes = list(array.shape)[-3:]
+        array.shape[:] = [length, 1, *sizes, *(1,) * (3 - len(sizes))]
+        array.ClearField("ShapeFlexibility")
+    if not arrays:
+        raise LoadError(f"{what}: no input is a sequence; leave sequence= out")
+    return longer

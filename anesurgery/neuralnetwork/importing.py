@@ -7,22 +7,35 @@ shapes that are stated, names become identifiers, an optional input without a de
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from anesurgery.errors import IsPipeline, LoadError, NotExpressible
+from anesurgery.errors import IsPipeline, LoadError, NotExpressible, UnknownName
 from anesurgery.files.interface import translated
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, part_names
 from anesurgery.files.protobuf import proto
-from anesurgery.mil import Function, Program, Var, ct, exclusive, mb, producer, quiet_host
+from anesurgery.mil import (
+    Block,
+    Function,
+    Operation,
+    Program,
+    Var,
+    ct,
+    exclusive,
+    mb,
+    operands,
+    producer,
+    quiet_host,
+)
 from anesurgery.neuralnetwork import ports
 from anesurgery.neuralnetwork.context import Context, Custom
 from anesurgery.neuralnetwork.layers import load_families
-from anesurgery.neuralnetwork.naming import identifiers, rename
-from anesurgery.neuralnetwork.network_checks import check
-from anesurgery.neuralnetwork.spec import NETWORKS, is_legacy, network_of
+from anesurgery.neuralnetwork.spec import DAMAGED, NETWORKS, is_legacy, network_of
 
 with quiet_host():
     from coremltools.converters.mil.mil import mil_list
@@ -167,3 +180,151 @@ def _decided(ctx: Context, network: Any, names: list[str]) -> dict[str, Var]:
     classes = [n if isinstance(n, str) else np.int64(n) for n in labels]
     decision = mb.classify(probabilities=scores, classes=mb.const(val=mil_list(classes)))
     return {name: var for name, var in zip(names, decision, strict=True) if name}
+
+
+# Names of a program made from a network: those of the blobs, made unique and valid in MIL.
+
+with quiet_host():
+    from coremltools.converters.mil.mil.passes.defs.preprocess import NameSanitizer
+
+
+def identifier(name: str) -> str:
+    """A name as MIL takes it: letters, digits and underscores, no digit first, no word of the language."""
+    return str(NameSanitizer().sanitize_name(name))
+
+
+def identifiers(names: Iterable[str]) -> list[str]:
+    """Names as MIL takes them, each once."""
+    names, taken = list(names), _Names([n for n in names if identifier(n) == n])
+    return [n if identifier(n) == n else taken.fresh(n) for n in names]
+
+
+class _Names:
+    """Hands out each name once."""
+
+    def __init__(self, taken: Iterable[str]) -> None:
+        self._taken = set(taken)
+        self.constants: set[Var] = set()
+        """Those that have their name."""
+
+    def fresh(self, wish: str) -> str:
+        """The wish, or the wish with a number appended."""
+        name = identifier(wish)
+        name = next(n for i in count() if (n := f"{name}_{i}" if i else name) not in self._taken)
+        self._taken.add(name)
+        return name
+
+
+def rename(function: Function, labels: Mapping[Var, str], fixed: Mapping[Var, str]) -> None:
+    """Name all ops and values of a function after the blobs that they make.
+
+    Args:
+        function: what was built.
+        labels: the blob that a value is; the ops in front of it that make no blob are named after it.
+        fixed: values that keep a name, as outputs do.
+    """
+    names = _Names([*function.inputs, *fixed.values()])
+    _rename(function, labels, fixed, names, "value")
+
+
+def _rename(
+    block: Block, labels: Mapping[Var, str], fixed: Mapping[Var, str], names: _Names, last: str
+) -> None:
+    pending: list[Operation] = []
+    for op in block.operations:
+        if op.op_type == "const":
+            continue
+        pending.append(op)
+        label = next((w for v in op.outputs if (w := fixed.get(v) or labels.get(v))), None)
+        if label is not None:
+            _name_group(pending, label, labels, fixed, names)
+            pending, last = [], label
+    _name_group(pending, last, labels, fixed, names)
+
+
+def _name_group(
+    ops: list[Operation], label: str, labels: Mapping[Var, str], fixed: Mapping[Var, str], names: _Names
+) -> None:
+    for op in ops:
+        for nested in op.blocks:
+            _rename(nested, labels, fixed, names, label)
+        wish = f"{label}_{op.op_type}"
+        for i, var in enumerate(op.outputs):
+            other = wish if len(op.outputs) == 1 else f"{wish}_{i}"
+            var.name = fixed.get(var) or names.fresh(labels.get(var, other))
+        op.name = op.outputs[0].name if op.outputs else names.fresh(wish)
+        for parameter, var in operands(op):
+            if producer(var, "const") and var not in names.constants:
+                names.constants.add(var)
+                var.name = cast("Operation", var.op).name = names.fresh(
+                    labels.get(var, f"{op.name}_{parameter}")
+                )
+
+
+# Refuse a network that cannot be built for what its specification says as a whole, before any layer is.
+
+NEWEST = max(int(target.value) for target in ct.target)
+"""The newest specification that coremltools knows."""
+
+
+def check(spec: Any) -> None:
+    """Refuse what no layer can be blamed for.
+
+    Args:
+        spec: specification of a model that is a network.
+
+    Raises:
+        LoadError: it is too new, without layers, or its description contradicts itself.
+    """
+    if spec.specificationVersion > NEWEST:
+        raise LoadError(
+            f"specification {spec.specificationVersion} is newer than {NEWEST}, the newest that coremltools "
+            f"{ct.__version__} knows; upgrade coremltools"
+        )
+    network, description = network_of(spec), spec.description
+    if not network.layers:
+        raise LoadError(f"the network has no layers; {DAMAGED}")
+    if not description.output:
+        raise LoadError(f"the model has no outputs; {DAMAGED}")
+    _check_names(description)
+    _check_preprocessing(network, description)
+    if "ClassLabels" in network.DESCRIPTOR.oneofs_by_name:
+        _check_classifier(network, description)
+
+
+def _check_names(description: Any) -> None:
+    """Each input has a name of its own, and each output; an output may be an input as well."""
+    for what, features in (("input", description.input), ("output", description.output)):
+        for name, uses in Counter(f.name for f in features).items():
+            if not name:
+                raise LoadError(f"an {what} has no name; {DAMAGED}")
+            if uses > 1:
+                raise LoadError(f"{uses} {what}s are called {name!r}; give each a name of its own")
+
+
+def _check_preprocessing(network: Any, description: Any) -> None:
+    """Each preprocessing is of a known kind, and for an input that exists."""
+    inputs = [f.name for f in description.input]
+    for step in network.preprocessing:
+        if step.featureName and step.featureName not in inputs:
+            raise LoadError(
+                f"a preprocessing is for no input: {UnknownName('input', step.featureName, inputs)}"
+            )
+        if step.WhichOneof("preprocessor") is None:
+            raise LoadError(
+                f"the preprocessing of {step.featureName!r} is neither a scaler nor a mean image; "
+                "upgrade coremltools, or export the model again"
+            )
+
+
+def _check_classifier(network: Any, description: Any) -> None:
+    """It has labels, and outputs for its decision."""
+    if network.WhichOneof("ClassLabels") is None:
+        raise LoadError("the classifier has no class labels; export it again with labels")
+    if not description.predictedFeatureName:
+        raise LoadError("the classifier does not say which output is the label; set predictedFeatureName")
+    outputs = [f.name for f in description.output]
+    for field in ("predictedFeatureName", "predictedProbabilitiesName"):
+        name = getattr(description, field)
+        if name and name not in outputs:
+            raise LoadError(f"{field} names no output: {UnknownName('output', name, outputs)}")

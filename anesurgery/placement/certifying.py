@@ -1,8 +1,8 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): freely, so that errors
-grow, and of right operands, so that what is left at an op is its own. An error is that of one set of inputs;
-`search` looks for worse ones between the least and the largest number of each input.
+The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): once with errors carried
+along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one set of
+inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
 
 from __future__ import annotations
@@ -10,39 +10,53 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
+from anesurgery import fp16
 from anesurgery.checking.exactness import nearness, repairs_of_squares
-from anesurgery.checking.grades import OutputComparison, compare_arrays
+from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, near_matches
 from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
-from anesurgery.interpret import Predictor, run
-from anesurgery.interpret.abreast import Abreast
+from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
+from anesurgery.interpret.abreast import Abreast, Shown
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, Var, function_of, np_dtype, static_shape, types
+from anesurgery.mil import (
+    Array,
+    Function,
+    Operation,
+    Program,
+    Var,
+    function_of,
+    np_dtype,
+    static_shape,
+    types,
+    walk_ops,
+)
 from anesurgery.ops import names
 from anesurgery.placement.choices import Choice, ChoiceWatch, choosing_ops, cost_in_words, exact_ops
-from anesurgery.placement.epsilon_watch import EpsilonWatch, without_small
+from anesurgery.placement.evidence import Finding
 from anesurgery.placement.findings_in_words import reported, unseen
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
+from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
-from anesurgery.placement.worst_inputs import Peaks, described, ranges_of, ways
-from anesurgery.semantics.bounds import LARGEST
+from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
 GATE = 40.0
@@ -134,7 +148,7 @@ def _plain(over: StepErrors) -> dict[str, Any]:
     return vars(over) | {"steps": over.count, "decibels": decibels}
 
 
-@door("inputs", "seed")
+@door("inputs", "seed", modules=True)
 def certify(
     model: Any,
     inputs: Values | Iterable[Values] | None = None,
@@ -461,12 +475,12 @@ def _verdict(
         return "at risk", f"{'; '.join(missed)} on inputs that the search found {searched}{blamed}"
     if missed:
         return "fails", "; ".join(missed) + blamed
-    near = [row for row in rows if row.largest * MARGIN > LARGEST and math.isfinite(row.largest)]
+    near = [row for row in rows if row.largest * MARGIN > fp16.LARGEST and math.isfinite(row.largest)]
     if near:
         row = max(near, key=lambda r: r.largest)
         helps = f" ({', '.join(row.repairs)} may help)" if row.repairs else ""
         reaches = f"{row.op_type} {row.name} reaches {row.largest:.3g}"
-        return "at risk", f"{reaches}; fp16 ends at {LARGEST:.0f}{helps}"
+        return "at risk", f"{reaches}; fp16 ends at {fp16.LARGEST:.0f}{helps}"
     if not any(o.compared for compared in outputs.values() for o in compared) and any(outputs.values()):
         return "fails", "no output holds a finite number"
     least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
@@ -513,14 +527,11 @@ class StepErrors:
         fed = ", ".join(f"{out} -> {name}" for out, name in self.feedback.items())
         fed += " (guessed from equal shapes; feedback= changes it)" if self.guessed else ""
         fed = "; ".join(filter(None, (fed, f"states {', '.join(self.states)}" if self.states else "")))
-        ends = ", ".join(f"{_decibels(v[0])} -> {_decibels(v[-1])} in {a}" for a, v in self.decibels.items())
+        ends = ", ".join(
+            f"{in_decibels(v[0], digits=0)} -> {in_decibels(v[-1], digits=0)} in {a}"
+            for a, v in self.decibels.items()
+        )
         return f"{self.count} steps, fed back: {fed}: {ends}"
-
-
-def _decibels(value: float) -> str:
-    if math.isinf(value):
-        return "identical" if value > 0 else "not finite"
-    return f"{value:.0f} dB"
 
 
 def step_errors(
@@ -634,3 +645,257 @@ def _check(
         if not _like(exits[out], entries[name]):
             shapes = [tuple(v.shape or ()) for v in (exits[out], entries[name])]
             raise SurgeryError(f"feedback: {out} is {shapes[0]}, and {name} is {shapes[1]}")
+
+
+# Look for inputs on which numbers go wrong, within the range of those that were given.
+#
+# Where floats come in, torch differentiates the interpreter: the steepest way up of the largest values, and of
+# the error of the outputs in fp16, leads to an end of the range. Integers are changed at random places, and a
+# change that comes nearer to a failure is kept.
+
+Tensors = Mapping[str, Array]
+Ranges = Mapping[str, tuple[float, float]]
+TARGETS = 4
+"""Values that are made larger: those that are the largest on the first inputs, and each magnitude once. A
+choice: each is one search."""
+CHANGED = 0.25
+"""Share of the numbers that a random change draws anew. A choice: of all, nothing of what was good would stay.
+"""
+SMALLEST = 1e-30
+"""Added to an error before its logarithm: below any error of fp16."""
+
+
+@dataclass
+class Way:
+    """How the next inputs follow from those before.
+
+    Attributes:
+        name: in words, as "the gradient of y".
+        point: the inputs tried last.
+        uphill: inputs -> what is to grow, and its gradients by input; None where numbers are drawn.
+        step: how far a gradient is followed, of the range: at first to its end.
+    """
+
+    name: str
+    point: Tensors
+    uphill: Callable[[Tensors], tuple[float, dict[str, Array]]] | None = None
+    step: float = 1.0
+    _best: tuple[float, Tensors, dict[str, Array]] | None = field(default=None, repr=False)
+
+    def next(self, ranges: Ranges, rng: np.random.Generator) -> Tensors:
+        """The inputs to try next.
+
+        Raises:
+            RuntimeError: torch cannot differentiate an op on the way.
+        """
+        if self.uphill is None:
+            return drawn_anew(self.point, ranges, rng)
+        height, gradients = self.uphill(self.point)
+        if self._best is None or height > self._best[0]:
+            self._best = (height, self.point, gradients)
+        else:
+            self.step /= 2
+        _, point, gradients = self._best
+        self.point = moved(point, gradients, ranges, self.step)
+        return self.point
+
+
+def ranges_of(samples: Sequence[Tensors]) -> dict[str, tuple[float, float]]:
+    """Input -> the least and the largest of its finite numbers in all samples, where there are any."""
+    ends = {}
+    for name in samples[0]:
+        arrays = [np.asarray(v[name]) for v in samples if name in v]
+        numbers = [a[np.isfinite(a)] for a in arrays if a.dtype.kind in "iuf"]
+        numbers = [a for a in numbers if a.size]
+        if numbers:
+            ends[name] = (float(min(a.min() for a in numbers)), float(max(a.max() for a in numbers)))
+    return ends
+
+
+def moved(point: Tensors, gradients: Mapping[str, Array], ranges: Ranges, step: float) -> Tensors:
+    """Inputs after a step up, each number by the same share of the range, and not beyond its ends."""
+    new = dict(point)
+    for name, gradient in gradients.items():
+        low, high = ranges[name]
+        value = np.asarray(point[name])
+        new[name] = np.clip(value + np.sign(gradient) * step * (high - low), low, high).astype(value.dtype)
+    return new
+
+
+def drawn_anew(point: Tensors, ranges: Ranges, rng: np.random.Generator) -> Tensors:
+    """Inputs with some numbers drawn anew, evenly between the ends of the range."""
+    new = dict(point)
+    for name, (low, high) in ranges.items():
+        value = np.asarray(point[name])
+        whole = value.dtype.kind in "iu"
+        fresh = (
+            rng.integers(int(low), int(high) + 1, value.shape) if whole else rng.uniform(low, high, value.shape)
+        )
+        new[name] = np.where(rng.random(value.shape) < CHANGED, fresh, value).astype(value.dtype)
+    return new
+
+
+def described(values: Tensors, ranges: Ranges) -> str:
+    """What is special in some inputs, in words: where their numbers lie in the range."""
+    words = []
+    for name, (low, high) in ranges.items():
+        numbers = np.asarray(values[name]).astype(np.float64)
+        share = float(np.mean(np.isclose(numbers, low) | np.isclose(numbers, high)))
+        words.append(f"{name} from {numbers.min():.3g} to {numbers.max():.3g}, {share:.0%} of it at an end")
+    return ", ".join(words)
+
+
+def ways(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Way]:
+    """All ways from the first inputs: gradients where there are floats, and random changes."""
+    floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
+    every = []
+    if floats:
+        slopes = Slopes(program, function, floats)
+        for op in slopes.largest(first):
+            every.append(Way(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        every.append(Way("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*every, Way("random changes", first)]
+
+
+class Peaks(Listener):
+    """The largest magnitude of the first output of each op that is stored in fp16."""
+
+    def __init__(self) -> None:
+        self.found: dict[Operation, float] = {}
+
+    @property
+    def headroom(self) -> float:
+        """How many dB all of them leave below the end of fp16; negative beyond it."""
+        if not all(map(math.isfinite, self.found.values())):
+            return -math.inf
+        return psnr(fp16.LARGEST, max(self.found.values(), default=0.0))
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Look."""
+        value = outputs[0] if outputs and np_dtype(op.outputs[0]) == np.float16 else None
+        if isinstance(value, torch.Tensor) and value.numel():
+            self.found[op] = float(torch.linalg.vector_norm(value, math.inf))
+
+
+class Slopes:
+    """Gradients of a function's values by its inputs of floats, in exact arithmetic and in fp16.
+
+    Rounding counts as if it were not there when gradients are taken, as torch takes those of a cast.
+    """
+
+    def __init__(self, program: Program, function: str | None, floats: Sequence[str]) -> None:
+        self._exact, self._half = (
+            Executable(program, function=function, precision=p, fuse=False) for p in ("fp32", "fp16")
+        )
+        self._floats = floats
+
+    def largest(self, values: Tensors) -> list[Operation]:
+        """The ops of the function with the largest values, of those of one magnitude the first."""
+        peaks = Peaks()
+        self._exact(values, listener=peaks)
+        by_size: dict[float, Operation] = {}
+        top = set(self._exact.function.operations)
+        for op, peak in peaks.found.items():
+            if op in top and math.isfinite(peak):
+                by_size.setdefault(float(f"{peak:.4g}"), op)
+        return [by_size[size] for size in sorted(by_size, reverse=True)[:TARGETS]]
+
+    def of(self, op: Operation, values: Tensors) -> tuple[float, dict[str, Array]]:
+        """The largest magnitude of an op's first output, and its gradients by input."""
+        leaves, env = self._bound(self._exact, values)
+        with torch.enable_grad():
+            for step, outputs in _walk(self._exact, env):
+                if step is op:
+                    return self._slope(outputs[0].abs().amax(), leaves)
+        raise RuntimeError(f"{op.outputs[0].name} was not computed")
+
+    def of_error(self, values: Tensors) -> tuple[float, dict[str, Array]]:
+        """The logarithm of the error of the outputs in fp16 over their size, and its gradients."""
+        leaves, exact = self._bound(self._exact, values)
+        half = {v: leaves.get(v.name, value) for v, value in self._bound(self._half, values)[1].items()}
+        with torch.enable_grad():
+            for executable, env in ((self._exact, exact), (self._half, half)):
+                for _ in _walk(executable, env):
+                    pass
+            error = torch.zeros(())
+            for var in self._exact.function.outputs:
+                wanted, rounded = (
+                    e.plan.value(env, var) for e, env in ((self._exact, exact), (self._half, half))
+                )
+                if isinstance(wanted, torch.Tensor) and wanted.is_floating_point():
+                    noise = (rounded - wanted).square().mean() / (wanted.detach().abs().amax() ** 2 + SMALLEST)
+                    error = error + torch.log(noise + SMALLEST)
+            return self._slope(error, leaves)
+
+    def _bound(self, executable: Executable, values: Tensors) -> tuple[dict[str, torch.Tensor], dict[Any, Any]]:
+        """The inputs of floats as leaves, by name, and the first environment."""
+        env = sampling.bind(executable.function, values, None)
+        leaves = {v.name: value.clone().requires_grad_() for v, value in env.items() if v.name in self._floats}
+        return leaves, {v: leaves.get(v.name, value) for v, value in env.items()}
+
+    def _slope(
+        self, height: torch.Tensor, leaves: Mapping[str, torch.Tensor]
+    ) -> tuple[float, dict[str, Array]]:
+        slopes = torch.autograd.grad(height, list(leaves.values()), allow_unused=True)
+        arrays = {
+            n: np.nan_to_num(slope.numpy())
+            for n, slope in zip(leaves, slopes, strict=True)
+            if slope is not None
+        }
+        return float(height.detach()), arrays
+
+
+def _walk(executable: Executable, env: dict[Any, Any]) -> Iterator[tuple[Operation, Sequence[Any]]]:
+    """Each op of a function, and what it gave."""
+    for step in executable.plan.steps:
+        caught = _Last()
+        executable.plan.take(step, env, caught)
+        yield step.op, caught.outputs
+
+
+class _Last(Listener):
+    """What was given last: by an op, after those of its blocks."""
+
+    def __init__(self) -> None:
+        self.outputs: Sequence[Any] = ()
+
+    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
+        """Keep it."""
+        self.outputs = outputs
+
+
+# By how much norms are off whose epsilon grew in the conversion, on the inputs of a run.
+
+RULE = "lost-epsilon"
+
+
+class EpsilonWatch:
+    """What a walk shows of the norms of a function."""
+
+    def __init__(self, function: Function) -> None:
+        found = ((op.outputs[0].name, grown_epsilon(op)) for op in walk_ops(function))
+        self._grown = {name: grown for name, grown in found if grown is not None}
+        self._wanted = {v for grown in self._grown.values() for v in (grown.scale, grown.mean)}
+        self._seen: dict[Var, Any] = {}
+
+    def see(self, shown: Shown) -> None:
+        """Keep what a norm is off by."""
+        self._seen |= {
+            var: value for var, value in zip(shown.op.outputs, shown.exact, strict=True) if var in self._wanted
+        }
+
+    @property
+    def changes(self) -> dict[str, float]:
+        """The op that adds the epsilon -> by how much of itself the norm is off."""
+        return {
+            name: grown.change(self._seen[grown.scale], self._seen[grown.mean])
+            for name, grown in self._grown.items()
+            if grown.scale in self._seen and grown.mean in self._seen
+        }
+
+
+def without_small(findings: Iterable[Finding], changes: dict[str, float]) -> Iterator[Finding]:
+    """The findings, but for those of norms that are right on the inputs at hand."""
+    for finding in findings:
+        if finding.rule != RULE or not changes.get(finding.op, 1.0) < LEAST_CHANGE:
+            yield finding

@@ -15,6 +15,8 @@ ALIKE = 1.03
 """Times of which one is longer by less are equal. A choice: runs of one model on one device differ as much."""
 
 
+SHORTEST = 0.001
+"""Milliseconds below which a time is not told in digits: a dispatch alone takes a hundred times as long."""
 NEAR = 1.1
 """A ratio below it is said with a digit more."""
 
@@ -84,6 +86,8 @@ class Time:
         return replace(spanned, low=low, high=high, off=widened)
 
     def __str__(self) -> str:
+        if self.high < SHORTEST:
+            return f"less than {SHORTEST} ms"
         ms, low, high = (rounded(value, 3) for value in (self.ms, self.low, self.high))
         return f"{ms} ms ({low} to {high})"
 

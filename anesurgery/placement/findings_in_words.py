@@ -57,21 +57,21 @@ def unseen(findings: Iterable[Finding]) -> tuple[str, str]:
     return ("at risk", "; ".join(f"{one}; {one.help}" for one in said)) if said else ("holds", "")
 
 
-def _is_claim(finding: Finding) -> bool:
+def is_claim(finding: Finding) -> bool:
     """Was the op reported wrong on this very target?"""
     return finding.rule in CLAIMS
 
 
 def _is_unknown_fault(finding: Finding) -> bool:
     """Is it a claim of which no arithmetic knows what comes out?"""
-    return _is_claim(finding) and CLAIMS[finding.rule].wrong is None
+    return is_claim(finding) and CLAIMS[finding.rule].wrong is None
 
 
 def in_short(findings: Iterable[Finding]) -> str:
     """The lost parts, the claims and the loads that fail, by rule, each with its repair; "" for none."""
     findings = list(findings)
     wrong = _short(
-        "numbers may be wrong", (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or _is_claim(f))
+        "numbers may be wrong", (f for f in findings if (is_lost(f) and f.rule != ON_ROWS) or is_claim(f))
     )
     loads = _short("the load may hang or fail", (f for f in findings if f.rule in FAILING_LOADS))
     return "; ".join(filter(None, [wrong, loads]))

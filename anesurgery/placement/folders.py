@@ -12,15 +12,16 @@ from anesurgery.checking.ranges import Ranges, ranges
 from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError
+from anesurgery.files.package import CHECKPOINT, is_checkpoint
 from anesurgery.files.sequence import is_chain
 from anesurgery.files.sharing import workers
 from anesurgery.files.size_index import is_sized
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
-from anesurgery.registry import FORMATS
+from anesurgery.registry import RULES
 
-SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *FORMATS)
+SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *RULES)
 Told = Callable[[int, int], None]
 """(models done, models in all)."""
 
@@ -61,6 +62,8 @@ def models_in(folder: Path) -> list[Path]:
     """
     held = sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES or is_chain(p) or is_sized(p))
     if not held:
+        if is_checkpoint(folder):
+            raise LoadError(f"{folder} {CHECKPOINT}")
         raise LoadError(f"{folder} holds no model; models end in {', '.join(SUFFIXES)}")
     return held
 

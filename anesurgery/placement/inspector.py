@@ -20,11 +20,10 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, loadable, memory, unit_advice
-from anesurgery.placement.evidence import Finding, Rule
+from anesurgery.placement.evidence import Finding, Rule, rules_beside
 from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
-from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules import (
     aborting_loads,
     faulty_ops,
@@ -32,12 +31,9 @@ from anesurgery.placement.rules import (
     legality,
     lost_in_conversion,
     numeric,
-    recurrent_loops,
-    repairs,
     sampled,
     shapes,
     slow,
-    slow_loads,
     whole_model,
 )
 from anesurgery.placement.target import Target
@@ -69,7 +65,7 @@ NO_GPU = (
 
 BY_VALUE = (*numeric.RULES, *ignored_masks.RULES, *faulty_ops.RULES, *lost_in_conversion.RULES)
 """The tables that ask what constants hold."""
-RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *repairs.RULES, *recurrent_loops.RULES)
+RULES = (*slow.RULES, *BY_VALUE, *shapes.RULES, *legality.SPEED, *slow.REPAIRED, *slow.LOOPS)
 """The tables; `rules_beside` adds rules that stand in files of their own, and the user's."""
 TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
@@ -78,7 +74,7 @@ TRANSLATED = (
 ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
 
 
-@door("inputs")
+@door("inputs", modules=True)
 @exclusive()
 def inspect(
     model: Any,
@@ -153,7 +149,7 @@ def inspect_program(
     judged, doubts = shaped.judged, whole_model.doubts(chosen, shaped.flexible, budget, target)
     about_load = (
         *aborting_loads.of_function(shaped.function, target),
-        *slow_loads.of_function(shaped.function, budget, target),
+        *whole_model.slow_loads(shaped.function, budget, target),
         *about_memory,
     )
     about_shapes = (*shapes.of_model(chosen, target, shaped.flexible), *shapes.save_changes(loaded.program))

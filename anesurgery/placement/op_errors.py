@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.checking.grades import psnr
 from anesurgery.interpret.abreast import Shown
 from anesurgery.interpret.arithmetic.neural_engine import largest_of
@@ -150,7 +151,7 @@ def histogram(values: Mapping[str, torch.Tensor]) -> Histogram | None:
     if not finite.size:
         return None
     low, high = float(finite.min()), float(finite.max())
-    margin = (high - low) / BINS or max(abs(low), 1.0) * 2.0**-10  # what is rounded outwards is not lost
+    margin = (high - low) / BINS or max(abs(low), 1.0) * fp16.EPSILON  # what is rounded outwards is not lost
     low, high = low - margin, high + margin
     counts, outside = {}, {}
     for a, numbers in looked.items():

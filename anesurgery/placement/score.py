@@ -63,7 +63,7 @@ class Score:
         on_ops: those that prefer the ANE.
         flop: floating point operations of all.
         on_flop: of the ops that prefer the ANE.
-        perhaps_flop: of those of which it is not known if they do, and which it may run.
+        perhaps_flop: of ops whose unit is unknown but may be the engine.
         perhaps_ops: how many these are.
         switches: changes of the unit.
         estimate: the cost in microseconds, by which a model is compared with another form of itself.

@@ -91,24 +91,44 @@ def _plain(words: str) -> str:
     return re.sub(r"[\s_-]+|bionic", "", words.lower())
 
 
-_PLAIN = {
-    **{_plain(chip): chip for chip in PRODUCTS.values()},
-    **{_plain(product): chip for product, chip in PRODUCTS.items()},
-    **{_plain(identifier): PRODUCTS[product] for identifier, product in IDENTIFIERS.items()},
+_PLAIN: dict[str, tuple[str, str]] = {
+    **{_plain(chip): (chip, "") for chip in PRODUCTS.values()},
+    **{_plain(product): (chip, product) for product, chip in PRODUCTS.items()},
+    **{_plain(identifier): (PRODUCTS[product], product) for identifier, product in IDENTIFIERS.items()},
 }
+"""Name as `_plain` writes it -> chip, and the product where it names one."""
 LINES = re.compile(
-    r"(?:macbook(?: air| pro)?|mac (?:mini|studio|pro)|imac|ipad (?:pro|air))\s+(?P<chip>[am]\d+.*)",
+    r"(?P<product>macbook(?: air| pro)?|mac (?:mini|studio|pro)|imac|ipad (?:pro|air))\s+(?P<chip>[am]\d+.*)",
     re.IGNORECASE,
 )
 """Products that came with several chips: the chip is named behind them, as in "MacBook Air M2"."""
 _GENERATION = re.compile(r"\s*\((\d+)(?:st|nd|rd|th) generation\)", re.IGNORECASE)
+_WITH_CHIP = re.compile(r"(?P<product>.*\S)\s*\((?P<chip>[am]\d+[^()]*)\)", re.IGNORECASE)
+"""As reports write a product: "iPhone 13 (A15)"."""
 
 
-def chip_of(words: str) -> str:
-    """The chip of a product, or the words as they are where they name none: "iPhone 15 Pro" is "A17 Pro"."""
+def named(words: str) -> tuple[str, str]:
+    """Chip and product that words name.
+
+    Returns:
+        ("A17 Pro", "iPhone 15 Pro") for "iPhone 15 Pro", "iphone15pro", "iPhone16,1" and "iPhone 15 Pro
+        (A17 Pro)"; the words as they are and "" where they name no product.
+    """
     plain = " ".join(_GENERATION.sub(r" \1", words).split())
-    line = LINES.fullmatch(plain)
-    return line["chip"] if line else _PLAIN.get(_plain(plain), words)
+    if both := _WITH_CHIP.fullmatch(plain):
+        chip, product = named(both["product"])
+        if product and chip.lower() == both["chip"].lower():
+            return chip, product
+        plain = plain if product else f"{both['product']} {both['chip']}"
+    if line := LINES.fullmatch(plain):
+        return line["chip"], line["product"]
+    return _PLAIN.get(_plain(plain), (words, ""))
+
+
+def products_of(chip: str) -> list[str]:
+    """The products with a chip or a variant of it, phones first: A17 came in the iPhone 15 Pro."""
+    named_so = [product for product, own in PRODUCTS.items() if own.split()[0] == chip]
+    return sorted(named_so, key=lambda product: not product.startswith("iPhone"))
 
 
 GIB = 1 << 30
@@ -223,6 +243,7 @@ class Target:
         os: the major version; None for any.
         compute_units: one of `COMPUTE_UNITS`, as in coremltools.
         label: what the user wrote, with the chip of a product in its place.
+        product: the device that the user named, "iPhone 13"; "" where a chip or an OS was named.
         rates: a user's own table, learned from plans.
 
     Raises:
@@ -235,6 +256,7 @@ class Target:
     compute_units: str = "CPU_AND_NE"
     label: str = "any"
     rates: Corrections | None = field(default=None, compare=False)
+    product: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if self.compute_units not in COMPUTE_UNITS:
@@ -258,7 +280,7 @@ class Target:
         if not (text is None or isinstance(text, str)):
             raise SurgeryError(f'target={text!r} is no name; write it as "M1/macOS 14", "M1" or "macOS 14"')
         words = [w.strip() for w in ("any" if text is None else text).split("/")]
-        words[0], asked = chip_of(words[0]), words[0]
+        (words[0], product), asked = named(words[0]), words[0]
         if len(words) > 2 or not all(words):
             raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')
         chips, system = words[0], (words[1] if len(words) == 2 else "")
@@ -271,7 +293,7 @@ class Target:
                 f"target {text!r}: {platform} {version or ''} does not run on {chips}".replace("  ", " ")
             )
         label = "/".join(words) if words[0] != asked else (text or "any").strip()
-        return cls(fitting, platform, version, units, label)
+        return cls(fitting, platform, version, units, label, product=product)
 
     @classmethod
     def newest(cls) -> list[Target]:
@@ -282,7 +304,23 @@ class Target:
 
     def __str__(self) -> str:
         units = "" if self.compute_units == "CPU_AND_NE" else f" ({self.compute_units})"
-        return f"{self.label}{units}"
+        return f"{self.name}{units}"
+
+    @property
+    def name(self) -> str:
+        """The target as reports write it, and as `parse` reads it: "iPhone 13 (A15)/iOS 17", "M1/macOS 14"."""
+        chip, *system = self.label.split("/")
+        return "/".join([f"{self.product} ({chip})" if self.product else chip, *system])
+
+    @property
+    def devices(self) -> list[str]:
+        """Products with this chip, for whoever named a chip; empty for several chips, and for a product."""
+        return [] if self.product or len(self.chips) != 1 else products_of(self.chips[0])
+
+    @property
+    def device(self) -> str:
+        """One device with this chip, the plainest: "iPhone 13" for A15; "" where none is known by name."""
+        return self.product or min(self.devices, key=lambda d: (not d.startswith("iPhone"), len(d)), default="")
 
     @property
     def words(self) -> str:
@@ -309,10 +347,10 @@ class Target:
     def extrapolated(self) -> str:
         """What measurements are extrapolated to, in words; "" for a base M4 on the macOS that was measured."""
         if not self.on_measured_chip or _MARKETED.search(self.label):
-            return self.label
+            return self.name
         if self.os is None:
-            return f"{self.label} on other systems"
-        return "" if (self.platform, self.os) == MEASURED_ON else self.label
+            return f"{self.name} on other systems"
+        return "" if (self.platform, self.os) == MEASURED_ON else self.name
 
     @property
     def uses_ane(self) -> bool:
@@ -382,7 +420,7 @@ def _spread(text: str, names: Iterable[str]) -> tuple[str, ...]:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip", text, [*names, *PRODUCTS])
+        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS])
     return chosen
 
 

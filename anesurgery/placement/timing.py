@@ -406,7 +406,7 @@ def why_not_of(target: Target, numbers: Mapping[str, Any] | None = None) -> str:
     if target.uses_gpu or not target.uses_ane:
         return f"published times carry estimates for CPU_AND_NE only, not for {target.compute_units}"
     if str(family) not in (table() if numbers is None else numbers)["factor"]:
-        return f"no published time on the generation of {target.label} is in the table"
+        return f"no published time on the generation of {target.name} is in the table"
     return ""
 
 

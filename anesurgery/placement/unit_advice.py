@@ -24,10 +24,10 @@ ADVISED = (ENGINE, GRAPHICS)
 choice that Core ML makes anew for each model."""
 
 NO_SAFE_DEFAULT = (
-    "which compute units are the fastest follows from no estimate, and ALL, the default of Core ML, is no "
-    "safe default: 79.4 ms where the GPU alone took 20.4 (M1 Max), 53.3 against 35.5 and another token "
-    "(M2 Ultra, macOS 26.5.2), 4803 against 1592 (M2, macOS 15.7.5; findit-studio/coremlit, "
-    "mattmireles/kokoro-coreml). `anesurgery measure MODEL` times each setting on the device"
+    "Time each compute unit on the device (`anesurgery measure MODEL`). Core ML's default, ALL, was up to four "
+    "times slower than the best unit in published tests: 79.4 ms against 20.4 (M1 Max), 53.3 against 35.5 and "
+    "another token (M2 Ultra, macOS 26.5.2), 4803 against 1592 (M2, macOS 15.7.5; findit-studio/coremlit, "
+    "mattmireles/kokoro-coreml)"
 )
 
 

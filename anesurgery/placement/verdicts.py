@@ -505,6 +505,13 @@ def judge_shaped(loaded: Loaded, name: str | None, target: Target, rules: Iterab
     return Shaped(fixed.function, both, shapes, _notes(shapes))
 
 
+def found_by(loaded: Loaded, target: Target, rules: Sequence[Rule]) -> Iterator[Finding]:
+    """What some rules say of the ops of all functions."""
+    asked = {rule.id for rule in rules}
+    shaped = (judge_shaped(loaded, name, target, rules) for name in loaded.program.functions)
+    yield from (f for one in shaped for judged in one.judged for f in judged.findings if f.rule in asked)
+
+
 def _notes(shapes: Flexible) -> tuple[str, ...]:
     """Says at which shape the ops are told, and what is not."""
     rest = SOME.format(MOST, len(shapes.listed)) if len(shapes.listed) > MOST else ""

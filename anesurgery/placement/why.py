@@ -9,10 +9,9 @@ from typing import Any
 from anesurgery.errors import UnknownName
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Operation, Program
-from anesurgery.placement.evidence import Rule
+from anesurgery.placement.evidence import Rule, rules_beside
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import RULES, inspect_program
-from anesurgery.placement.registered import rules_beside
 from anesurgery.placement.rules.legality import FORBIDDEN
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import judge_shaped

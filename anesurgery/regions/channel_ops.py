@@ -7,16 +7,270 @@ then enters the region with a transposition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from anesurgery.mil import Operation, Var, constant, fixed_shape, np_dtype, op_inputs, static_shape
+from anesurgery.facts.axis_slice import axis_slice
+from anesurgery.mil import (
+    Operation,
+    Var,
+    constant,
+    consumers,
+    fixed_shape,
+    is_output,
+    np_dtype,
+    op_inputs,
+    static_shape,
+)
 from anesurgery.ops import BROADCASTING, REDUCTIONS, UNARY, VIEWS
-from anesurgery.regions import channel_axes, channel_products
+from anesurgery.regions import channel_products
+from anesurgery.regions.channel_products import sequence
 from anesurgery.regions.channel_steps import Layouts, Rule, Step, Twins
-from anesurgery.regions.layouts import Layout, broadcast, groups_for, groups_of, seen_shape
-from anesurgery.semantics.reading import permutation
+from anesurgery.regions.layouts import (
+    BATCH,
+    CHANNELS,
+    Groups,
+    Layout,
+    broadcast,
+    groups_for,
+    groups_of,
+    seen_shape,
+)
+from anesurgery.regions.rotary import exchange
+from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, permutation
+
+# Norms, reductions and parts of one axis in a channels-first region.
+
+WIDEST = 256
+"""Channels of a head whose parts are exchanged by a convolution: heads have 32 to 256, and a matrix of 256 x
+256 has 65,536 products for each position."""
+
+
+def _apart(layout: Layout, axes: Sequence[int]) -> tuple[Groups, list[int]] | None:
+    """The axes of a twin with the atoms of some of the value's axes apart, and where they are."""
+    chosen = {a for axis in axes for a in layout.axes[axis]}
+    if not chosen:
+        return None
+    shape = [1 if i in axes else n for i, n in enumerate(layout.shape)]
+    groups = groups_for(layout, [shape])
+    return groups, [i for i, group in enumerate(groups) if group and set(group) <= chosen]
+
+
+def layer_norm(op: Operation, layouts: Layouts) -> Step | None:
+    """A norm over channels, or over those of each head."""
+    shape, axes = static_shape(op.x), axes_of(op)
+    if shape is None:
+        return None
+    if layouts.get(op.x) is None and not (axes == [len(shape) - 1] and layouts.ask(op.x, sequence(shape))):
+        return None
+    layout = layouts.get(op.x)
+    apart = None if layout is None else _apart(layout, axes)
+    if layout is None or apart is None or len(axes) != 1 or len(apart[1]) != 1:
+        return None
+    order = layout.column_order(axes[0])
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
+        changed = {
+            k: t.stored(op.inputs[k], f"norm_{layout.sizes + layout.axes[axes[0]]}", lambda v: v[order])
+            for k in ("gamma", "beta")
+            if order is not None and op.inputs.get(k) is not None
+        }
+        return [t.mb.layer_norm(**{**op_inputs(op), **changed, "x": x, "axes": apart[1]})]
+
+    return Step((layout,), build)
+
+
+def reduction(op: Operation, layouts: Layouts) -> Step | None:
+    """A reduction over some of the atoms."""
+    layout, axes = layouts.get(op.x), axes_of(op)
+    apart = None if layout is None else _apart(layout, axes)
+    if layout is None or apart is None:
+        return None
+    result = layout.without(axes, flag(op, "keep_dims"))
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in apart[0]])
+        return [getattr(t.mb, op.op_type)(x=x, axes=apart[1], keep_dims=True)]
+
+    return Step((result,), build) if result.sizes else None
+
+
+def softmax(op: Operation, layouts: Layouts) -> Step | None:
+    """Over one axis of the twin."""
+    layout = layouts.get(op.x)
+    apart = None if layout is None else _apart(layout, [axis_of(op)])
+    if layout is None or apart is None or len(apart[1]) != 1:
+        return None
+
+    def build(t: Twins) -> list[Var]:
+        return [t.mb.softmax(x=t.seen(op.x, [layout.length(g) for g in apart[0]]), axis=apart[1][0])]
+
+    return Step((layout,), build)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the only atom of an axis stands in a twin."""
+
+    groups: Groups
+    axis: int
+    unit: int
+    """Elements of the twin's axis for one of the atom."""
+
+    @classmethod
+    def of(cls, layout: Layout, axis: int) -> Place | None:
+        """None where the axis is not one atom."""
+        if len(layout.axes[axis]) != 1:
+            return None
+        (atom,) = layout.axes[axis]
+        groups = list(layout.groups)
+        at = next(i for i, group in enumerate(groups) if atom in group)
+        before, rest = groups[at][: groups[at].index(atom)], groups[at][groups[at].index(atom) :]
+        if before:
+            groups[at : at + 1] = [before, rest]
+            at += 1
+            if len(groups) > 4 and () in groups:
+                empty = groups.index(())
+                del groups[empty]
+                at -= empty < at
+        return cls(tuple(groups), at, math.prod(layout.sizes[a] for a in rest[1:]))
+
+    def shape(self, layout: Layout, size: int) -> list[int]:
+        """Of the twin of a value whose axis has a length."""
+        lengths = [layout.length(group) for group in self.groups]
+        return [*lengths[: self.axis], size * self.unit, *lengths[self.axis + 1 :]]
+
+
+def sliced_axes(op: Operation, layouts: Layouts) -> Step | None:
+    """A part of one axis, which is one atom."""
+    layout, cut = layouts.get(op.x), axis_slice(op)
+    place = None if layout is None or cut is None else Place.of(layout, cut.axis)
+    if layout is None or cut is None or place is None or (cut.stride != 1 and place.unit != 1):
+        return None
+    result = layout.resized(cut.axis, cut.size)
+    if cut.dropped:
+        result = result.without([cut.axis], keep_dims=False)
+    shape = place.shape(layout, layout.shape[cut.axis])
+
+    def build(t: Twins) -> list[Var]:
+        begin, end, stride = [0] * len(shape), list(shape), [1] * len(shape)
+        begin[place.axis], end[place.axis] = cut.begin * place.unit, cut.end * place.unit
+        stride[place.axis] = cut.stride
+        strides = {"stride": stride} if cut.stride != 1 else {}
+        return [t.mb.slice_by_index(x=t.seen(op.x, shape), begin=begin, end=end, **strides)]
+
+    return Step((result,), build) if result.sizes else None
+
+
+def split(op: Operation, layouts: Layouts) -> Step | None:
+    """Parts of one axis, which is one atom."""
+    layout, axis = layouts.get(op.x), axis_of(op)
+    place = None if layout is None else Place.of(layout, axis)
+    if layout is None or place is None:
+        return None
+    sizes = [int(v.shape[axis]) for v in op.outputs]
+    outs = tuple(layout.resized(axis, size) for size in sizes)
+
+    def build(t: Twins) -> list[Var]:
+        x = t.seen(op.x, [layout.length(g) for g in place.groups])
+        parts: Any = t.mb.split(x=x, split_sizes=[n * place.unit for n in sizes], axis=place.axis)
+        return list(parts)
+
+    return Step(outs, build)
+
+
+def concat(op: Operation, layouts: Layouts) -> Step | None:
+    """Parts of each head in another order, or other values side by side."""
+    return _exchange(op, layouts) or _side_by_side(op, layouts)
+
+
+def _exchange(op: Operation, layouts: Layouts) -> Step | None:
+    """Parts of the channels of each head exchanged, with signs: a convolution in groups, of ones and zeros."""
+    exchanged, axis = exchange(op), axis_of(op)
+    layout = None if exchanged is None else layouts.get(exchanged[0])
+    if exchanged is None or layout is None:
+        return None
+    (source, rows), size = exchanged, int(op.outputs[0].shape[axis])
+    heads, width = layout.having(CHANNELS)[:-1], layout.having(CHANNELS)[-1:]
+    if layout.axes[axis] != width or layout.length(width) != size or size > WIDEST:
+        return None
+    count = layout.length(heads)
+
+    def build(t: Twins) -> list[Var]:
+        kernel = np.tile(rows, (count, 1))[:, :, None, None].astype(np_dtype(source))
+        key = ("exchange", rows.tobytes(), count, kernel.dtype)
+        weight = t.mb.shared(key, lambda: kernel, f"{op.outputs[0].name}_signs")
+        x = t.seen(source, [layout.length(g) for g in layout.groups])
+        return [t.mb.conv(x=x, weight=weight, groups=count)]
+
+    inner = {op for v in op.values for op in _makers(v)}
+    return Step((layout,), build, alone=tuple(inner))
+
+
+def _makers(var: Var) -> Iterator[Operation]:
+    """A slice and the multiplications after it, as far as nothing else reads them."""
+    while var.op is not None and len(consumers(var)) == 1 and not is_output(var):
+        yield var.op
+        if var.op.op_type != "mul":
+            return
+        var = var.op.x if constant(var.op.x) is None else var.op.y
+
+
+def _side_by_side(op: Operation, table: Layouts) -> Step | None:
+    """Values along one atom; those without a layout enter with that of the others."""
+    axis, values = axis_of(op), list(op.values)
+    layouts = [table.get(v) for v in values]
+    like = next((x for x in layouts if x is not None and len(x.axes[axis]) == 1), None)
+    place = None if like is None else Place.of(like, axis)
+    if like is None or place is None or flag(op, "interleave"):
+        return None
+    sizes = [int(v.shape[axis]) for v in values]
+    wanted = [like.resized(axis, n) for n in sizes]
+    for var, layout, wish in zip(values, layouts, wanted, strict=True):
+        if constant(var) is None and (layout or wish) != wish:
+            return None
+        if constant(var) is None and layout is None and not table.ask(var, wish):
+            return None
+
+    def build(t: Twins) -> list[Var]:
+        parts = []
+        for var, size, wish in zip(values, sizes, wanted, strict=True):
+            if constant(var) is None:
+                parts.append(t.seen(var, place.shape(like, size)))
+            else:
+                moved = t.constant(var, wish, wish.groups)
+                parts.append(t.mb.reshape(x=moved, shape=place.shape(like, size)))
+        return [t.mb.concat(values=parts, axis=place.axis)]
+
+    return Step((like.resized(axis, sum(sizes)),), build)
+
+
+def tile(op: Operation, layouts: Layouts) -> Step | None:
+    """An axis of length 1 is repeated: keys and values for several heads of queries."""
+    layout, reps = layouts.get(op.x), ints(op, "reps")
+    grown = [axis for axis, n in enumerate(reps) if n > 1]
+    if layout is None or len(grown) != 1 or layout.axes[grown[0]]:
+        return None
+    axis, times = grown[0], reps[grown[0]]
+    channels = layout.having(CHANNELS)
+    before = [a for other in layout.axes[:axis] for a in other if a in channels]
+    at = max(before) + 1 if before else len(layout.having(BATCH))
+    sizes, roles = layout.sizes, layout.roles
+    number = [a + (a >= at) for a in range(len(sizes))]
+    axes = [tuple(number[a] for a in other) for other in layout.axes]
+    axes[axis] = (at,)
+    tiled = Layout((*sizes[:at], times, *sizes[at:]), roles[:at] + CHANNELS + roles[at:], tuple(axes)).normal()
+    shape = [1, math.prod(sizes[:at]), 1, math.prod(sizes[at:])]
+
+    def build(t: Twins) -> list[Var]:
+        return [t.mb.tile(x=t.seen(op.x, shape), reps=[1, 1, times, 1])]
+
+    return Step((tiled,), build)
+
 
 TILED = 1 << 24
 """Bytes up to which a constant is repeated so that a twin needs no other view: 16 MiB. A choice, as they are
@@ -97,16 +351,16 @@ def _transpose(op: Operation, layouts: Layouts) -> Step | None:
 RULES: dict[str, Rule] = {
     **dict.fromkeys((*BROADCASTING, *UNARY), _elementwise),
     **dict.fromkeys(VIEWS, _view),
-    **dict.fromkeys(REDUCTIONS, channel_axes.reduction),
-    "concat": channel_axes.concat,
-    "layer_norm": channel_axes.layer_norm,
+    **dict.fromkeys(REDUCTIONS, reduction),
+    "concat": concat,
+    "layer_norm": layer_norm,
     "linear": channel_products.weighted,
     "matmul": channel_products.product,
     "scaled_dot_product_attention": channel_products.fused,
-    "slice_by_index": channel_axes.slice,
-    "softmax": channel_axes.softmax,
-    "split": channel_axes.split,
-    "tile": channel_axes.tile,
+    "slice_by_index": sliced_axes,
+    "softmax": softmax,
+    "split": split,
+    "tile": tile,
     "transpose": _transpose,
 }
 """Op type -> what it does to twins.

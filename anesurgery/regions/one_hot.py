@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.interpret.arithmetic.precision import forget
 from anesurgery.mil import Array, Maker, Var
 from anesurgery.semantics.bounds import FINITE, found_of
-
-EXACT_IDS = 2048
-"""fp16 holds every integer up to here."""
 
 LEAST_BASE = 64
 """Smallest number of low digits: tables padded for the ANE have a multiple of it as rows."""
@@ -32,7 +30,7 @@ DTypeLike = np.dtype[Any]
 def digit_base(rows: int) -> int:
     """The smallest power of two, at least 64, that leaves at most 2048 high digits."""
     base = LEAST_BASE
-    while base * EXACT_IDS < rows:
+    while base * fp16.LAST_INTEGER < rows:
         base *= 2
     return base
 
@@ -40,7 +38,7 @@ def digit_base(rows: int) -> int:
 def one_hot_width(rows: int) -> int:
     """How long the rows are that `one_hot_pieces` makes: `rows`, or the next multiple of the base."""
     base = digit_base(rows)
-    return rows if rows <= EXACT_IDS else -(-rows // base) * base
+    return rows if rows <= fp16.LAST_INTEGER else -(-rows // base) * base
 
 
 def is_finite(table: Array) -> bool:
@@ -70,7 +68,7 @@ def one_hot_pieces(mb: Maker, ids: Var, rows: int, dtype: DTypeLike, most: int) 
     An id outside [0, rows) gives zeros, up to the width of the rows.
     """
     name = "fp16" if dtype == np.float16 else "fp32"
-    if rows <= EXACT_IDS:
+    if rows <= fp16.LAST_INTEGER:
         number = mb.expand_dims(x=mb.cast(x=ids, dtype=name), axes=[-1])
         return [(0, _equals(mb, number, range(rows), -1, dtype))]
     base = digit_base(rows)

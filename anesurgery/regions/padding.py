@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.mil import (
     Array,
     Maker,
@@ -35,7 +36,6 @@ from anesurgery.mil import (
 from anesurgery.ops import ARITHMETIC, OVERFLOWING, SINGULAR, UNARY, ZERO_PRESERVING
 from anesurgery.regions.compressed_weights import edit_weight
 from anesurgery.regions.weight_edits import Edit
-from anesurgery.semantics.bounds import LARGEST, NORMAL
 from anesurgery.semantics.rows import results_at
 
 CARRIERS = UNARY - SINGULAR - {"logical_not"}
@@ -202,9 +202,9 @@ def _apply(op: Operation, numbers: Mapping[str, float | None]) -> float | None:
     if results is None:
         return None
     (lane,) = results
-    if not abs(lane) <= LARGEST:
+    if not abs(lane) <= fp16.LARGEST:
         return math.nan
-    return lane if lane == 0 or abs(lane) >= NORMAL else None
+    return lane if lane == 0 or abs(lane) >= fp16.NORMAL else None
 
 
 @dataclass

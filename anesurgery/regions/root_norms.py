@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.errors import Refusal
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer, static_shape
-from anesurgery.semantics.bounds import LARGEST, squared
+from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import axes_of, beside_number, flag, number
 
@@ -91,7 +92,7 @@ def _centring(numerator: Var, source: Var, axes: tuple[int, ...]) -> Iterator[Op
 
 def cannot_overflow(norm: RootNorm) -> Refusal | None:
     """Why a norm needs no other form."""
-    where, limit = norm.ops[0], float(np.finfo(np.float16).max)
+    where, limit = norm.ops[0], fp16.LARGEST
     if np_dtype(norm.x) != np.float16:
         return Refusal(f"%{norm.x.name} holds {np_dtype(norm.x)}, whose squares do not overflow", where)
     if norm.epsilon <= 0:
@@ -116,8 +117,8 @@ class Quiet:
     @classmethod
     def of(cls, added: float, averaged: int = 1) -> Quiet:
         """Of so many squares that are added up, or that a mean is taken of."""
-        most = 2.0 ** math.floor(math.log2(LARGEST / 4 / added) / 2)
-        return cls(min(2.0 ** math.ceil(math.log2(SUBNORMAL * averaged) / 2), most), most)
+        most = 2.0 ** math.floor(math.log2(fp16.LARGEST / 4 / added) / 2)
+        return cls(min(2.0 ** math.ceil(math.log2(fp16.NORMAL * averaged) / 2), most), most)
 
     def unit(self, mb: Maker, largest: Var) -> Var:
         """What numbers with this largest magnitude are divided by: 1 where it is quiet.
@@ -126,10 +127,6 @@ class Quiet:
         """
         kind = np_dtype(largest).type
         return mb.real_div(x=largest, y=mb.clip(x=largest, alpha=kind(self.least), beta=kind(self.most)))
-
-
-SUBNORMAL = 2.0**-14
-"""Below it, numbers of fp16 have fewer digits."""
 
 
 def by_largest(mb: Maker, norm: RootNorm) -> Var:

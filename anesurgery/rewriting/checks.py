@@ -14,6 +14,7 @@ from anesurgery.files.interface import Interface
 from anesurgery.rewriting.ml_program import Comparing, Graph, Subject
 from anesurgery.rewriting.passes import run_on
 from anesurgery.rewriting.session import Change, Session
+from anesurgery.semantics.reading import in_decibels
 
 
 def check_requirement(require: str | None, prove: str | None) -> None:
@@ -115,7 +116,7 @@ def prove_model(
     notes += [result.instead for result in told if result.instead]
     proof = min(told, key=lambda r: r.psnr, default=None)
     if how.gate == -float("inf") and proof is not None:
-        notes.append(f"outputs with the weights stored anew: {proof.psnr:.1f} dB")
+        notes.append(f"outputs with the weights stored anew: {in_decibels(proof.psnr)}")
     return proof, notes
 
 

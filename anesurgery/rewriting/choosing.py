@@ -181,7 +181,7 @@ class _Composed:
         if search.sought is not None:
             yield from search.sought.report(search, self.end)[1]
         losses = [*search.losses.items(), *search.less_exact.items()]
-        yield from ((n, Refusal(f"undone: {loss}; ask for it by name to have it")) for n, loss in losses)
+        yield from ((n, Refusal(f"undone: {loss}; name it to have it all the same")) for n, loss in losses)
         ran = {part.name for step in self.end.steps for part in (step, *step.parts())}
         ran |= {name for name, _ in losses}
         for name, refusal in search.idle:
@@ -212,7 +212,8 @@ def _on_chips(aims: Sequence[Target], before: Subject, after: Subject) -> str:
     gains, others = ([aim for aim in aims if bool(said[aim]) == gains] for gains in (True, False))
     first = next((aim for aim in gains if said[aim].endswith("ms")), gains[0])
     rest = f"; nothing to gain on {_chips(others)}" if others else ""
-    return f"gains on {_chips(gains)} ({first.chips[0]}: {said[first]}){rest}"
+    device = f"{first.device}, " * bool(first.device) + first.chips[0]
+    return f"gains on {_chips(gains)} ({device}: {said[first]}){rest}"
 
 
 def _chips(aims: Sequence[Target]) -> str:

@@ -215,7 +215,7 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
         if alike(old, new, step.refines) and not types.is_list(old.sym_type)
     ]
     if not pairs:
-        return {"unchecked": "the shape changes on purpose; compare whole models for it"}
+        return {"unchecked": "the output's shape changes on purpose, so compare the whole models"}
     earlier = session.checks.setdefault(str(step), {})
     try:
         promise = replace(step.promise, limits=built.limits)

@@ -80,13 +80,6 @@ def pass_pipeline(steps: Sequence[Pass], base: Any = None) -> ReportingPipeline:
     return pipeline
 
 
-@exclusive()
-def run_host_pass(name: str, program: Program) -> None:
-    """Run a pass of coremltools, named as in its pipelines, on a program."""
-    with quiet_host():
-        PASS_REGISTRY[name](program)
-
-
 def add_pass(cls: type[Pass]) -> None:
     """Put a pass into coremltools' PASS_REGISTRY, as `anesurgery::<name>`; a second time replaces it."""
     PASS_REGISTRY.add(NAMESPACE, _graph_pass(cls), override=True, name=cls.name)

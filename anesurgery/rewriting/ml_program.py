@@ -35,11 +35,13 @@ from anesurgery.loading import clone, interface, load, load_chain
 from anesurgery.mil import Array, Operation, Program, ct, dtype_name, types, walk_ops
 from anesurgery.neuralnetwork.spec import NETWORKS
 from anesurgery.placement.durations import Time, total_of
+from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
+from anesurgery.placement.verdicts import found_by
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -205,6 +207,15 @@ class Subject(ABC):
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each of its functions, with every finding."""
         return list(self.inspect(str(target)))
+
+    def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
+        """What some rules say of its ops."""
+        asked = {rule.id for rule in rules}
+        return [f for part in self.advised(target) for f in part.all_findings if f.rule in asked]
+
+    def advised_as_given(self, target: Target) -> list[Inspection]:
+        """The inspections of the file that it was made of, in its own format."""
+        return self.advised(target)
 
     def time(self, target: str | None) -> Time | None:
         """The estimated time on the chip that a target names; None where there is none."""
@@ -378,12 +389,24 @@ class MLProgram(Subject):
 
     def as_given(self, target: Target) -> Score:
         """By the layers of the network, where it was one."""
-        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        layers = self._layers_inspected(target)
         return self.score(target) if layers is None else Score.of_layers(layers)
+
+    def advised_as_given(self, target: Target) -> list[Inspection]:
+        """That of the layers of the network, where it was one."""
+        layers = self._layers_inspected(target)
+        return self.advised(target) if layers is None else [layers]
+
+    def _layers_inspected(self, target: Target) -> Inspection | None:
+        return inspect_other(self.layers, target, inspect_program) if self.was_layers else None
 
     def advised(self, target: Target) -> list[Inspection]:
         """The inspection of each function of all programs, with advice."""
         return [one for part in self.parts for one in placed(part, target, advice=True)]
+
+    def found_by(self, rules: Sequence[Rule], target: Target) -> list[Finding]:
+        """By those rules alone: others may read all weights."""
+        return [f for part in self.parts for f in found_by(part, target, rules)]
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
@@ -407,7 +430,7 @@ class MLProgram(Subject):
 
     def worse_than_layers(self, target: Target) -> str:
         """Which share on the ANE, or which time, is worse than that of the layers."""
-        layers = inspect_other(self.layers, target, inspect_program) if self.was_layers else None
+        layers = self._layers_inspected(target)
         if layers is None:
             return ""
         upgraded, before = Score.of_upgraded(self.loaded, target), Score.of_layers(layers)

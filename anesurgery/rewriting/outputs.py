@@ -8,14 +8,16 @@ from functools import partial
 from typing import Any
 
 from anesurgery.checking.comparison import compare
-from anesurgery.checking.exactness import MOST_FLOP, Yardstick, in_decibels, less_exact
+from anesurgery.checking.exactness import MOST_FLOP, Yardstick, less_exact
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Program, walk_ops
 from anesurgery.placement.certifying import arithmetic_of
+from anesurgery.placement.rules import faulty_ops
 from anesurgery.placement.rules.faulty_ops import CLAIMS
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Session
 from anesurgery.rewriting.step_trials import Trial, Trials
+from anesurgery.semantics.reading import in_decibels
 
 WRONG = 40.0
 """PSNR in dB below which outputs count as wrong: the gate of a certificate."""
@@ -47,6 +49,11 @@ class Outputs:
         inputs = session.samples if len(programs) == 1 else []
         engine = arithmetic_of(session.target)
         return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
+
+    @property
+    def told(self) -> bool:
+        """Are all programs small enough to be run for this?"""
+        return all(one.is_small for one in self.measures)
 
     def near(self, trial: Trial) -> Near | None:
         """How near the outputs of a trial are to what the model means; None where that cannot be told."""
@@ -149,9 +156,11 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
     samples = trials.session.samples
     if not steps or not outputs.measures:
         return
-    if not samples and not any(finding.kind == "numeric" for finding in start.findings):
+    told = samples or outputs.told
+    found = start.findings if told else start.found_by(faulty_ops.RULES)
+    if not samples and not any(finding.kind == "numeric" for finding in found):
         return
-    claims = {f.rule: f.remedy for f in start.findings if f.rule in CLAIMS}
+    claims = {f.rule: f.remedy for f in found if f.rule in CLAIMS}
     own = [_of_claims(step, claims) for step in steps]
     reached = _reached(own, start, trials, outputs)
     yield from () if reached is None else (reached,)

@@ -137,11 +137,12 @@ def against_several(program: Any, words: str) -> Refusal | None:
 class Pass:
     """A named edit of a model.
 
-    What a class states of itself has no type (`name = "mean_of_sum"`); its annotated fields are options.
+    Class attributes without a type (`name = "mean_of_sum"`) are settings of the pass; annotated fields are its
+    options.
     """
 
     name: ClassVar[str]
-    """By which reports, recipes and the command line know it: a Python identifier."""
+    """The pass's name in reports, recipes and the command line. A Python identifier."""
     subject: ClassVar[type[Subject]] = MLProgram
     """The format whose graphs it edits."""
     precedes: ClassVar[tuple[str, ...]] = ()
@@ -153,8 +154,8 @@ class Pass:
     tolerates_nonfinite: ClassVar[bool] = True
     """Does that hold for infinities and NaN too? False is an exception that reports name; say the reason."""
     magnitude: ClassVar[float] = math.inf
-    """Up to which magnitude of the floats that a site reads that holds. Where the intervals do not show that
-    they are no larger, a run on given or drawn inputs has to, and the report says so; else there is no edit."""
+    """The largest input magnitude for which the tolerance holds. If the intervals do not show that the inputs
+    stay below it, a run on given or sampled inputs must, and the report says so; otherwise there is no edit."""
     refines: ClassVar[bool] = False
     """May a new value have a size of its own where that of the old one is dynamic?"""
     rounds: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from anesurgery import mil
+from anesurgery import fp16, mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands, producer
@@ -25,8 +25,6 @@ from anesurgery.semantics.reading import ints, number
 
 WITHIN_NORMS = frozenset({"square", "pow", "mul", "reduce_mean", "reduce_sum", "add"})
 """Ops between a value and the mean of its squares."""
-LARGEST, CEILING = 65504.0, 32768.0
-"""Of fp16, and of sums of products on the ANE."""
 MARGIN = 2.0
 """What other inputs may give beyond the calibration: twice the largest number that was seen. A choice."""
 FACTORS: Mapping[str, tuple[str, ...]] = {
@@ -81,12 +79,12 @@ class ScaledRegions:
         row = self.observed.get(self.copies.get(var, var).name)
         if row is None or not math.isfinite(row.largest) or not row.largest:
             return -math.inf
-        over = math.log2(row.largest * MARGIN / LARGEST)
+        over = math.log2(row.largest * MARGIN / fp16.LARGEST)
         if row.partial_sum:
-            over = max(over, math.log2(row.partial_sum * MARGIN / CEILING))
+            over = max(over, math.log2(row.partial_sum * MARGIN / fp16.CEILING))
         if row.op_type == "reduce_mean" and var.op is not None:  # a sum comes first
             count = math.prod(int(var.op.x.shape[a]) for a in ints(var.op, "axes"))
-            over = max(over, math.log2(row.largest * count * MARGIN / LARGEST))
+            over = max(over, math.log2(row.largest * count * MARGIN / fp16.LARGEST))
         return over
 
     def beyond(self) -> int:

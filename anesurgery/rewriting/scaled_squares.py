@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.checking.grades import REASSOCIATED
 from anesurgery.errors import NO_MATCH, Refusal
 from anesurgery.facts.sums_of_squares import LEAST, is_scaled
@@ -29,7 +30,7 @@ class LargeSquares(Rewrite, abstract=True):
 
     tolerates_nonfinite = False
     """An infinity makes a NaN of all that is divided by it."""
-    magnitude = float(np.finfo(np.float16).max)
+    magnitude = fp16.LARGEST
     """The values are of fp16; beyond it, the old form overflows in fp32 too."""
     shares_inner = True
 

@@ -124,7 +124,7 @@ class Search:
             if isinstance(step, Searching):
                 end = self.seek(step, end)
                 continue
-            new = self.trials.after(end, step)
+            new = self.trials.after(end, step, in_place=not self.timed)  # else each is scored
             if isinstance(new, Trial):
                 end = new
             elif new.error is not None:

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from anesurgery.errors import Refusal, SurgeryError
 from anesurgery.files.interface import InterfaceChange
-from anesurgery.placement.evidence import Finding
+from anesurgery.placement.evidence import Finding, Rule
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
@@ -64,9 +64,18 @@ class Trial:
 
     @property
     def held(self) -> Subject:
-        """The model, where it is still there."""
-        assert self.model is not None
+        """The model; it is made again where it was given away."""
+        if self.model is None:
+            self.model = self.remade()
         return self.model
+
+    def remade(self) -> Subject:
+        """The last step, run again on a copy of the model before it."""
+        assert self.before is not None
+        before = self.before
+        model = before.remade() if before.model is None else before.model.clone()
+        run_on(self.steps[-1], model, self.session.again(prove_sites=False))
+        return model
 
     @cached_property
     def scored(self) -> Score | None:
@@ -92,6 +101,11 @@ class Trial:
     def findings(self) -> list[Finding]:
         """The findings of all functions."""
         return [f for part in self.inspections for f in part.all_findings]
+
+    def found_by(self, rules: Sequence[Rule]) -> list[Finding]:
+        """What some rules say of the ops; the others are not asked."""
+        with self.known.within():
+            return self.held.found_by(rules, self.target)
 
     @property
     def advised(self) -> Score:
@@ -136,14 +150,20 @@ class Trials:
         """Did the trials run out, or the ops of the models that may be tried?"""
         return self.left <= 0 or self.ops <= 0
 
-    def after(self, old: Trial, step: Pass) -> Trial | Idle:
-        """A model one step further; idle where the step changes nothing, fails, or may not be tried."""
+    def after(self, old: Trial, step: Pass, *, in_place: bool = False) -> Trial | Idle:
+        """A model one step further; idle where the step changes nothing, fails, or may not be tried.
+
+        Args:
+            old: the model before.
+            step: what is tried.
+            in_place: edit the model of `old` itself, if it is a copy, which is made again when it is needed.
+        """
         steps = (*old.steps, step)
         if steps not in self.reached:
             if self.exhausted:
                 return Idle()
             with old.known.within():
-                found = self.reached[steps] = self._tried(old, step)
+                found = self.reached[steps] = self._tried(old, step, in_place)
             self.left -= 1
             if self.ops < math.inf:
                 self.ops -= (found if isinstance(found, Trial) else old).size
@@ -165,8 +185,8 @@ class Trials:
         other = self.led(start, [one for one in end.steps[len(start.steps) :] if one is not step])
         return other if isinstance(other, Trial) else None
 
-    def _tried(self, old: Trial, step: Pass) -> Trial | Idle:
-        model, own = self._model(old), self.session.again(prove_sites=False)
+    def _tried(self, old: Trial, step: Pass, in_place: bool) -> Trial | Idle:
+        model, own = self._model(old, in_place), self.session.again(prove_sites=False)
         try:
             run_on(step, model, own)
         except SurgeryError as error:
@@ -179,15 +199,15 @@ class Trials:
             self.spare = {old: model}  # of one trial: mostly the next step is tried on it too
         return Idle(tuple(own.refusals))
 
-    def _model(self, trial: Trial) -> Subject:
-        """A model to edit: a copy; of one that is too large for a copy itself, made anew when it is needed."""
+    def _model(self, trial: Trial, in_place: bool) -> Subject:
+        """A model to edit: a copy, or that of the trial in place or where it is too large for a copy."""
         if trial.model is None:
-            assert trial.before is not None
-            model = self._model(trial.before)
-            run_on(trial.steps[-1], model, self.session.again(prove_sites=False))
-            return model
-        if trial.before is None or trial.model.shares_weights:
+            return trial.remade()
+        shared = trial.model.shares_weights
+        if trial.before is None or (shared and not in_place):
             return self.spare.pop(trial, None) or trial.model.clone()
         model = trial.model
-        trial.let_go()
+        if not shared:
+            trial.let_go()
+        trial.model = None
         return model

@@ -36,10 +36,6 @@ def found_of(array: Any) -> dict[Any, Any]:
 Interval = tuple[float, float]
 
 ANY: Interval = (-math.inf, math.inf)
-LARGEST = 65504.0
-"""The largest number of fp16."""
-NORMAL = 2.0**-14
-"""The smallest number that fp16 holds with all its digits: what is smaller may or may not become 0."""
 MOST = 1 << 22
 """Weights of more elements are not read: a choice, as each question reads them all."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic.neural_engine import CEILING
+from anesurgery import fp16
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, producer, static_shape
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
@@ -24,7 +24,6 @@ from anesurgery.semantics.bounds import (
     CORRECT,
     EXACT,
     FUNCTION,
-    LARGEST,
     MOST,
     Interval,
     found_of,
@@ -177,7 +176,7 @@ LEAST_SCALE = 0.1
 
 def masked_up_to(fill: float) -> float:
     """Up to which magnitude of scores a fill masks, and any other that does, and sums stay on the engine."""
-    return min((-max(MASKED, fill) - VANISHES / LEAST_SCALE) / 2, CEILING + fill)
+    return min((-max(MASKED, fill) - VANISHES / LEAST_SCALE) / 2, fp16.CEILING + fill)
 
 
 def score_limits(root: Operation, scores: Var, most: float) -> dict[Var, float]:
@@ -329,11 +328,11 @@ def overflows_scaled(softmax: Operation) -> bool:
     """
     maker = softmax.x.op
     factor = None if maker is None else scaled(maker)
-    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= LARGEST:
+    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= fp16.LARGEST:
         return False
     less = producer(factor[0], "sub")
     end = None if less is None else producer(less.y, "reduce_max" if factor[1] > 0 else "reduce_min")
     if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(softmax)]:
         return False
     most = magnitude(factor[0], products=1)
-    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > LARGEST
+    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > fp16.LARGEST

@@ -13,9 +13,10 @@ from typing import cast
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, op_inputs, operands, producer
 from anesurgery.ops import CARRIERS, MOVING, names
-from anesurgery.semantics.bounds import LARGEST, squared
+from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import beside_number, number, scaled
 from anesurgery.semantics.unedited import kept
@@ -72,8 +73,6 @@ def _factors(op: Operation) -> list[Var]:
 
 LARGE = 64.0
 """Above it fp16 holds a number to a thirtieth."""
-COUNTS = 2048.0
-"""All integers up to here are numbers of fp16."""
 EXACT_SCALE = 2.0**4
 """A power of two up to here brings no number out of fp16 whose size is not known."""
 MOST = 48
@@ -170,7 +169,9 @@ def _fraction(op: Operation, bits: int) -> Loss | None:
         return None
     ops = (op, *makers) if floor is None else (op, floor, *makers)
     return Loss(
-        ops, op, f"above {LARGE:g} fp16 holds %{value.name} to {LARGE * 2.0**-11:.2g}, and a fraction is left"
+        ops,
+        op,
+        f"above {LARGE:g} fp16 holds %{value.name} to {LARGE * fp16.HALF_STEP:.2g}, and a fraction is left",
     )
 
 
@@ -199,9 +200,9 @@ def _of_integers(op: Operation, bits: int) -> Loss | None:
     casts = [producer(v, "cast") for v in (one, other)]
     if any(cast is None or np_dtype(cast.x).kind not in "iu" for cast in casts):
         return None
-    if max(magnitude(cast.x) for cast in casts if cast is not None) <= COUNTS:
+    if max(magnitude(cast.x) for cast in casts if cast is not None) <= fp16.LAST_INTEGER:
         return None
-    why = f"%{one.name} and %{other.name} are integers, of which fp16 skips some above {COUNTS:.0f}"
+    why = f"%{one.name} and %{other.name} are integers, of which fp16 skips some above {fp16.LAST_INTEGER:.0f}"
     return Loss((op, *dict.fromkeys((*first, *second))), op, why)
 
 
@@ -209,7 +210,12 @@ def _of_places(op: Operation, bits: int) -> Loss | None:
     """The difference of two places of a running sum, nearly equal where that is large."""
     (one, first), (other, second) = (_moved_from(v, bits) for v in (op.x, op.y))
     total = producer(one, "cumsum")
-    if one is not other or total is None or not (first or second) or magnitude(one, products=1) <= COUNTS:
+    if (
+        one is not other
+        or total is None
+        or not (first or second)
+        or magnitude(one, products=1) <= fp16.LAST_INTEGER
+    ):
         return None
     why = f"%{op.outputs[0].name} is the difference of two places of the running sum %{one.name}"
     return Loss((op, *dict.fromkeys((*first, *second, total))), op, why)
@@ -303,16 +309,18 @@ def _near_pole(op: Operation, bits: int) -> Loss | None:
     makers = makers_of(op.x, TURNED, bits)
     if (high < end and low > -end) or (bits == HALF and not rounds(op, makers)):
         return None
-    near, steep = 2.0**-11, math.sqrt(2.0**-10)
+    near, steep = fp16.HALF_STEP, math.sqrt(fp16.EPSILON)
     why = f"next to 1 fp16 holds %{op.x.name} to {near:.1g}, and its {op.op_type} to {steep:.1g}"
     return Loss((op, *makers), op, why)
 
 
 def _count(op: Operation, bits: int) -> Loss | None:
     """A running sum that passes the integers that fp16 counts."""
-    if magnitude(op.outputs[0]) <= COUNTS:
+    if magnitude(op.outputs[0]) <= fp16.LAST_INTEGER:
         return None
-    return Loss((op,), op, f"above {COUNTS:.0f} the running sum %{op.outputs[0].name} skips integers")
+    return Loss(
+        (op,), op, f"above {fp16.LAST_INTEGER:.0f} the running sum %{op.outputs[0].name} skips integers"
+    )
 
 
 def _counted(op: Operation, bits: int) -> Loss | None:
@@ -320,10 +328,12 @@ def _counted(op: Operation, bits: int) -> Loss | None:
     if np_dtype(op.outputs[0]).kind not in "iu":
         return None
     makers = makers_of(op.x, HANDS_ON | {"cumsum"}, bits)
-    total = next((m for m in makers if m.op_type == "cumsum" and magnitude(m.outputs[0]) > COUNTS), None)
+    total = next(
+        (m for m in makers if m.op_type == "cumsum" and magnitude(m.outputs[0]) > fp16.LAST_INTEGER), None
+    )
     if total is None:
         return None
-    return Loss((op, *makers), total, f"%{total.outputs[0].name} counts beyond {COUNTS:.0f}")
+    return Loss((op, *makers), total, f"%{total.outputs[0].name} counts beyond {fp16.LAST_INTEGER:.0f}")
 
 
 def _divisor(op: Operation) -> Var | None:
@@ -341,7 +351,7 @@ def reciprocals(op: Operation) -> list[Operation]:
         maker = producer(pending.pop(), *MEANS)
         divisor = None if maker is None else _divisor(maker)
         if maker is not None and divisor is not None:
-            small += [maker] if max(interval(divisor)[0], 0.0) < 1 / LARGEST else []
+            small += [maker] if max(interval(divisor)[0], 0.0) < 1 / fp16.LARGEST else []
         elif maker is not None and (maker.op_type in ADDING or scaled(maker) is not None):
             pending += floats_of(maker)
     return small

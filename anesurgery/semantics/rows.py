@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.interpret.table import TABLE
 from anesurgery.mil import (
     Operation,
@@ -35,7 +36,6 @@ from anesurgery.ops import ALONG, BROADCASTING, MONOTONE, MOVING, REDUCTIONS, UN
 from anesurgery.semantics.bounds import (
     ANY,
     CORRECT,
-    NORMAL,
     Interval,
     epsilon_of,
     gain,
@@ -441,8 +441,6 @@ MOVES: dict[str, Meaning] = {
 
 DIP = -0.2785
 """Below the least value of x * sigmoid(x), -0.27846; that of gelu is -0.17."""
-LEAST = 2.0**-24
-"""The smallest number above 0 of fp16."""
 OVERFLOWS = 700.0
 """Where an exponential of fp64 is no number any more, less what is left for rounding."""
 STEP = 2.0**-9
@@ -492,7 +490,7 @@ def _power_of_number(op: Operation, ranges: Ranges) -> Interval:
     base = np.float64(number(op.x))
     with np.errstate(over="ignore"):
         ends = [float(base**exponent) for exponent in ranges.at(op.y)]
-    return (min(ends) * (1 - STEP) if min(ends) >= NORMAL else 0.0), max(ends) * (1 + STEP)
+    return (min(ends) * (1 - STEP) if min(ends) >= fp16.NORMAL else 0.0), max(ends) * (1 + STEP)
 
 
 def _log(op: Operation, ranges: Ranges) -> Interval:
@@ -501,7 +499,7 @@ def _log(op: Operation, ranges: Ranges) -> Interval:
     What is above -epsilon has a logarithm too.
     """
     low, high = (max(v + epsilon_of(op), 0.0) for v in ranges.at(op.x))
-    enough = low >= (NORMAL if ranges.stored else LEAST)
+    enough = low >= (fp16.NORMAL if ranges.stored else fp16.LEAST)
     least = math.log(min(low, sys.float_info.max)) if enough else -math.inf
     return least - max(abs(least), 1.0) * STEP, (math.log(high) if high > 0 else -math.inf) + STEP
 
@@ -672,7 +670,7 @@ def _guarded(op: Operation, ranges: Ranges) -> Interval | None:
     """What an op with an epsilon reads, the epsilon added; None where fp16 may make it 0 or subnormal."""
     low, high = ranges.at(op.x)
     epsilon = epsilon_of(op)
-    return None if low < 0 or low + epsilon < NORMAL else (low + epsilon, high + epsilon)
+    return None if low < 0 or low + epsilon < fp16.NORMAL else (low + epsilon, high + epsilon)
 
 
 def _inverse(op: Operation, ranges: Ranges) -> Interval:
@@ -945,7 +943,7 @@ def _softmax(op: Operation, ranges: Ranges) -> Interval:
     if not shape or axis is None or not math.isfinite(high - low):
         return 0.0, 1.0
     least = math.exp(min(low - high, 0.0)) / shape[int(axis)] / 2  # half of it is left to rounding
-    return (least if least >= NORMAL else 0.0), 1.0
+    return (least if least >= fp16.NORMAL else 0.0), 1.0
 
 
 def _reduced(op: Operation, word: str = CONTRACTED) -> Axes | None:
@@ -1024,11 +1022,7 @@ def _log_sum_exp(op: Operation, ranges: Ranges) -> Interval:
     if math.isinf(count):
         return ANY
     low, high = (end + math.log(count) for end in ranges.at(op.x))
-    return low - ROUNDED * max(abs(low), 1.0), high + ROUNDED * max(abs(high), 1.0)
-
-
-ROUNDED = 2.0**-10
-"""A step of fp16 at 1."""
+    return low - fp16.EPSILON * max(abs(low), 1.0), high + fp16.EPSILON * max(abs(high), 1.0)
 
 
 def _holds_a_one(op: Operation) -> bool:

@@ -26,7 +26,7 @@ def unedited() -> Iterator[Callable[[], None]]:
 
 
 def kept(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of values and ops that looks at the program alone; outside of `unedited` nothing is kept."""
+    """Cache a function's results until the program is edited; outside `unedited` nothing is cached."""
 
     @wraps(function)
     def asked(*args: P.args, **kwargs: P.kwargs) -> R:

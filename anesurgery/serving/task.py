@@ -207,7 +207,7 @@ def _apply(folder: Path, model: Path, request: dict[str, Any], listener: Listene
     shutil.make_archive(str(folder / DOWNLOAD.removesuffix(".zip")), "zip", out)
     return {
         "sentence": headline(surgery),
-        "changes": _without(str(surgery), folder),
+        "changes": _without(surgery.details, folder),
         "download": f"{new.name}.zip" if surgery.changes else "",
     }
 

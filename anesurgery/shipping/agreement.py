@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.modes import SMALLEST
 from anesurgery.errors import LoadError
@@ -47,8 +48,6 @@ the rarest choice of experts that was seen came in about 1 of 50."""
 SLACK = 6.0
 """In dB, what a build may be further from its checkpoint than moved numbers: twice as far. A choice: it rounds
 more often."""
-HALF = 2.0**-10
-"""Of a number: how far apart two of fp16 are at most."""
 WINDOWS = ("sliding_window", "attention_window_size", "attention_chunk_size", "local_attention", "window_size")
 """Names in configs of how far a token looks back."""
 KEEP, POSITIONS = "logits_to_keep", "position_ids"
@@ -237,7 +236,7 @@ def coarser(module: Any, bits: int, axis: int) -> Any:
     def rounding(x: Any) -> Any:
         if x.ndim < 2 or x.numel() <= SMALLEST:
             return x
-        scale = (x.abs().amax(axis, keepdim=True) / most).clamp_min(np.finfo(np.float16).tiny)
+        scale = (x.abs().amax(axis, keepdim=True) / most).clamp_min(fp16.NORMAL)
         return (x / scale).round() * scale
 
     return altered(module, rounding, lambda x: x)
@@ -266,7 +265,7 @@ def moved(module: Any, of: Text, times: int) -> Iterator[Array]:
         def move(x: Any, draws: Any = draws) -> Any:
             if not x.is_floating_point():
                 return x
-            return x * (1 + HALF * (2 * torch.rand(x.shape, generator=draws) - 1))
+            return x * (1 + fp16.EPSILON * (2 * torch.rand(x.shape, generator=draws) - 1))
 
         with altered(module, move, move):
             yield of.expected(module)

@@ -50,6 +50,7 @@ from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
+from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
@@ -130,14 +131,14 @@ class Build:
         return {name: value for name, value in found.items() if name != "folder"}
 
     def __str__(self) -> str:
-        size = f"{self.bytes / (1 << 20):,.1f} MiB"
+        size = in_words(self.bytes)
         parts = f" in {self.chunks} chunks" if self.chunks > 1 else ""
         smaller = "".join(f" or {c}" for c in self.options.contexts)
         lines = [f"{self.folder}: {size}{parts}, a context of {self.options.context}{smaller} tokens"]
         lines += [f"{name}: {words}" for name, words in self.placed.items()]
         lines.append(
-            f"beside the checkpoint: {self.psnr:.1f} dB, and the same likeliest token after {self.top:.1%} "
-            "of the sampled tokens (fp16 arithmetic)"
+            f"beside the checkpoint: {in_decibels(self.psnr)}, and the same likeliest token after "
+            f"{self.top:.1%} of the sampled tokens (fp16 arithmetic)"
         )
         lines.append(
             f"its logits are at most {self.off:.1e} of their range off: where two tokens are nearer than twice "

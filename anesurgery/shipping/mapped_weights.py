@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.files import arrays
 from anesurgery.mil import Array, patched, quiet_host
 
@@ -28,8 +29,8 @@ SHARD = 1 << 28
 one at a time."""
 PIECE = 1 << 20
 """Elements that are looked at at once: 4 MiB of fp32."""
-BEYOND, LARGEST = 1e38, 65504.0
-"""Magnitudes from which on coremltools takes a number for an infinity, and the largest of fp16."""
+BEYOND = 1e38
+"""Magnitude from which on coremltools takes a number for an infinity."""
 
 
 def widened(folder: Path, to: Path) -> Path:
@@ -151,4 +152,4 @@ def _leaves(values: Array) -> bool:
     """Is a number beyond fp16, and no infinity?"""
     flat = values.reshape(-1)
     pieces = (np.abs(flat[at : at + PIECE]) for at in range(0, flat.size, PIECE))
-    return any(bool(((p > LARGEST) & (p < BEYOND)).any()) for p in pieces)
+    return any(bool(((p > fp16.LARGEST) & (p < BEYOND)).any()) for p in pieces)

@@ -42,7 +42,7 @@ def plain(words: object, style: str = "") -> Text:
 def as_text(shown: Any) -> str:
     """Something that rich shows, as plain text."""
     file = io.StringIO()
-    PlainConsole(file=file, width=WIDTH, color_system=None).print(shown)
+    PlainConsole(file=file, width=WIDTH, color_system=None).print(shown, crop=False)
     return file.getvalue().rstrip()
 
 

@@ -1,4 +1,4 @@
-"""What a surgery did, in one sentence that needs none of our words: share, time, numbers, interface."""
+"""What a surgery did, in one sentence that needs none of our words: time, numbers, interface."""
 
 from __future__ import annotations
 
@@ -7,37 +7,60 @@ from collections.abc import Mapping
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison
-from anesurgery.checking.exactness import in_decibels
 from anesurgery.checking.grades import Grade
-from anesurgery.placement.durations import change
+from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.session import INTERFACE
-from anesurgery.semantics.reading import in_words
+from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
 
 def headline(surgery: Surgery) -> str:
-    """The sentence: ``ANE: 33 % -> 97 % of flop on M1/macOS 14, about 6.3 times as fast (2 to 71); ...``."""
+    """``On iPhone 13 (A15): 14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (2.4 to 96); ...``."""
     if (now := _score(surgery)) is not None and now.refused:
-        return "; ".join(filter(None, [now.refused, _done(surgery), surgery.wrong]))
+        return _joined(now.refused, _done(surgery), surgery.wrong)
     if not surgery.changes:
-        said = [_done(surgery), _for_nothing(surgery), _as_it_is(surgery), surgery.wrong]
-        return "; ".join(filter(None, said))
-    speed = "" if surgery.time is None else surgery.time.verdict
-    speed = speed or (surgery.plan.gain if surgery.target is None and "gains on" in surgery.plan.gain else "")
+        return _joined(
+            _done(surgery), surgery.plan.gain * _for_nothing(surgery), _as_it_is(surgery), surgery.wrong
+        )
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
-    said = [loads, ", ".join(filter(None, [_shares(surgery), speed])), _exactness(surgery)]
+    said = [loads, _gain(surgery), _exactness(surgery)]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
-    return "; ".join(filter(None, [*said, *(one.words for one in surgery.contract)]))
+    return _joined(*said, *(one.words for one in surgery.contract))
 
 
-def _for_nothing(surgery: Surgery) -> str:
-    """That a recipe would gain nothing."""
-    return surgery.plan.gain if surgery.plan.gain.startswith("nothing to gain") else ""
+def _joined(*parts: str) -> str:
+    """Clauses in one sentence, which begins with a capital, unless with a name such as macOS."""
+    said = "; ".join(filter(None, parts))
+    return said[:1].upper() + said[1:] if said.split(" ", 1)[0].islower() else said
+
+
+def _gain(surgery: Surgery) -> str:
+    """How long it took and takes on the target, else the share of the engine; without a target who gains."""
+    if surgery.target is None:
+        return surgery.plan.gain if "gains on" in surgery.plan.gain else ""
+    if surgery.time is None:
+        return _shares(surgery)
+    return f"on {_target(surgery)}: {_faster(surgery.time)}"
+
+
+def _faster(time: Change) -> str:
+    """Two times and their ratio: "14.9 ms -> 1.89 ms by estimate, about 7.9 times as fast (2.4 to 96)"."""
+    if max(time.before.high, time.after.high) < SHORTEST:
+        return time.verdict
+    times = from_to(time.before.ms, time.after.ms)
+    if time.before.ms == time.after.ms:
+        times = times.split(" -> ")[0]
+    return f"{times} by estimate, {time.verdict}"
+
+
+def _for_nothing(surgery: Surgery) -> bool:
+    """Would the recipe gain nothing?"""
+    return surgery.plan.gain.startswith("nothing to gain")
 
 
 LARGER = 1.01
@@ -62,7 +85,7 @@ def _was_network(surgery: Surgery) -> bool:
 def _done(surgery: Surgery) -> str:
     """What was done, where that is all there is to say."""
     if surgery.changes:
-        return f"{counted(len(surgery.changes), 'change')} in {counted(len(surgery.steps), 'step')}"
+        return f"{counted(len(surgery.changes), 'edit')} in {counted(len(surgery.steps), 'step')}"
     return f"{FROM_LAYERS}, and nothing else was changed" if _was_network(surgery) else "nothing was changed"
 
 
@@ -72,7 +95,8 @@ def _as_it_is(surgery: Surgery) -> str:
         return ""
     share = _share(now)
     what = _measure(share, share)
-    return _unplaced(surgery) or f"ANE: {share[what]} of {what} on {_target(surgery)}"
+    where = "" if _for_nothing(surgery) else f"on {_target(surgery)}, "
+    return _unplaced(surgery) or f"{where}{share[what]} {ON_ENGINE[what]}"
 
 
 def _target(surgery: Surgery) -> str:
@@ -83,7 +107,7 @@ def _unplaced(surgery: Surgery) -> str:
     """That it is not known of any op where it runs; "" where it is known of some."""
     now = _score(surgery)
     nowhere = now is not None and now.ops and now.unplaced == now.ops
-    return f"ANE: nothing is known of where its ops run on {_target(surgery)}" if nowhere else ""
+    return f"on {_target(surgery)}, it is not known where the ops run" if nowhere else ""
 
 
 def _score(surgery: Surgery) -> Score | None:
@@ -97,10 +121,10 @@ def compared_shares(before: Inspection, after: Inspection) -> str:
     if after.refused:
         return after.summary
     old, new = (_share(Score.of([part for _, part in sections(one)])) for one in (before, after))
-    first = _moved(old, new, after.target.words)
+    where = f"On {after.target.words}: "
     if before.time is None or after.time is None:
-        return first
-    return f"{first}, {change(before.time, after.time).verdict}"
+        return where + _moved(old, new)
+    return f"{where}{_faster(change(before.time, after.time))}; {_moved(old, new)}"
 
 
 def _shares(surgery: Surgery) -> str:
@@ -110,28 +134,31 @@ def _shares(surgery: Surgery) -> str:
         return ""
     if unplaced := _unplaced(surgery):
         return unplaced
-    return _moved(_share(before), _share(after), _target(surgery))
+    return f"on {_target(surgery)}: {_moved(_share(before), _share(after))}"
 
 
-def _moved(before: Mapping[str, str], after: Mapping[str, str], target: str) -> str:
+ON_ENGINE = {"work": "of the work runs on the Neural Engine", "ops": "of the ops run on the Neural Engine"}
+
+
+def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Two shares in words."""
     what = _measure(before, after)
     old, new = before[what], after[what]
     both = f"{old} -> {new}" if old != new else new
-    return f"ANE: {both} of {what} on {target}{', as before' if old == new else ''}"
+    return f"{both} {ON_ENGINE[what]}{', as before' if old == new else ''}"
 
 
 def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The flop, where they tell both apart or all is told; else the ops."""
-    if not ("flop" in before and "flop" in after):
+    """The work, where it tells both apart or all is told; else the ops."""
+    if not ("work" in before and "work" in after):
         return "ops"
-    return "ops" if before["flop"] == after["flop"] != "100 %" else "flop"
+    return "ops" if before["work"] == after["work"] != "100%" else "work"
 
 
 def _share(score: Score) -> dict[str, str]:
     """The shares in percent; ranges where it is not known of some ops whether they run there."""
-    counted = ["ops", *(["flop"] if score.flop else [])]
-    return {what: between(score.share[what], score.share_at_most[what]) for what in counted}
+    counted = {"ops": "ops", **({"work": "flop"} if score.flop else {})}
+    return {what: between(score.share[key], score.share_at_most[key]) for what, key in counted.items()}
 
 
 def _exactness(surgery: Surgery) -> str:
@@ -141,7 +168,8 @@ def _exactness(surgery: Surgery) -> str:
     if near := surgery.plan.outputs[1]:
         worst = min(near, key=lambda name: near[name])
         rounded = "values are rounded now; " * _rounds(surgery)
-        return f"{rounded}outputs on the inputs {in_decibels(near[worst])} of what the model means ({worst})"
+        words = in_decibels(near[worst], "within ")
+        return f"{rounded}outputs on the given inputs are {words} of what the model means in fp32 ({worst})"
     return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 
@@ -155,8 +183,8 @@ def _by_edits(surgery: Surgery) -> str:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
         alone = len(proofs) - len(grades)
         words = {"proved equal": proved, "checked on numbers": tried, "not compared by itself": alone}
-        return f"{counted(len(proofs), 'change')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
-    return "every change gives the same bits" if min(grades) == Grade.BITS else "every change is proved equal"
+        return f"{counted(len(proofs), 'edit')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
+    return "every edit gives the same bits" if min(grades) == Grade.BITS else "every edit is proved equal"
 
 
 def _rounds(surgery: Surgery) -> bool:
@@ -173,10 +201,14 @@ def compared(comparison: Comparison) -> str:
     if math.isinf(comparison.psnr):
         return f"ok: the outputs are identical ({how})"
     asked = f"at least {comparison.gate:g} dB were asked for"
-    return f"ok: the outputs are equal to {comparison.psnr:.1f} dB; {asked} ({how})"
+    return f"ok: the outputs are equal to {in_decibels(comparison.psnr)}; {asked} ({how})"
 
 
 def _outputs(proof: Comparison) -> str:
     if not proof.ok:
         return "the outputs differ: " + proof.verdict.splitlines()[0]
-    return "outputs identical" if math.isinf(proof.psnr) else f"outputs equal to {proof.psnr:.0f} dB"
+    if math.isinf(proof.psnr):
+        return "identical outputs"
+    asked = math.isfinite(proof.gate)  # else it is measured only, as where weights are stored with fewer bits
+    near = in_decibels(proof.psnr, digits=0)
+    return f"same outputs ({near})" if asked else f"outputs near those before ({near})"

@@ -162,18 +162,23 @@ def has_flop(inspection: Inspection) -> bool:
 
 def verdict(inspection: Inspection) -> str:
     """The report in one sentence, after the outputs that nothing moves."""
+    return _rated(inspection, inspection.summary)
+
+
+def headline(inspection: Inspection) -> str:
+    """The same without causes and repairs, which a short report lists below it."""
+    return _rated(inspection, inspection.headline)
+
+
+def _rated(inspection: Inspection, sentence: str) -> str:
+    """A sentence after the outputs that nothing moves; of a pipeline, which models it speaks of."""
     still = [f.message for f in inspection.all_findings if f.rule == "lost-output"]
-    return "; ".join([*still, _verdict(inspection)])
-
-
-def _verdict(inspection: Inspection) -> str:
-    """The sentence; of a pipeline with models without ops, which models it speaks of."""
     named = [(name, bool(part.ops)) for name, part in sections(inspection)]
     bare = [name for name, has_ops in named if not has_ops]
-    if not bare or len(bare) == len(named):
-        return inspection.summary
-    rest = f"not rated, without ops: {', '.join(bare)}"
-    return f"In {len(named) - len(bare)} of {len(named)} models: {inspection.summary} ({rest})"
+    if bare and len(bare) < len(named):
+        rest = f"not rated, without ops: {', '.join(bare)}"
+        sentence = f"In {len(named) - len(bare)} of {len(named)} models: {sentence} ({rest})"
+    return "; ".join([*still, sentence])
 
 
 def memory_words(inspection: Inspection) -> str:
@@ -209,14 +214,14 @@ def _blocking(row: OpRow) -> list[Finding]:
 def without_rule(row: OpRow, uses_ane: bool) -> str:
     """What the verdict on an op means where no rule says why."""
     if not uses_ane:
-        return "the compute units leave the ANE out"
+        return "the compute units exclude the Neural Engine"
     if row.legal is None:
-        return "no rule speaks about it"
+        return "no rule covers it"
     if row.legal is False:
-        return "the ANE cannot run it"
+        return "the Neural Engine cannot run it"
     if row.preferred is None:
-        return "the ANE can run it; where it runs is not known"
-    return "the ANE can run it; the estimates favour another unit here"
+        return "the Neural Engine can run it; where it runs is not known"
+    return "no slower there, by estimate"
 
 
 def attention(inspection: Inspection) -> list[Attention]:

@@ -21,9 +21,11 @@ from anesurgery.errors import Refusal
 from anesurgery.mil import Array
 from anesurgery.rewriting.refusals import by_cause, grouped_refusals, op_text
 from anesurgery.rewriting.session import Change, Report, counts
-from anesurgery.show.console import as_text, plain, shows
+from anesurgery.show.console import as_html, as_text, plain, shows
+from anesurgery.show.costs import Repair, cut, in_python, on_a_screen
 from anesurgery.show.headline import compared, headline
 from anesurgery.show.summary import counted
+from anesurgery.show.terminal import device_bar, two_bars
 from anesurgery.surgery import Surgery
 
 ROWS = 8
@@ -37,7 +39,7 @@ def site_summary(changes: Sequence[Change], *, fine: bool = True) -> str:
     if not proofs and not unchecked:
         return "not run"
     said = [summary(proofs, fine=fine)] if proofs else []
-    said += [f"{n} not by itself: {why}" for why, n in unchecked.items()]
+    said += [f"{n} not checked alone: {why}" for why, n in unchecked.items()]
     return ", ".join(said)
 
 
@@ -182,10 +184,39 @@ def comparison_group(comparison: Comparison) -> Group:
     return Group(plain(compared(comparison), style="bold"), _comparison_table(comparison), *proof)
 
 
-@shows("Surgery")
 def surgery_group(surgery: Surgery, *, details: bool = False) -> Group:
     """A surgery as a sentence, a table and lines, for a rich console; `details` adds what grades rest on."""
     return Group(*_surgery_parts(surgery, details))
+
+
+@draws("Surgery", "text")
+def surgery_text(surgery: Surgery) -> str:
+    """A surgery as plain text, on one screen."""
+    return as_text(short_surgery(surgery))
+
+
+@draws("Surgery", "html")
+def surgery_html(surgery: Surgery) -> str:
+    """A surgery in a notebook cell, which has room for all of it."""
+    return as_html(surgery_group(surgery))
+
+
+def short_surgery(surgery: Surgery, repair: Repair = in_python) -> Group:
+    """A surgery on one screen: a sentence, both bars, the passes, and what still matters.
+
+    Args:
+        surgery: what is shown.
+        repair: the command that applies a pass, by its name.
+    """
+    lines, after = [plain(headline(surgery), style="bold")], None
+    if surgery.placed is not None:
+        before, after = surgery.placed
+        lines.append(two_bars(before, after) if surgery.changes else device_bar(after))
+    if edits := counts(surgery.changes):
+        lines.append(plain(f"Edits: {', '.join(f'{name} {n}' for name, n in edits.items())}"))
+    if left := list(dict.fromkeys(name for name, _ in surgery.refusals)):
+        lines.append(cut(f"Left out, with reasons in the full report: {', '.join(left)}", "dim"))
+    return on_a_screen(lines, after, repair, {name for name, _ in surgery.refusals})
 
 
 @draws("Surgery", "details")

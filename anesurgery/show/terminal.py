@@ -20,6 +20,7 @@ from anesurgery.placement.evidence import Finding
 from anesurgery.placement.inspection import Inspection
 from anesurgery.show import summary
 from anesurgery.show.console import WIDTH, as_text, plain
+from anesurgery.show.costs import Repair, in_python, on_a_screen
 from anesurgery.show.headline import compared_shares
 from anesurgery.show.summary import LEGAL_WORDS, UNIT_WORDS
 from anesurgery.show.times import time_group
@@ -35,6 +36,8 @@ GLYPHS: dict[str | None, tuple[str, str]] = {
 }
 """Unit -> what a cell of the bar looks like, and its colour."""
 
+LEGEND: dict[str | None, str] = {"ane": "Neural Engine", "gpu": "GPU", "cpu": "CPU", None: "not known"}
+SIDES = ("before", "after")
 LEGAL_STYLES = {LEGAL_WORDS[False]: "red", LEGAL_WORDS[None]: "bright_black"}
 STATUS_STYLES = ("green", "yellow", "red")
 SHOWN = 30
@@ -48,16 +51,21 @@ GAP = "  "
 def device_bar(inspection: Inspection, width: int = BAR) -> Text:
     """The ops in file order, a cell for a share of them, and a legend with counts."""
     bar = Text()
-    for unit, group in itertools.groupby(summary.cells(inspection, width)):
-        glyph, style = GLYPHS[unit]
-        bar.append(glyph * len(list(group)), style)
+    _append_bar(bar, inspection, width)
     bar.append("\n" if bar else "")
     for unit, count in summary.ordered_counts(inspection):
         glyph, style = GLYPHS[unit]
         bar.append(glyph, style)
-        bar.append(f" {UNIT_WORDS[unit]} {count:,}   ")
+        bar.append(f" {LEGEND[unit]} {count:,}   ")
     bar.rstrip()
     return bar
+
+
+def _append_bar(text: Text, inspection: Inspection, width: int) -> None:
+    """The cells of a bar behind a text."""
+    for unit, group in itertools.groupby(summary.cells(inspection, width)):
+        glyph, style = GLYPHS[unit]
+        text.append(glyph * len(list(group)), style)
 
 
 def status_line(inspection: Inspection) -> Text:
@@ -221,9 +229,52 @@ def inspection_group(inspection: Inspection) -> Group:
     return Group(*shown)
 
 
+def short_group(inspection: Inspection, repair: Repair = in_python) -> Group:
+    """An inspection on one screen: a sentence, the bar, and what matters most with its repair.
+
+    Args:
+        inspection: what is shown.
+        repair: the command that applies a pass, by its name.
+    """
+    lines = [plain(summary.headline(inspection), "bold"), device_bar(inspection)]
+    if inspection.measured:
+        words = summary.agreement_words(summary.agreements(inspection))
+        lines.append(Text(f"Core ML's plan: {words}"))
+    return on_a_screen(lines, inspection, repair)
+
+
+def short_difference(before: Inspection, after: Inspection, repair: Repair = in_python, *lines: Any) -> Group:
+    """Two inspections of one model on one screen: a sentence, both bars, and what still matters."""
+    first = plain(compared_shares(before, after), "bold")
+    return on_a_screen([first, two_bars(before, after), *lines], after, repair)
+
+
+def two_bars(before: Inspection, after: Inspection) -> Text:
+    """A bar before and one after, and one legend with the counts of both."""
+    bars, label = Text(), max(map(len, SIDES)) + 1
+    for side, inspection in zip(SIDES, (before, after), strict=True):
+        bars.append(side.ljust(label))
+        _append_bar(bars, inspection, BAR - label)
+        bars.append("\n")
+    counts = [dict(summary.ordered_counts(inspection)) for inspection in (before, after)]
+    for unit, (glyph, style) in GLYPHS.items():
+        old, new = (count.get(unit, 0) for count in counts)
+        if old or new:
+            bars.append(glyph, style)
+            bars.append(f" {LEGEND[unit]} {f'{old:,} -> {new:,}' if old != new else f'{old:,}'}   ")
+    bars.rstrip()
+    return bars
+
+
 @draws("Inspection", "text")
 def inspection_text(inspection: Inspection) -> str:
-    """An inspection as plain text."""
+    """An inspection as plain text, on one screen."""
+    return as_text(short_group(inspection))
+
+
+@draws("Inspection", "details")
+def inspection_details(inspection: Inspection) -> str:
+    """All that is said of an inspection, as plain text."""
     return as_text(inspection_group(inspection))
 
 

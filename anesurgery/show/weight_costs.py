@@ -13,6 +13,7 @@ from rich.table import Table
 from anesurgery.compressing.assignment import Option, Proposal
 from anesurgery.compressing.sensitivity import Sensitivity
 from anesurgery.display import short_name
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.console import plain, shows
 from anesurgery.show.summary import counted
 
@@ -51,7 +52,7 @@ def proposal_group(proposal: Proposal) -> Group:
         table.add_row(mode, str(count))
     share = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}"
     size = f"weights take {share}, {proposal.bits:.2f} bits a number"
-    cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, PSNR {proposal.psnr:.1f} dB"
+    cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, {in_decibels(proposal.psnr, 'PSNR ')}"
     return Group(plain(size, style="bold"), plain(cost), table)
 
 

@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from anesurgery.checking.comparison import compare
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec, warn_of_names
 from anesurgery.files.joining import default_function
 from anesurgery.files.mil_types import type_text
 from anesurgery.files.package import Loaded
-from anesurgery.files.sequence import Border, Chain, Ends, Placed
+from anesurgery.files.sequence import Border, Chain, Ends, Placed, is_network
 from anesurgery.files.sizes import read_size
 from anesurgery.interpret.decoder_calls import INPUTS
 from anesurgery.loading import load, load_as_is
-from anesurgery.mil import exclusive, function_of, types
+from anesurgery.mil import exclusive, function_of, types, walk_ops
 from anesurgery.neuralnetwork.loaded_network import LoadedNetwork
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.models import inspect_other
 from anesurgery.placement.target import Target
+from anesurgery.semantics.reading import in_words
+from anesurgery.semantics.rows import work_of
 from anesurgery.splitting.carving import Stretch, carve_functions, stretches
-from anesurgery.splitting.checked import checked
 from anesurgery.splitting.cuts import Cuts
-from anesurgery.splitting.graph import Graph, read_graphs
+from anesurgery.splitting.graph import WRITING, Graph, read_graphs
 from anesurgery.splitting.network_chunks import cut_network
-from anesurgery.splitting.unsupported import apart
+from anesurgery.splitting.phases import joined, phases
 
 BALANCES = ("bytes", "estimate")
 """What chunks may be even in."""
@@ -292,3 +296,104 @@ def _border(graph: Graph, stretches_of: Sequence[Stretch], at: int) -> Border:
     names = tuple(n for n in before if any(n in s.inputs for s in stretches_of[at:]))
     kinds = tuple(type_text(graph.type_of(name), False) for name in names)
     return Border(names, tuple(map(graph.size, names)), kinds)
+
+
+# Compare a chain with the model that was cut, where that costs little, and say what was found.
+
+MOST_BYTES = 256 << 20
+"""Weights up to which the models are run: as fp32 they take twice as much memory, of both in turn."""
+MOST_FLOP = 20 * 10**9
+"""Floating point operations of one run up to which they are run: seconds on one core."""
+PRECISION = "fp16"
+"""The arithmetic as stored, in which a cut may change nothing."""
+
+
+def checked(whole: Loaded, chain: Chain, function: str | None) -> str:
+    """What one run of both on sampled inputs shows, in words; why there was none, where it is left out."""
+    if dear := _too_dear(chain):
+        return f"not compared with the whole: {dear}; anesurgery.compare does it"
+    try:
+        if chain.functions or function is not None:
+            return "not compared with the whole: name the function to anesurgery.compare, or prove=True"
+        compared = compare(whole, chain, precision=PRECISION, gate=math.inf)
+    except SurgeryError as error:
+        return f"not compared with the whole: {error}"
+    if compared.ok:
+        return "equal to the whole bit for bit, as stored, on one sampled input"
+    return f"NOT equal to the whole, as stored, on one sampled input: {compared.verdict}"
+
+
+def _too_dear(chain: Chain) -> str:
+    """What makes a run cost too much; empty where it does not."""
+    size = sum(chain.weights)
+    if size > MOST_BYTES:
+        return f"{in_words(size)} of weights"
+    programs = [c.program for c in chain.chunks if not is_network(c)]
+    flop = sum(work_of(op).flop for p in programs for op in walk_ops(function_of(p, None)))
+    return f"{flop / 1e9:.0f} billion operations" if flop > MOST_FLOP else ""
+
+
+# Cut a program before and after the ops that the Neural Engine cannot run.
+#
+# Ops are put in another order, so that there are as few chunks as the order of need allows. What passes from
+# one chunk to another is passed; only what no input can be, as a mask of booleans, is computed again or keeps
+# its makers and readers in one chunk. So do states.
+
+
+def apart(graph: Graph, refused: Collection[str], words: str) -> tuple[Graph, tuple[int, ...]]:
+    """The ops in phases, and the places between them.
+
+    Args:
+        graph: of the whole.
+        refused: names of the ops that cannot run on the ANE.
+        words: of the target, for errors.
+
+    Returns:
+        A graph whose nodes are in the order of the chunks, those that nobody reads left out; and the places.
+
+    Raises:
+        SurgeryError: there is no such op or no other, or they cannot be separated.
+    """
+    graph = replace(graph, nodes=tuple(graph.nodes[i] for i in _read(graph)))
+    alone = [node.makes[0] in refused for node in graph.nodes]
+    if not any(alone) or all(alone):
+        word = "no op" if any(alone) else "every op"
+        raise SurgeryError(f"{word} of the model can run on the ANE ({words}), so there is no cut")
+    needed = [{graph.maker[name] for name in node.reads if name in graph.maker} for node in graph.nodes]
+    together = list(graph.state_users.values())
+    for users in together:
+        for first, second in itertools.pairwise(users):
+            needed[second].add(first)
+    readers: dict[str, list[int]] = {}
+    for number, node in enumerate(graph.nodes):
+        for name in node.reads:
+            readers.setdefault(name, []).append(number)
+    again = {name: cone for name, cone in graph.again.items() if not graph.passes(name)}
+    for name, maker in graph.maker.items():
+        if name not in again and name in readers and not graph.passes(name):
+            together.append([maker, *readers[name]])
+    numbers = joined(phases(needed, alone), together)
+    if not any(numbers):
+        raise SurgeryError(
+            "the ops that cannot run on the ANE share a state with the others, or values that no input can be; "
+            "there is no cut"
+        )
+    order = sorted(range(len(numbers)), key=lambda i: (numbers[i], i))
+    place = {old: new for new, old in enumerate(order)}
+    ordered = replace(graph, nodes=tuple(graph.nodes[i] for i in order))
+    ordered.again = {name: frozenset(place[i] for i in cone) for name, cone in again.items()}
+    ends = [new for new in range(1, len(order)) if numbers[order[new]] != numbers[order[new - 1]]]
+    return ordered, (0, *ends, len(order))
+
+
+def _read(graph: Graph) -> list[int]:
+    """The nodes that make what leaves the function, or change a state."""
+    pending = [graph.maker[name] for name in graph.outputs if name in graph.maker]
+    pending += [i for i, node in enumerate(graph.nodes) if node.op.type in WRITING]
+    needed: set[int] = set()
+    while pending:
+        number = pending.pop()
+        if number not in needed:
+            needed.add(number)
+            pending += [graph.maker[name] for name in graph.nodes[number].reads if name in graph.maker]
+    return sorted(needed)

@@ -1,30 +1,5 @@
 """Write broadcasting minima and maxima as clips, thresholds, or the minimum and maximum of the first releases.
 
-Before::
-
-    network(%x: 1x2x4x4, %z: 1x2x1x1) {
-      %zero: 1 = loadConstantND(shape=[1], data=[0])
-      %six: 1 = loadConstantND(shape=[1], data=[6])
-      %positive: 1x2x4x4 = maxBroadcastable(%x, %zero)
-      %bounded: 1x2x4x4 = minBroadcastable(%positive, %six)
-      %larger: 1x2x4x4 = maxBroadcastable(%bounded, %z)
-      %a: 1x2x4x4 = minBroadcastable(%six, %larger)
-      %b: 1x2x4x4 = maxBroadcastable(%x, %six)
-      %c: 1x2x4x4 = maxBroadcastable(%x, %zero)
-      return %a, %b, %c
-    }
-
-After::
-
-    network(%x: 1x2x4x4, %z: 1x2x1x1) {
-      %bounded: 1x2x4x4 = clip(%x, maxVal=6)
-      %larger: 1x2x4x4 = max(%bounded, %z)
-      %a: 1x2x4x4 = clip(%larger, minVal=-3.40282e+38, maxVal=6)
-      %b: 1x2x4x4 = unary(%x, type=THRESHOLD, alpha=6)
-      %c: 1x2x4x4 = activation(%x, ReLU={})
-      return %a, %b, %c
-    }
-
 A minimum of a maximum, or a maximum of a minimum, of one blob and two numbers, the lower one below the
 upper, becomes one `clip` where nobody else reads what is between. A maximum with a number alone becomes a ReLU
 (with 0) or a threshold, a minimum a clip that starts at the most negative finite fp32 number. Any other two

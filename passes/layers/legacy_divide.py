@@ -53,7 +53,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Refusal, Site, Var
 
-SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), 2.0**-24
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), an.fp16.LEAST
 """Bounds of epsilon: the smallest normal fp32 number, and the smallest fp16 number."""
 
 

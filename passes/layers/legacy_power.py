@@ -1,30 +1,5 @@
 """Write broadcasting powers with a constant exponent as products, square roots or unary powers.
 
-Before::
-
-    network(%x: 1x2x4x4) {
-      %two: 1 = loadConstantND(shape=[1], data=[2])
-      %three: 1 = loadConstantND(shape=[1], data=[3])
-      %half: 1 = loadConstantND(shape=[1], data=[0.5])
-      %less: 1 = loadConstantND(shape=[1], data=[-1.5])
-      %square: 1x2x4x4 = powBroadcastable(%x, %two)
-      %cube: 1x2x4x4 = powBroadcastable(%square, %three)
-      %root: 1x2x4x4 = powBroadcastable(%cube, %half)
-      %y: 1x2x4x4 = powBroadcastable(%root, %less)
-      return %y
-    }
-
-After::
-
-    network(%x: 1x2x4x4) {
-      %square: 1x2x4x4 = multiply(%x, %x)
-      %cube_multiply: 1x2x4x4 = multiply(%square, %square)
-      %cube: 1x2x4x4 = multiply(%cube_multiply, %square)
-      %root: 1x2x4x4 = unary(%cube)
-      %y: 1x2x4x4 = unary(%root, type=POWER, alpha=-1.5)
-      return %y
-    }
-
 An exponent of 1 goes, so that the base is read in its place; 2, 3 and 4 become products, 0.5 the square root
 (the `unary` layer without a type), and any other number a unary POWER. -1 and -0.5 are POWER too: INVERSE and
 RSQRT would add an epsilon, which the format reads as 1e-6 where it is 0.

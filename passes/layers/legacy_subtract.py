@@ -1,26 +1,5 @@
 """Write broadcasting differences as sums with the negated second side.
 
-Before::
-
-    network(%x: 1x2x4x4, %z: 1x2x4x4) {
-      %mean: 2x1x1 = loadConstantND(shape=[2, 1, 1], data=[2, 3])
-      %one: 1 = loadConstantND(shape=[1], data=[1])
-      %difference: 1x2x4x4 = subtractBroadcastable(%x, %z)
-      %centred: 1x2x4x4 = subtractBroadcastable(%difference, %mean)
-      %y: 1x2x4x4 = subtractBroadcastable(%one, %centred)
-      return %y
-    }
-
-After::
-
-    network(%x: 1x2x4x4, %z: 1x2x4x4) {
-      %difference_activation: 1x2x4x4 = activation(%z, linear={alpha=-1})
-      %difference: 1x2x4x4 = add(%x, %difference_activation)
-      %centred: 1x2x4x4 = bias(%difference, shape=[2], bias=[-2, -3])
-      %y: 1x2x4x4 = activation(%centred, linear={alpha=-1, beta=1})
-      return %y
-    }
-
 A computed second side is negated by a linear activation and added; where it is the larger one, it comes first.
 A constant second side is negated in the file and added by `bias`, or by a linear activation where it is one
 number. From a constant first side, the other is negated first.

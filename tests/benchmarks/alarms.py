@@ -35,7 +35,7 @@ from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, operands, quiet_host, walk_ops
-from anesurgery.placement.worst_inputs import Slopes, moved
+from anesurgery.placement.certifying import Slopes, moved
 
 TARGETS = ("M1/macOS 14", "M3/macOS 26", "M5/macOS 26")
 LARGEST, CEILING, SLICE, WHOLE = 65504.0, 32768.0, 4094.0, 2048.0
@@ -300,7 +300,7 @@ HEAD = """# False alarms among numeric findings
 are not in this repository, on small models of families and on models written by hand is tried by a search for
 an input that triggers it: two drawn sets of inputs, multiplied by {scales}, a click in silence,
 then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models
-have random ones, so that what only ids go into reaches less than trained models do. A finding that speaks of
+have random ones, which give smaller values than trained ones, so fewer findings trigger. A finding about
 constants, types and lengths alone holds for every input, and is counted by itself. A model that gives NaN
 whatever comes in shows nothing: its findings are counted as NaN.
 

@@ -1,6 +1,6 @@
 """What a cache in 8 bits costs by a scale for each head, and for each channel of each head.
 
-The GPT-2 of the demo, and the same function with keys of which one channel of each head is larger, and its
+The small trained GPT-2, and the same function with keys of which one channel of each head is larger, and its
 queries smaller. Texts of 60 letters share none: 24 for `compress_cache`, 12 to judge by.
 """
 
@@ -37,22 +37,22 @@ def louder(model: Any, factor: float) -> Any:
 
 def main() -> None:
     """Measure and print."""
-    sys.path.insert(0, str(ROOT / "notebooks"))
-    demo: Any = importlib.import_module("demo")
+    sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
+    gpt2: Any = importlib.import_module("trained_gpt2")
     convert = ct.convert
-    demo.ct.convert = lambda *args, **options: convert(
+    gpt2.ct.convert = lambda *args, **options: convert(
         *args, **{**options, "minimum_deployment_target": ct.target.iOS18}
     )
-    demo.BUILD.mkdir(parents=True, exist_ok=True)
-    text = demo.Text()
+    gpt2.BUILD.mkdir(parents=True, exist_ok=True)
+    text = gpt2.Text()
     numbers = np.array(text.encode(text.text))
     starts = np.random.default_rng(1).permutation(len(numbers) // LENGTH)[: FOUND + JUDGED] * LENGTH
     texts = [numbers[at : at + LENGTH].tolist() for at in starts]
     rows = []
     for factor in LARGER:
         with tempfile.TemporaryDirectory() as folder:
-            package = demo.converted(louder(demo.trained(text), factor), Path(folder) / "gpt2.mlpackage")
-            step = ane.passes.AddCache(context=demo.LENGTH, prefill=16, cache="io")
+            package = gpt2.converted(louder(gpt2.trained(text), factor), Path(folder) / "gpt2.mlpackage")
+            step = ane.passes.AddCache(context=gpt2.LENGTH, prefill=16, cache="io")
             plain = MLProgram.read(ane.apply(package, step, quiet=True).model)
             options: dict[str, Any] = {"target": "M5/macOS 26"}
             losses = []

@@ -1,6 +1,6 @@
 """`ane.compress` against coremltools' data-free modes at equal size, on models that are trained here.
 
-The GPT-2 of the demo, a convolutional network and a small vision transformer on the digits of scikit-learn,
+The small trained GPT-2, a convolutional network and a small vision transformer on the digits of scikit-learn,
 each trained from several seeds. Losses are those of data that no calibration saw, as means over the seeds; the
 last column is ours over the best of coremltools' modes of that size, the least and the largest of the seeds.
 `--page FILE` writes the table into a page of the documentation, `--json` and `--plot` write the points, and
@@ -76,7 +76,7 @@ same bytes ours choose.
 """
 BESIDE = 256
 """Bytes of a file that a weight and a bias take beside their numbers: where arrays lie, and the gaps."""
-NAMES = {"language_model": "GPT-2 of the demo", "digits": "digits", "vision": "vision transformer"}
+NAMES = {"language_model": "small trained GPT-2", "digits": "digits", "vision": "vision transformer"}
 """Of the models, as the table has them."""
 BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]

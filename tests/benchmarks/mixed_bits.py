@@ -1,6 +1,6 @@
 """Bits by sensitivity against 4 bits for every weight, at equal size, on two trained models.
 
-The GPT-2 of the demo, trained on the prose of this repository, and a convolutional network trained on the
+The small trained GPT-2, trained on the prose of this repository, and a convolutional network trained on the
 digits of scikit-learn. Costs are measured on some data, and both compressed models are compared with the
 original on other data. `--page FILE` writes the table into a page of the documentation.
 """
@@ -46,18 +46,18 @@ class Trained:
 
 
 def language_model(folder: Path, measured: int = 8, seed: int = 0) -> Trained:
-    """The GPT-2 of the demo, and pieces of its text that share no letter, some of them to measure on."""
-    sys.path.insert(0, str(ROOT / "notebooks"))
-    demo: Any = importlib.import_module("demo")
+    """The small trained GPT-2, and pieces of its text that share no letter, some of them to measure on."""
+    sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
+    gpt2: Any = importlib.import_module("trained_gpt2")
 
-    demo.BUILD.mkdir(parents=True, exist_ok=True)
-    text = demo.Text()
-    package = demo.converted(demo.trained(text, seed), folder / "gpt2.mlpackage")
+    gpt2.BUILD.mkdir(parents=True, exist_ok=True)
+    text = gpt2.Text()
+    package = gpt2.converted(gpt2.trained(text, seed), folder / "gpt2.mlpackage")
     numbers, rng = np.array(text.encode(text.text), np.int32), np.random.default_rng(1)
     name = next(iter(ane.load(package).program.functions["main"].inputs))
-    starts = rng.permutation(len(numbers) // demo.LENGTH)[: measured + 24] * demo.LENGTH
-    pieces = [{name: numbers[None, at : at + demo.LENGTH]} for at in starts]
-    return Trained("GPT-2 of the demo", package, pieces[:measured], pieces[measured:])
+    starts = rng.permutation(len(numbers) // gpt2.LENGTH)[: measured + 24] * gpt2.LENGTH
+    pieces = [{name: numbers[None, at : at + gpt2.LENGTH]} for at in starts]
+    return Trained("small trained GPT-2", package, pieces[:measured], pieces[measured:])
 
 
 def digits(folder: Path, trained_on: int = 0, seed: int = 0) -> Trained:

@@ -1,7 +1,7 @@
 """What a factor and a shift for each channel of its norms would gain a model whose weights are compressed.
 
-The GPT-2 of the demo, one form for all weights: what each norm makes is brought as near as it can be to what it
-makes in the plain model, on the texts of the calibration, and judged on texts that share no letter with them.
+The small trained GPT-2, one form for all weights: what each norm makes is brought as near as possible to
+what it makes in the plain model on the texts of the calibration. Texts that share no letter with them judge it.
 The second table has the norms that `compress` itself fitted, and whether it kept them.
 """
 

@@ -36,7 +36,7 @@ import torch, coremltools
 import anesurgery as ane
 ane.apply, ane.recipes.gpt2_ane, ane.run
 begin()
-surgery = ane.apply(source, "gpt2_ane", prove={prove!r}, quiet=True)
+surgery = ane.apply(source, {recipe!r}, prove={prove!r}, target={target!r}, quiet=True)
 surgery.save(target)
 extra["edits"] = len(surgery.changes)
 extra["ops"] = sum(surgery.before.values())
@@ -83,8 +83,22 @@ def make(folder: Path, layers: int, width: int, vocabulary: int, length: int) ->
     return path
 
 
-BODIES = {"host": HOST, "ours": OURS.format(prove=None), "sites": OURS.format(prove="sites")}
-GOALS = (("ours", "seconds", 0.7), ("ours", "peak_mb", 0.7), ("sites", "seconds", 0.6))
+def ours(recipe: str = "gpt2_ane", prove: str | None = "sites", target: str | None = None) -> str:
+    """The code of one variant."""
+    return OURS.format(recipe=recipe, prove=prove, target=target)
+
+
+BODIES = {"host": HOST, "ours": ours(prove=None), "sites": ours(), "auto": ours("auto")}
+GOALS = (
+    ("ours", "seconds", 0.2),
+    ("ours", "peak_mb", 0.6),
+    ("sites", "seconds", 0.35),
+    ("sites", "peak_mb", 0.6),
+    ("auto", "seconds", 0.8),
+)
+WORDS = {"ours": "gpt2_ane", "sites": "gpt2_ane with site checks", "auto": "auto with site checks"}
+AIM = "M1/macOS 14"
+"""One chip for all sizes: where none is named, as many are asked as it takes until one gains."""
 SIZES = (12, 48, 192)
 """Layers."""
 
@@ -94,9 +108,8 @@ def against_host(folder: Path, runs: int) -> Iterator[tuple[str, str, str]]:
     small = make(folder, 12, 768, 50257, 512)
     rounds = [{name: measure(body, small, folder) for name, body in BODIES.items()} for _ in range(runs)]
     for variant, what, goal in GOALS:
-        words = "gpt2_ane with site checks" if variant == "sites" else "gpt2_ane"
         figures = [row[variant][what] / row["host"][what] for row in rounds]
-        yield f"{words} / null round trip, {what}", spread(figures), f"at most {goal}"
+        yield f"{WORDS[variant]} / null round trip, {what}", spread(figures), f"at most {goal}"
     more = [row["sites"]["peak_mb"] - row["ours"]["peak_mb"] for row in rounds]
     yield "site checks add, MB", spread(more, 0), "at most 300"
 
@@ -104,11 +117,13 @@ def against_host(folder: Path, runs: int) -> Iterator[tuple[str, str, str]]:
 def by_size(folder: Path, runs: int) -> Iterator[tuple[str, str, str]]:
     """How the time of an op grows with their number."""
     packages = [make(folder, layers, 64, 257, 64) for layers in SIZES]
-    rounds = [[measure(BODIES["ours"], package, folder) for package in packages] for _ in range(runs)]
+    rounds = [
+        [measure(ours(prove=None, target=AIM), package, folder) for package in packages] for _ in range(runs)
+    ]
     each = [[row["seconds"] / row["ops"] for row in rows] for rows in rounds]
     for i, layers in enumerate(SIZES[1:], 1):
         figures = [row[i] / row[0] for row in each]
-        yield f"{layers} layers of width 64, time per op / that of 12", spread(figures), "at most 1.3"
+        yield f"{layers} layers of width 64, time per op / that of 12", spread(figures), "at most 1.1"
 
 
 def main() -> None:

@@ -96,6 +96,7 @@ def turned(module: Any) -> None:
         module.weight.copy_(module.weight.T.clone())
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [
@@ -156,6 +157,7 @@ def long() -> tuple[Norms, Any, dict[str, Any]]:
     return module, converted(module, (1, 8, 24)), {"x": values}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "spoil"), [("parts.3.1", heavier), ("parts.20.0", slightly_guarded), ("parts.65.1", turned)]
 )
@@ -174,6 +176,7 @@ def exported(module: nn.Module, shape: tuple[int, ...] = (1, 16, 64)) -> torch.e
         return torch.export.export(module.eval(), (torch.zeros(shape),)).run_decompositions({})
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("name", "spoil"),
     [("blocks.0.mlp.2", heavier), ("blocks.1.ln_2", slightly_guarded), ("blocks.1.attn.keys", turned)],
@@ -200,6 +203,7 @@ class Twice(nn.Module):
         return torch.tanh(self.inner(torch.relu(self.inner(x))))
 
 
+@pytest.mark.slow
 def test_an_exported_program_has_the_calls_of_its_module(stack: Any) -> None:
     module, model, inputs = stack
     by_hooks, by_nodes = (ane.against_torch(m, model, inputs) for m in (module, exported(module)))
@@ -225,6 +229,7 @@ def with_two_inputs() -> Any:
     return program
 
 
+@pytest.mark.slow
 def test_an_exported_program_stays_as_it_is(stack: Any) -> None:
     module, model, inputs = stack
     program = exported(module)

@@ -46,6 +46,7 @@ def model(wrong: Wrong, body: Callable[..., Any]) -> Program:
     return program
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("twins", NUMBERS, ids=named)
 def test_the_wrong_one_is_caught_at_its_site(twins: Twins) -> None:
     wrong = twins.wrong
@@ -57,6 +58,7 @@ def test_the_wrong_one_is_caught_at_its_site(twins: Twins) -> None:
     assert "new" in found.counterexample
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("twins", NUMBERS, ids=named)
 def test_the_right_one_keeps_its_grade(twins: Twins) -> None:
     wrong = twins.wrong
@@ -66,6 +68,7 @@ def test_the_right_one_keeps_its_grade(twins: Twins) -> None:
     assert found.grade is twins.grade
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("twins", NUMBERS, ids=named)
 def test_whole_models_are_told_apart(twins: Twins) -> None:
     wrong = twins.wrong

@@ -91,6 +91,7 @@ def other_weight() -> Any:
 SWAPPED = W[:, :, [1, 0, *range(2, 8)]]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("b", "op"),
     [

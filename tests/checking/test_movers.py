@@ -96,6 +96,7 @@ def test_the_field_moves_alike(op_type: str) -> None:
         assert torch.equal(again.lanes[0], numbers.long() % primes[0])
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("op_type", MOVERS)
 def test_another_move_is_caught(op_type: str) -> None:
     check = checked(

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import numpy as np
+import pytest
 from both_sides import side_by_side
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -137,6 +138,7 @@ def test_other_words_are_proved_over_the_field(names: list[str]) -> None:
     assert isinstance(found, Proof), found
 
 
+@pytest.mark.slow
 @QUICK
 @given(PROGRAMS, st.data())
 def test_a_mutation_of_other_words_is_not_proved(names: list[str], data: st.DataObject) -> None:

@@ -46,12 +46,14 @@ def test_rounding_of_sums_that_cancel_is_no_difference() -> None:
     assert check.grade is Grade.PROVED
 
 
+@pytest.mark.slow
 def test_another_order_of_a_sum_that_cancels() -> None:
     check = found(cancelling_products, lambda x: cancelling_products(x, -1))
     assert check.within(REASSOCIATED)
     assert check.grade is Grade.PROVED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "behind",
     [lambda v: mb.pow(x=v, y=np.float32(3)), lambda v: mb.acos(x=mb.clip(x=v, alpha=-1.0, beta=1.0))],
@@ -99,6 +101,7 @@ def variance_of_squares(x: Var) -> Any:
     return mb.sub(x=mb.reduce_mean(x=mb.square(x=x), axes=[-1], keep_dims=True), y=mb.square(x=mean))
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(
     ("rtol", "dtype", "shape"),
     [
@@ -171,6 +174,7 @@ LOSING = {
 }
 
 
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("name", LOSING)
 def test_what_is_alike_is_subtracted_first(name: str) -> None:
     """A new side that makes large terms of two values that are alike loses what the old side keeps."""
@@ -191,6 +195,7 @@ def beside(x: Var, other: Any) -> Any:
     return mb.concat(values=[mb.mul(x=other, y=np.float32(1e10)), x], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0.001, 5.0, 7.7])
 def test_no_element_excuses_another_one(number: float) -> None:
     """What rounding may do to a large element says nothing about a small one."""
@@ -229,6 +234,7 @@ def test_integers_are_equal_or_not(rtol: float) -> None:
     assert right.grade is Grade.BITS
 
 
+@pytest.mark.slow
 def test_an_integer_may_follow_what_is_rounded() -> None:
     """A floor of a sum in another order: equal in fp64, one apart where fp32 rounds."""
 

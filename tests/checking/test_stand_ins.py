@@ -152,6 +152,7 @@ def transposed(width: int) -> Weights:
     return a, b, c
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("width", [64, 128, 300])
 def test_weights_that_are_not_contiguous_are_told_apart(width: int) -> None:
     a, b, c = transposed(width)

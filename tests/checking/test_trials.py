@@ -172,6 +172,7 @@ RIGHT: dict[str, tuple[Any, Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_model_is_told_apart(name: str) -> None:
     found = compared(*WRONG[name])

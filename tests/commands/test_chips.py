@@ -26,9 +26,16 @@ def test_each_chip_has_a_line_and_each_limit_a_source() -> None:
     words = [line.split() for line in shown.splitlines()]
     rows = [line[0] for line in words if len(line) > 1 and line[1].startswith("H1")]
     assert rows == ["M1", "M2", "M3"]
+    assert "more-ane-transformers" in RUN.invoke(app, ["chips", "--full"]).stdout
     assert all(
         source in SOURCES for source in ("engine", "cores", "bandwidth", "axis", "kernel", "program", "since")
     )
+
+
+def test_chips_are_found_by_the_phone_that_has_them() -> None:
+    shown = RUN.invoke(app, ["chips", "--target", "iphone13"]).stdout
+    assert "iPhone 13, iPhone 13 Pro" in shown
+    assert "M1" not in shown
 
 
 def sine() -> Program:

@@ -46,6 +46,7 @@ def named(name: str, factor: float = 2.0) -> Program:
     return program
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("words", WORDS, ids=" ".join)
 def test_every_command_prints_them(
     words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

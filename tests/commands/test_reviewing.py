@@ -112,6 +112,7 @@ def test_what_cannot_be_done_is_said(repository: Path) -> None:
     assert "'exit 3' ended with 3" in str(shown.exception)
 
 
+@pytest.mark.slow
 def test_the_script_of_the_action_fails_with_the_table_in_the_summary(repository: Path, tmp_path: Path) -> None:
     commit(repository, program(window=9))
     environment = os.environ | {

@@ -34,6 +34,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: Any, *words: object) -> tuple[
     return int(code), *capsys.readouterr()
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(
     "words", ["list", "explain pad_last_axis", "explain gpt2_ane", "inspect --help", "--version", "doctor"]
 )
@@ -54,6 +55,7 @@ def test_version(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     assert call(monkeypatch, capsys, "--version") == (0, f"anesurgery {__version__}\n", "")
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", [*registry.pass_names(), *registry.recipe_names()])
 def test_options_read_from_a_file_are_those_of_the_class(name: str) -> None:
     steps = find_recipe(name).steps if name in registry.recipe_names() else (registry.make_pass(name),)
@@ -84,6 +86,8 @@ def test_usage_errors_end_with_their_own_code(
     assert err
 
 
+@pytest.mark.quick_cases("None", "torch")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("after", [None, "typer", "numpy", "torch", "coremltools", "anesurgery.surgery"])
 def test_ctrl_c_ends_it_whenever_it_comes(after: str | None, tmp_path: Path) -> None:
     """Killed by the signal while it imports, 130 after that; never a traceback, and never a result.

@@ -46,6 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     "words",
     [
@@ -80,6 +81,7 @@ def test_a_command_prints_no_wider_than_a_terminal(
     assert [line for line in made.output.splitlines() if len(line) > WIDTH] == []
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", [*registry.pass_names(), *registry.recipe_names()])
 def test_explanations_fit_but_for_words_without_a_place_to_break(name: str) -> None:
     text = registry.documentation(name)

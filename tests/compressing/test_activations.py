@@ -62,6 +62,7 @@ def kinds(model: Any) -> list[str]:
     return [op.op_type for op in function.operations if op.op_type != "const"]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("method", METHODS)
 def test_inputs_and_weights_of_8_bits(method: str, tmp_path: Path) -> None:
     given = pictures()

@@ -168,6 +168,7 @@ def test_it_is_saved_and_read_by_coremltools_and_writes(found: ane.CompressedCac
     assert generate(path, TEXTS[2][:4], 6).written == generate(found.subject.loaded, TEXTS[2][:4], 6).written
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path, found: ane.CompressedCache) -> None:
     """A line that holds something else is said with its number, before the work."""
     path, out = ane.save(ane.load(decoder()), tmp_path / "plain.mlpackage"), tmp_path / "small.mlpackage"
@@ -192,6 +193,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_where_it_cannot_be_is_said(name: str) -> None:
     changed, words = WRONG[name]
@@ -200,6 +202,7 @@ def test_where_it_cannot_be_is_said(name: str) -> None:
         ane.compress_cache(decoder(options["model"]), options["texts"], target=options["target"])
 
 
+@pytest.mark.slow
 def test_a_model_without_a_cache_and_a_target_with_a_doubt() -> None:
     with pytest.raises(SurgeryError, match="no input of floats comes back"):
         ane.compress_cache(Small(half=True).program(), TEXTS)

@@ -139,6 +139,7 @@ def test_correction_keeps_more_than_rounding(package: Path, monkeypatch: pytest.
     assert corrected.loss.kl < 0.75 * rounded.loss.kl
 
 
+@pytest.mark.slow
 def test_bits_are_given_where_they_cost_least(package: Path) -> None:
     """The wrong version gives every weight the same: a faint input then costs what the head does."""
     given = samples(24)
@@ -308,6 +309,7 @@ DOUBTFUL: dict[str, tuple[Any, str]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", DOUBTFUL)
 def test_doubtful_samples_are_said(package: Path, name: str) -> None:
     given, words = DOUBTFUL[name]

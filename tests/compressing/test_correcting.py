@@ -114,6 +114,7 @@ def test_an_input_that_is_always_zero_changes_nothing_else() -> None:
     assert np.isfinite(found).all()
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_weight_that_reads_zeros_alone_is_rounded_to_the_nearest(form: str) -> None:
     """As a second layer where all samples are 0: no table fits nothing better than the one it began with."""
@@ -131,6 +132,7 @@ STORED = [(form, 9) for form in FORMS] + [
 ]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("form", "version"), STORED)
 def test_what_is_stored_is_what_was_measured(form: str, version: int) -> None:
     one, hessian = candidate(linear), layer()[1]

@@ -70,6 +70,7 @@ def test_weights_that_count_most_get_more_bits_at_the_same_size() -> None:
     assert found.loss.kl < 0.5 * even.loss.kl
 
 
+@pytest.mark.slow
 def test_weights_that_count_alike_get_the_same() -> None:
     """The wrong version trusts small differences of an estimate."""
     found = ane.compress(branches((1.0, 1.0, 1.0)), 3, inputs=samples(), for_="size", smallest=1000)
@@ -137,6 +138,7 @@ def test_a_weight_that_breaks_the_outputs_costs_most() -> None:
     assert min(costs) > 1e3
 
 
+@pytest.mark.slow
 def test_weights_take_the_bytes_that_are_asked_for() -> None:
     """The wrong version takes the bytes of equal forms, or lets biases that weights gain take more."""
     given, program = samples(), branches((1.0, 0.02, 0.02))

@@ -86,6 +86,7 @@ def killed(package: Path, out: Path, work: Path, form: str, after: int) -> None:
     assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_killed_run_goes_on(
     package: Path, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
@@ -173,6 +174,7 @@ def test_ten_kills_at_any_time_with_workers(package: Path, tmp_path: Path) -> No
     assert stored() == whole
 
 
+@pytest.mark.slow
 def test_other_settings_take_nothing_from_the_folder(package: Path, tmp_path: Path) -> None:
     """The wrong version names a weight by its name alone."""
     for form in FORMS:

@@ -79,6 +79,7 @@ def samples(count: int = 12) -> list[dict[str, Any]]:
 GIVEN = samples()
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_is_stored_read_back_and_run(form: str, tmp_path: Path) -> None:
     found = ane.compress(network(), forms=form, inputs=GIVEN, smallest=500, for_="size")
@@ -98,6 +99,7 @@ def test_a_form_is_stored_read_back_and_run(form: str, tmp_path: Path) -> None:
     assert 0 <= others[1] - others[0] <= 5 * 2 * CHANNELS  # five ops get a bias
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("form", ["int4", "palette4-vector-2", "sparse-50-palette3"])
 def test_without_correction_every_op_loses_more(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version rounds each number to the nearest."""

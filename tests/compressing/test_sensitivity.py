@@ -72,6 +72,7 @@ def with_weight(name: str, values: Any) -> Program:
     return program
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("mode", MODES)
 def test_the_cost_is_that_of_the_whole_model_with_the_weight_replaced(found: Sensitivity, mode: str) -> None:
     program = layers()
@@ -132,6 +133,7 @@ def test_a_share_of_a_share() -> None:
             share(wrong)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("bits", [3.0, 4.5, 9.0])
 def test_a_proposal_is_applied_by_coremltools(package: Path, found: Sensitivity, bits: float) -> None:
     modes = [m for m in MODES if m != "prune-50"]
@@ -279,6 +281,7 @@ def test_a_weight_in_a_loop_is_left_out_and_others_are_replaced_there_too() -> N
     assert found.rows[0].options["palettize-4-uniform"].psnr < 60
 
 
+@pytest.mark.slow
 def test_the_commands(package: Path, tmp_path: Path) -> None:
     data = tmp_path / "x.npz"
     np.savez(data, x=DATA[0]["x"])

@@ -106,6 +106,7 @@ def test_the_models_of_a_folder(folder: Path, address: str) -> None:
     assert both[0]["one.mlpackage"]["ok"] is True
 
 
+@pytest.mark.slow
 def test_the_commands_take_a_folder(folder: Path, address: str, tmp_path: Path) -> None:
     run = CliRunner().invoke
     done = run(cli.app, ["inspect", str(folder), "--target", "M1", "--scheduler", address, "--json"])
@@ -211,6 +212,7 @@ def written(package: Path, place: Path, **options: Any) -> bytes:
     return next(compression.save(place, overwrite=True).rglob("weight.bin")).read_bytes()
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_compression_over_a_cluster_has_the_bytes_of_one_process(
     package: Path, address: str, tmp_path: Path, form: str
@@ -243,6 +245,7 @@ class Late:
             return self.compute()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_weights_with_the_same_inputs_are_worked_on_together(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int

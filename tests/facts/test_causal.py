@@ -78,6 +78,7 @@ MASKS: dict[str, tuple[Mask, bool]] = {
 }
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", MASKS)
 def test_pass_inspection_and_decoder_agree(name: str) -> None:
     mask, causal = MASKS[name]

@@ -86,6 +86,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_source_that_changes(tmp_path: Path, change: Callable[[Sources, str], None]) -> None:
     change_each(tmp_path, change, 10, offset=3)

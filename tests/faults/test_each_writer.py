@@ -201,6 +201,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     return Workshop(tmp_path_factory.mktemp("shop"))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("write", "name"), sorted(QUICK, key=str), ids=lambda v: getattr(v, "__name__", v))
 def test_a_writer_under_a_fault(shop: Workshop, write: Writer, name: str) -> None:
     try_each(shop, write, name, lambda count: max(1, count // CALLS_TRIED))

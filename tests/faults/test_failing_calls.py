@@ -104,6 +104,7 @@ def fail_each(folder: Path, there: bool, every: int) -> None:
     assert raised > 0.3 * total / every, "most calls matter"
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.usefixtures("system")
 def test_a_call_that_fails(tmp_path: Path, there: bool) -> None:
@@ -141,6 +142,7 @@ def test_a_move_that_is_made_and_reported_as_failed(tmp_path: Path, there: bool)
         saving.check(raised=True)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", ["copy_file_range", "pread"])
 @pytest.mark.parametrize("piece", [1, 7, 4096])
 def test_copies_that_come_short(tmp_path: Path, name: str, piece: int) -> None:
@@ -170,6 +172,7 @@ OFTEN = [SAMPLE, pytest.param(1, marks=pytest.mark.slow)]
 """Every how many calls are tried: in the short run, and in the long one."""
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("every", OFTEN)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, *(pytest.param(e, marks=pytest.mark.slow) for e in RARE)])
@@ -193,6 +196,7 @@ def test_other_ends_of_a_save(tmp_path: Path, error: type[BaseException], after:
         saving.check(raised)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", OFTEN)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.usefixtures("system")

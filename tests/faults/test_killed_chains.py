@@ -86,6 +86,7 @@ def dies(write: Callable[[Path, Path], Path], model: Path, target: Path, call: i
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_killed_writer_leaves_what_was_there(kind: str, tmp_path: Path) -> None:
     name, write = WRITERS[kind]

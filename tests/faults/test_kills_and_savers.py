@@ -137,6 +137,7 @@ def kill(folder: Path, count: int, system: str) -> None:
     raise AssertionError(f"{ROUNDS * count} kills hit {left} saves at work and saw {seen} of old and new")
 
 
+@pytest.mark.slow
 def test_kills(tmp_path: Path) -> None:
     kill(tmp_path, 20, "exchange")
 
@@ -153,6 +154,7 @@ def race(folder: Path, count: int, system: str, savers: int, overwrite: bool) ->
     assert winners == [savers if overwrite else 1] * count
 
 
+@pytest.mark.slow
 def test_savers_at_once(tmp_path: Path) -> None:
     race(tmp_path, 10, "exchange", 4, overwrite=False)
 

@@ -85,6 +85,7 @@ def test_the_protobuf_of_a_compiled_model_is_that_of_its_package(twins: tuple[Pa
     assert ours.SerializeToString(deterministic=True) == theirs.SerializeToString(deterministic=True)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "ane"])
 def test_twins_give_the_same_bits(twins: tuple[Path, Path], precision: str) -> None:
     ours, theirs = (Predictor(path, precision=precision) for path in twins)
@@ -116,6 +117,7 @@ def test_a_model_without_weights_runs(corpus: Path) -> None:
     assert np.asarray(made["score"]).item() == 2
 
 
+@pytest.mark.slow
 def test_every_verb_takes_a_compiled_model(twins: tuple[Path, Path], tmp_path: Path) -> None:
     path, package = twins
     ours, theirs = (json.loads(json.dumps(ane.inspect(p, "M1/macOS 14").to_json())) for p in twins)
@@ -181,6 +183,7 @@ def test_the_command_line_decompiles(corpus: Path, tmp_path: Path, capsys: pytes
     assert ane.compare(target, corpus / "fluid_argmax.mlmodelc").ok
 
 
+@pytest.mark.slow
 def test_the_command_line_compares_the_mil_texts(
     twins: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -209,6 +212,7 @@ def test_what_the_disk_does_not_give_is_not_taken_for_absent(
         load(copied)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("damage", ["absent", "short", "layout"])
 def test_without_coremldata_the_interface_comes_from_the_metadata(
     damage: str, copied: Path, corpus: Path

@@ -44,12 +44,14 @@ def fuzz(models: list[Path], folder: Path, first: int, count: int) -> dict[int, 
     return {line["seed"]: line["error"] for line in lines if "error" in line}
 
 
+@pytest.mark.slow
 def test_the_models_are_whole_before(tmp_path: Path) -> None:
     for model in fuzzing.models(tmp_path):
         for _, use in fuzzing.uses(model, tmp_path):
             use()
 
 
+@pytest.mark.slow
 def test_forty_damaged_files(tmp_path: Path) -> None:
     said = fuzz(fuzzing.models(tmp_path), tmp_path, 0, 40)
     assert len(said) > 12, "most damage is noticed"
@@ -76,6 +78,7 @@ def compiled(corpus: Path, folder: Path) -> list[Path]:
     return found
 
 
+@pytest.mark.slow
 def test_ten_damaged_compiled_models(corpus: Path, tmp_path: Path) -> None:
     said = fuzz(compiled(corpus, tmp_path), tmp_path, 0, 10)
     assert len(said) > 3, "most damage is noticed"
@@ -88,6 +91,7 @@ def test_damaged_compiled_models(corpus: Path, tmp_path: Path, first: int) -> No
     fuzz(compiled(corpus, tmp_path), tmp_path, first, 150)
 
 
+@pytest.mark.slow
 def test_the_fuzzer_notices_an_error_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that lets an error through is what this is for."""
     (tmp_path / "sitecustomize.py").write_text(

@@ -44,6 +44,7 @@ def check(model: Any, folder: Path) -> str:
     return text
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_packages_survive_the_text(name: str, corpus: Path, tmp_path: Path) -> None:
     package = corpus / f"{name}.mlpackage"
@@ -62,6 +63,7 @@ def test_a_program_is_written_as_the_compiler_did(name: str, corpus: Path) -> No
     assert all("func main" in theirs[i] for i in places)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", ["gpt2", "whisper", "vit"])
 def test_converted_models_survive_the_text(name: str, converted: Callable[..., Any], tmp_path: Path) -> None:
     check(converted(name).model, tmp_path)
@@ -84,6 +86,7 @@ def test_one_other_number_is_another_text(corpus: Path) -> None:
     assert write_mil(other) != text
 
 
+@pytest.mark.slow
 def test_weights_without_a_file_are_written_out(corpus: Path) -> None:
     package = corpus / "silero_unified.mlpackage"
     loaded = ane.apply(package, "negate_subtract", prove=None, quiet=True)

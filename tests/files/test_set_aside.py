@@ -55,6 +55,7 @@ WEIGHTS = [(RNG.standard_normal((32, 32)) / 5).astype(np.float16) for _ in range
 SAMPLES = [{"x": RNG.standard_normal((8, 32)).astype(np.float16)} for _ in range(12)]
 
 
+@pytest.mark.slow
 def test_what_is_on_the_disk_changes_no_weight(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Values, codes and decoded weights, all of which a small model leaves in memory."""
     how: dict[str, Any] = {"inputs": SAMPLES, "for_": "size", "smallest": 100}

@@ -169,6 +169,7 @@ except LoadError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_source_that_is_cut_short_in_mid_save_ends_the_save(package: Path, tmp_path: Path) -> None:
     """In a process of its own: it went on for ever."""
     command = [sys.executable, "-c", CUT_IN_MID_SAVE, str(package), str(tmp_path / "saved.mlpackage")]

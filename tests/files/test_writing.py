@@ -195,6 +195,7 @@ def test_rights_follow_the_umask(package: Path, tmp_path: Path, mask: int) -> No
     assert mode(tmp_path / "some.npz") == 0o666 & ~mask
 
 
+@pytest.mark.slow
 def test_temporary_packages_are_for_their_owner_and_go_with_the_process(package: Path, tmp_path: Path) -> None:
     made = Path(to_mlmodel(load(package)).package_path)
     assert stat.S_IMODE(made.parents[1].stat().st_mode) == 0o700

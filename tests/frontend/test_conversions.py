@@ -243,6 +243,7 @@ def converted_module(
     return convert(module, {"x": X}, how, target, precision)
 
 
+@pytest.mark.one_of(114)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", CASES)
 def test_each_conversion_agrees_with_torch(name: str, how: str) -> None:
@@ -275,6 +276,7 @@ MIXTURES: dict[str, dict[str, Any]] = {
 """With a gate; with biases, transposed and interleaved; and the first of them."""
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", MIXTURES)
 def test_dense_experts_are_those_that_transformers_chooses(name: str) -> None:
     import transformers
@@ -317,6 +319,7 @@ def test_each_conversion_in_fp16(name: str, how: str, target: str) -> None:
     assert_close(found, expected, rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_registering_twice_is_harmless_and_leaves_the_hosts_own_alone() -> None:
     """A process of its own, so that "before" is before."""
     code = """
@@ -339,6 +342,7 @@ assert once == known
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize(
     ("function", "said"),
@@ -368,6 +372,8 @@ def test_what_is_not_covered_is_refused_by_name(
 FAMILIES = ["gpt2", "llama", "qwen2", "bert", "t5", "whisper", "vit"]
 
 
+@pytest.mark.quick_cases("gpt2-trace", "llama-export", "bert-trace", "t5-trace", "whisper-trace", "vit-trace")
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families_convert_the_plain_way(converted: Callable[..., Any], name: str, how: str) -> None:
@@ -392,6 +398,7 @@ def test_families_in_every_form(
     assert np.abs(found - made.expected).max() <= 1e-5 * np.abs(made.expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_with_a_cache_in_the_graph(converted: Callable[..., Any], name: str) -> None:
     made = converted(name, "trace", precision="fp32", cache=True)
@@ -399,6 +406,7 @@ def test_with_a_cache_in_the_graph(converted: Callable[..., Any], name: str) -> 
     assert np.abs(found - made.expected).max() <= 1e-5 * np.abs(made.expected).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "t5", "whisper", "vit"])
 def test_families_in_fp16(converted: Callable[..., Any], name: str) -> None:
     made = converted(name, "trace", attn="eager")
@@ -409,6 +417,7 @@ def test_families_in_fp16(converted: Callable[..., Any], name: str) -> None:
     assert abs(scale - 1) <= 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_lengths_that_vary(converted: Callable[..., Any], name: str, how: str) -> None:

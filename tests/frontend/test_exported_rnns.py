@@ -25,6 +25,7 @@ class All(torch.nn.Sequential):
         return torch.cat(parts)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("kind", ["lstm", "rnn", pytest.param("gru", marks=pytest.mark.slow)])
 def test_outputs_and_last_states(kind: str, how: str) -> None:

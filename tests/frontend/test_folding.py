@@ -22,6 +22,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize(("form", "batch"), [*((form, (2,)) for form in FORMS), ("tiles", ()), ("overlap", ())])
 def test_each_form_agrees_with_torch(form: str, batch: tuple[int, ...], how: str) -> None:

@@ -51,6 +51,7 @@ def converted(function: Callable[[torch.Tensor], Any], how: str, precision: str)
     return convert(Function(function), {"x": X}, how, "iOS17", precision)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_each_argument_counts(how: str) -> None:
     assert_each_agrees(CASES, (X, -X / 3), how)

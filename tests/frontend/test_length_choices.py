@@ -14,7 +14,7 @@ from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.add_cache import AddCache
-from anesurgery.rewriting.chosen_lengths import refusal
+from anesurgery.passes.add_cache.cached_function import chosen_by_length
 from anesurgery.testing import apply_pass
 
 LIMIT = 8
@@ -70,6 +70,7 @@ def test_a_conversion_for_longer_texts_says_that_shorter_ones_would_be_wrong(how
         converted(Longrope(), LIMIT + 1, how)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("model", [Longrope(), Longrope(long=SHORT)])
 def test_what_is_right_for_every_text_is_converted(how: str, model: Longrope) -> None:
@@ -119,6 +120,7 @@ def chosen(word: str, tokens: int, long: torch.Tensor = LONG) -> Program:
     return made
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("word", COMPARED)
 def test_the_length_from_which_on_the_choice_is_another(word: str) -> None:
     most = COMPARED[word][1]
@@ -148,4 +150,6 @@ def test_equal_numbers_and_choices_by_other_things_are_let_be() -> None:
     )
     assert not any("length of the text" in str(r) for _, r in session.refusals)
     free = [op for op in walk_ops(chosen("greater", 12)) if op.op_type == "select"]
-    assert [refusal(op) for op in free] == [None]  # the positions are an input, so that it chooses as it runs
+    assert [chosen_by_length(op) for op in free] == [
+        None
+    ]  # the positions are an input, so that it chooses as it runs

@@ -103,12 +103,17 @@ CASES: dict[str, dict[str, Torch]] = {
 }
 
 
+@pytest.mark.quick_cases(
+    "repeating-trace", "triangular-trace", "scattering-export", "elementary-trace", "decomposing-trace"
+)
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("room", CASES)
 def test_each_conversion(room: str, how: str) -> None:
     assert_each_agrees(CASES[room], (X, X.flip(0, 1) * 0.75), how, rtol=1e-5)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize(
     ("function", "said"),

@@ -33,11 +33,13 @@ CASES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_each_window_agrees_with_torch(how: str) -> None:
     assert_each_agrees(CASES, (X, X.flip(0, 1, 2) * 2), how)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize(
     ("function", "said"),

@@ -92,6 +92,7 @@ def converted(module: Any, mode: AbstractContextManager[Any]) -> Callable[[torch
     return lambda x: next(iter(run(model, {"x": x.numpy()}).values()))
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("kind", [Hit, Sorted, Written])
 def test_other_rows_than_those_of_the_trace(kind: type[Any]) -> None:
     module = kind()

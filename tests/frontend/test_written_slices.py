@@ -15,6 +15,7 @@ from anesurgery.interpret import run
 X = torch.arange(24.0).reshape(2, 3, 4).sin()
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("how", ["trace", "export"])
 def test_slices_that_are_written_are_joined_and_not_scattered(how: str) -> None:
     """Before iOS 18; a wrong order of the parts, or a slice too short, would not agree."""
@@ -48,6 +49,7 @@ def whole_numbers(x: torch.Tensor) -> torch.Tensor:
     return made
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("target", ["iOS17", "iOS18"])
 @pytest.mark.parametrize("how", ["trace", "export"])
 @pytest.mark.parametrize("write", [empty, whole_numbers])

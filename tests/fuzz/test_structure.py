@@ -31,6 +31,7 @@ def check(models: list[Path], first: int, count: int) -> int:
     return sum(bool(words["refused"]) for words in said.values())
 
 
+@pytest.mark.slow
 def test_a_few_wrong_structures(models: list[Path]) -> None:
     assert check(models, 0, FEW) > FEW / 3, "most are noticed"
 
@@ -81,6 +82,7 @@ def dies() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("planted", "words"),
     [

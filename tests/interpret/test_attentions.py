@@ -105,6 +105,8 @@ def test_a_softmax_over_products_is_recognised_before_it_is_whole() -> None:
     assert not one.is_whole
 
 
+@pytest.mark.quick_cases("gpt2-2", "bert-2", "vit-2")
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("name", "count"), [("gpt2", 2), ("llama", 2), ("bert", 2), ("t5", 6), ("vit", 2)])
 def test_converted_models(name: str, count: int, converted: Callable[..., Any]) -> None:
     assert len(list(attentions(converted(name).model._mil_program))) == count

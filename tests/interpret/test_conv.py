@@ -79,6 +79,7 @@ def spread(x: Array, w: Array, strides: Any, dilations: Any, groups: int) -> Arr
     return y
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("n", AXES)
 @pytest.mark.parametrize("pad_type", ["valid", "same", "same_lower", "custom"])
 @pytest.mark.parametrize("groups", [1, 2])
@@ -138,6 +139,7 @@ def cut(full: Array, begins: list[int], lengths: list[int], bias: Array) -> Arra
     return y + bias.reshape(-1, *(1,) * n)
 
 
+@pytest.mark.one_of(21)
 @pytest.mark.parametrize("n", AXES)
 @pytest.mark.parametrize("pad_type", ["valid", "same", "custom"])
 @pytest.mark.parametrize("groups", [1, 2])
@@ -220,6 +222,7 @@ REDUCE: dict[str, tuple[str, dict[str, Any], Callable[[Array, int], Any]]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("n", AXES)
 @pytest.mark.parametrize("pad_type", ["valid", "same", "same_lower", "custom"])
 @pytest.mark.parametrize("kind", REDUCE)
@@ -250,6 +253,7 @@ def ceiling(size: int, width: int, step: int, pad: int) -> int:
     return count - 1 if pad and (count - 1) * step >= size + pad else count
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("kind", [kind for kind in REDUCE if kind != "mean"])  # averages: see below
 @pytest.mark.parametrize("width", [2, 3, 5])
 @pytest.mark.parametrize("step", [1, 2, 3])
@@ -269,6 +273,7 @@ def test_pooling_that_rounds_up(one_op: OneOp, kind: str, width: int, step: int,
         assert_close(found, pool(x, k, s, pads, counts, reduce))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("width", [2, 3, 4])
 @pytest.mark.parametrize("include", [True, False])
 def test_averages_that_round_up_count_what_lies_beyond_as_padding(

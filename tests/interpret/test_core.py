@@ -271,6 +271,7 @@ PACKAGES = [
 ]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_real_packages_run_the_same_every_time(corpus: Path, name: str) -> None:
     program = load(corpus / f"{name}.mlpackage").program
@@ -285,6 +286,7 @@ def test_real_packages_run_the_same_every_time(corpus: Path, name: str) -> None:
             assert np.any(value != 0) or name.startswith("dtln")
 
 
+@pytest.mark.slow
 def test_a_real_network_agrees_with_its_original(corpus: Path) -> None:
     onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX Runtime is not installed")
     program = load(corpus / "basic_pitch_nmp.mlpackage").program

@@ -88,6 +88,7 @@ WRITTEN = {
 }
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("box_mode", WRITTEN)
 @pytest.mark.parametrize("scale", [1.0, 0.25])
@@ -162,6 +163,7 @@ def resampled(at: Array, padding: str, value: float, nearest: bool) -> Array:
     return made
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("padding", PADDED)
 @pytest.mark.parametrize("mode", ["unnormalized", "normalized_minus_one_to_one", "normalized_zero_to_one"])
 @pytest.mark.parametrize("align", [True, False])

@@ -46,6 +46,7 @@ def scene(classes: int) -> tuple[Array, Array]:
     return boxes, RNG.uniform(0, 1, (2, 30, classes)).astype(np.float32)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])
 @pytest.mark.parametrize("by_class", [True, False])
 @pytest.mark.parametrize("classes", [1, 4])

@@ -40,6 +40,7 @@ TOKENS: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("words", TOKENS)
 def test_prompts_that_hold_no_tokens(name: str, words: str) -> None:
@@ -117,6 +118,7 @@ def test_samplers_that_choose_nothing(options: dict[str, Any], words: str) -> No
         Sampler(**options)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("sampler", [Sampler(1e-320), Sampler(1e-320, top_k=1000), Sampler(1.0, top_k=1)])
 def test_the_coldest_samplers_take_the_likeliest(sampler: Sampler) -> None:
     expected = generate(MODELS["cached"], [1, 2], 6).written
@@ -188,6 +190,7 @@ LAST_ONLY = {
 }
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("window", [False, True])
 @pytest.mark.parametrize("how", LAST_ONLY)
 def test_prompts_of_every_length_are_read_as_the_whole_model_reads_them(how: str, window: bool) -> None:
@@ -210,6 +213,7 @@ def test_prompts_of_every_length_are_read_as_the_whole_model_reads_them(how: str
         np.testing.assert_allclose(decoder.feed(ids[cut:], whole=False)[-1], expected[-1], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_short_prompt_costs_one_call_where_an_input_picks_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     host = Decoder._run
@@ -225,6 +229,7 @@ def test_a_short_prompt_costs_one_call_where_an_input_picks_the_row(monkeypatch:
         assert calls == lengths
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("how", LAST_ONLY)
 def test_the_whole_model_is_compared_with_one_that_gives_its_last_token(how: str) -> None:
     steps = [AddCache(prefill=PREFILL, cache="io"), SelectLastToken(**LAST_ONLY[how])]
@@ -251,6 +256,7 @@ def left_of(read: list[int], new: int, drop: int, context: int = 24) -> list[int
     return read
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("mask", ["added", "window"])
 @pytest.mark.parametrize("positions", ["rotary", "learned"])
 def test_beyond_the_context_positions_begin_anew(mask: str, positions: str) -> None:
@@ -268,6 +274,7 @@ def test_beyond_the_context_positions_begin_anew(mask: str, positions: str) -> N
         assert decoder.position == len(read) == 20
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("count", [24, 25, 31, 60])
 def test_of_a_prompt_beyond_the_context_the_last_tokens_are_read(name: str, count: int) -> None:
@@ -280,6 +287,7 @@ def test_of_a_prompt_beyond_the_context_the_last_tokens_are_read(name: str, coun
     assert decoder.feed(prompt).shape == (count, 31)
 
 
+@pytest.mark.slow
 def test_a_text_has_no_end_where_old_tokens_are_forgotten() -> None:
     written = list(itertools.islice(ane.stream(MODELS["cached"], [1, 2, 3], drop=8), 100))
     assert len(written) == 100

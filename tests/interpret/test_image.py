@@ -92,6 +92,7 @@ def their_module(version: str) -> Any:
     return importlib.import_module(f"coremltools.converters.mil.mil.ops.tests.{version}.test_image_resizing")
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("version", "name", "opset"), THEIRS, ids=[f"{v}-{n}" for v, n, _ in THEIRS])
 def test_what_coremltools_tests_expect(
     version: str, name: str, opset: Any, monkeypatch: pytest.MonkeyPatch
@@ -152,6 +153,7 @@ def test_resize_nearest_neighbor(size: tuple[int, int]) -> None:
     np.testing.assert_array_equal(found, X[..., rows, :][..., columns])
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("nearest", [True, False])
 @pytest.mark.parametrize("size", SIZES)

@@ -31,6 +31,14 @@ STEPS: dict[str, tuple[Any, ...]] = {
 SHAPES = {"usual": Small(), "as many tokens as numbers of a head": Small(tokens=24, width=24, layers=1)}
 
 
+@pytest.mark.quick_cases(
+    "rows-as many tokens as numbers of a head",
+    "rows and a cache-as many tokens as numbers of a head",
+    "rows and a shorter cache in inputs-as many tokens as numbers of a head",
+    "embeddings-usual",
+    "embeddings, rows and a cache-usual",
+)
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", STEPS)
 def test_rows_are_looked_up(name: str, shape: str, tmp_path: Path) -> None:
@@ -62,6 +70,7 @@ def test_tables_may_have_the_axes_of_the_input() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_a_missing_table_is_an_error_in_words(tmp_path: Path) -> None:
     surgery = ane.apply(Small().program(), STEPS["embeddings, rows and a cache"], quiet=True)
     with pytest.raises(InterpretError, match=r"ids_embeds needs a table with a row for each token: give it as"):

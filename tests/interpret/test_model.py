@@ -374,6 +374,7 @@ def test_a_part_without_a_program_is_named(tmp_path: Path) -> None:
         ane.run(path, {"x": floats(1, 4)})
 
 
+@pytest.mark.slow
 def test_real_packages_run_as_their_programs_do(corpus: Path) -> None:
     for path in sorted(corpus.glob("*.mlpackage")):
         program = load(path).program

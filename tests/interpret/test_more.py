@@ -42,6 +42,7 @@ def data_of(kind: str, *shape: int) -> Array:
     return floats(*shape) + 2 if kind == "f" else whole(1, 9, *shape)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("opset", [ct.target.iOS15, ct.target.iOS17])
 @pytest.mark.parametrize("kind", ["f", "i"])
 @pytest.mark.parametrize("mode", COMBINE)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anesurgery.errors import InterpretError
-from anesurgery.interpret import Executable, attentions, quick_steps
+from anesurgery.interpret import Executable, attentions, core
 from anesurgery.interpret.core import OFTEN
 from anesurgery.interpret.table import TABLE, Meaning
 from anesurgery.mil import ct, mb, types
@@ -63,9 +63,9 @@ def test_every_run_gives_the_bits_of_the_first(half: bool, precision: str) -> No
 
 
 def test_a_wrong_shortcut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = quick_steps._moved
+    right = core._moved
     monkeypatch.setattr(
-        quick_steps,
+        core,
         "_moved",
         lambda step, fixed: (
             (lambda env: torch.zeros(step.op.outputs[0].shape))

@@ -142,6 +142,7 @@ def gru_step(w: dict[str, Array], gate: str, act: str) -> Any:
     return step
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("gate", ["sigmoid", "tanh", "hard_sigmoid"])
 @pytest.mark.parametrize("act", ["tanh", "sigmoid", "relu", "scaled_tanh"])
@@ -210,6 +211,7 @@ def lstm_expected(
     return [np.concatenate(pair, -1) for pair in zip(ahead, behind, strict=True)]
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("direction", [*DIRECTIONS, "bidirectional"])
 @pytest.mark.parametrize("form", ["plain", "no bias", "peephole", "clip", "peephole and clip"])
 @pytest.mark.parametrize("length", [1, S])

@@ -110,6 +110,7 @@ def converted(sizes: str, kind: str) -> Any:
         )
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", ["ImageType", "TensorType"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_sizes_are_those_of_the_description(sizes: str, kind: str) -> None:

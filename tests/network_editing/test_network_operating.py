@@ -142,7 +142,7 @@ def test_the_report_says_what_the_rules_forbid_before_and_after() -> None:
     done = ane.apply(network(), NAME, quiet=True)
     words = "layers that the rules of the format keep off the ANE: 2 of 2 -> 0 of 1"
     assert words in done.notes
-    assert words in str(done)
+    assert words in done.details
     assert done.to_json()["notes"] == done.notes
     before, after = done.inspected
     assert [row.legal for row in before[0].ops] == [False, False]
@@ -328,7 +328,7 @@ def test_a_layer_pass_is_no_pass_of_a_conversion() -> None:
 
 def test_the_command_line(tmp_path: Path) -> None:
     path, out = saved(network(), tmp_path), tmp_path / "new.mlmodel"
-    shown = CliRunner().invoke(cli.app, ["apply", str(path), NAME, str(out), "--prove", "both"])
+    shown = CliRunner().invoke(cli.app, ["apply", str(path), NAME, str(out), "--prove", "both", "--full"])
     assert shown.exit_code == 0, shown.output
     assert "keep off the ANE: 2 of 2 -> 0 of 1" in shown.output
     assert kinds(read_spec(out)) == ["activation"]

@@ -87,6 +87,7 @@ def test_the_flop_of_layers_are_those_of_their_ops(tmp_path: Path) -> None:
     assert [row.flop for row in found.ops] == [0, 0, 2 * 3 * 2 * 2]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("name", ["mlt_es2en_char_decoder16", "mlt_gesture_classifier"])
 def test_an_upgrade_keeps_what_can_run_on_the_ane(name: str, target: str, corpus: Path) -> None:
@@ -136,6 +137,7 @@ def stays_a_network(surgery: ane.Surgery, path: Path, folder: Path) -> None:
     assert ane.compare(path, kept, precision="fp32").psnr == float("inf")
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("target", [None, *TARGETS])
 @pytest.mark.parametrize("mode", [None, "classifier"])
 def test_auto_raises_for_no_healthy_network(tmp_path: Path, target: str | None, mode: str | None) -> None:
@@ -154,6 +156,7 @@ def test_a_network_of_which_nothing_can_run_is_not_refused(tmp_path: Path) -> No
     assert ane.apply(path, "negate_subtract", target=target, quiet=True).changes == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["M2/macOS 14", "M4/macOS 15"])
 def test_pixels_are_checked_as_pixels(corpus: Path, target: str) -> None:
     """The wrong version: an image of normal numbers keeps 44 dB in fp16, and auto gives the fp32 form."""
@@ -162,13 +165,14 @@ def test_pixels_are_checked_as_pixels(corpus: Path, target: str) -> None:
     assert not [words for words in surgery.notes if "in fp32, which the ANE does not run" in words]
 
 
+@pytest.mark.slow
 def test_what_nobody_knows_is_no_reason_to_leave_the_layers(corpus: Path) -> None:
     """On an M1 the fp32 pixels are cast on the CPU, and it is open where the ops behind them run."""
     surgery = ane.apply(
         corpus / "blazeface_scaled.mlmodel", "auto", target="M1/macOS 14", prove=None, quiet=True
     )
     assert surgery.changes == []
-    assert "the neural network stays as it is" in str(surgery)
+    assert "the neural network stays as it is" in surgery.details
 
 
 @pytest.mark.slow
@@ -226,7 +230,7 @@ def test_an_upgrade_computes_in_fp16_as_core_ml_did(layers: list[Any], tmp_path:
     upgraded = ane.upgrade(path)
     assert Score.of_upgraded(load(upgraded), Target.parse("M4/macOS 15")).can_run["ops"] == 1
     assert ane.compare(ane.upgrade(path, precision="fp32"), upgraded, precision="fp16").psnr >= 60
-    assert "it computes in fp16; it keeps" in upgraded.user_defined_metadata[NOTES]
+    assert "it computes in fp16; its outputs are" in upgraded.user_defined_metadata[NOTES]
 
 
 def test_only_the_ops_that_fp16_breaks_stay_fp32(tmp_path: Path) -> None:

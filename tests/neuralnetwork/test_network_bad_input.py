@@ -87,6 +87,7 @@ def test_nothing_is_wrong_with_the_network(mode: str | None, tmp_path: Path) -> 
     assert np.isclose(sum(found["y"].values()) if mode else found["y"].sum(), 1)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_network_is_refused_with_one_clear_error(name: str, tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "bad.mlmodel"
@@ -99,6 +100,7 @@ def test_a_bad_network_is_refused_with_one_clear_error(name: str, tmp_path: Path
     assert sorted(p.name for p in tmp_path.iterdir()) == ["bad.mlmodel", "scratch"]
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_network_in_a_pipeline_is_named(name: str, tmp_path: Path, scratch: Path) -> None:
     path = tmp_path / "pipeline.mlmodel"
@@ -146,6 +148,7 @@ def test_a_file_that_the_schema_of_today_calls_corrupt(corpus: Path) -> None:
         assert said.endswith("export it again")
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", ["few weights", "a cycle", "a scaler for nothing", "few labels"])
 @pytest.mark.parametrize(
     "words", [("run", "IN", "--out", "OUT.npz"), ("apply", "IN", "negate_subtract", "OUT.mlpackage")]

@@ -51,6 +51,7 @@ def choices(kind: str) -> list[tuple[str, ...]]:
 CHOICES = [(kind, way) for kind in KINDS for way in choices(kind)]
 
 
+@pytest.mark.one_of(10)
 @pytest.mark.parametrize("kind", KINDS)
 def test_empty_parameters_are_taken_or_refused_by_name(kind: str) -> None:
     said = []

@@ -167,6 +167,10 @@ def test_a_length_that_makes_no_sense_is_refused(corpus: Path) -> None:
         ane.upgrade(corpus / "mlc_edsr_f32b5.mlmodel", sequence=4)
 
 
+@pytest.mark.quick_cases(
+    "custom_swish_mcneural", "mlt_es2en_char_decoder16", "mlt_gesture_classifier", "waifu2x_anime_noise0"
+)
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", REAL)
 def test_an_upgrade_keeps_numbers_and_description(name: str, corpus: Path, tmp_path: Path) -> None:
     path, out, real = corpus / f"{name}.mlmodel", tmp_path / "new.mlpackage", REAL[name]

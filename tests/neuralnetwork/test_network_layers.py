@@ -186,6 +186,7 @@ def test_activations(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("case", ARITHMETIC, ids=lambda c: c.name)
 def test_arithmetic(case: Case) -> None:
     check(case)

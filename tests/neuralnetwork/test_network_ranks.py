@@ -126,6 +126,7 @@ FOUR = squeeze(0)
 """(1, 2, 3, 4), which is held as (batch, channel, height, width) is."""
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     "steps",
     [
@@ -148,6 +149,7 @@ def test_layers_after_old_ones_count_five_axes(steps: list[Step], before: list[S
     _run(*before, *steps)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     "steps",
     [
@@ -202,6 +204,7 @@ def _chain(draw: Any, shape: tuple[int, ...]) -> Step:
     return draw(st.sampled_from(steps))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_chains_of_layers(data: Any) -> None:

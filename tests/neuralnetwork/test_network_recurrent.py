@@ -167,6 +167,7 @@ def reference(case: dict[str, Any], x: Array, h: Array, c: Array, w: Any, back: 
     )
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", LSTMS)
 def test_lstm_follows_its_equations(name: str, legacy: bool) -> None:

@@ -41,6 +41,7 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
 AXES: list[Any] = [(0,), (-1,), (1, -1), (0, 1, 2), None]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("axes", AXES)
 @pytest.mark.parametrize("name", REDUCTIONS)

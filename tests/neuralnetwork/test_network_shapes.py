@@ -288,6 +288,7 @@ FLEXIBLE: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("shape", [(5, 5, 5), (1, 4, 3)])
 @pytest.mark.parametrize("name", FLEXIBLE)
 def test_shapes_may_be_dynamic(name: str, shape: tuple[int, ...]) -> None:
@@ -324,6 +325,7 @@ LEGACY: dict[str, tuple[Fill, Callable[[Array], Array]]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", LEGACY)
 def test_axes_of_the_rank_5_mapping_count_the_sequence(name: str) -> None:
     fill, expected = LEGACY[name]

@@ -175,6 +175,7 @@ def quantized(spec: Any, bits: int, mode: str) -> Any:
     return made.get_spec() if isinstance(made, ct.models.MLModel) else made
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize(
     ("bits", "mode"), [*((n, m) for n in BITS for m in ("linear", "linear_lut")), (8, "linear_symmetric")]
 )

@@ -65,6 +65,7 @@ CASES: dict[str, Program] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_transpose_goes(name: str) -> None:
     after, session = apply_pass(AbsorbTranspose(), CASES[name])

@@ -54,6 +54,7 @@ def assert_agree(expected: Array, found: Array) -> None:
     assert compare_arrays("logits", expected, found).psnr >= 90
 
 
+@pytest.mark.one_of(20)
 @pytest.mark.parametrize(
     ("name", "cache"), [*((n, "state") for n in SPELLINGS), ("llama", "io"), ("one group", "io")]
 )
@@ -99,6 +100,7 @@ def held(program: Program) -> list[tuple[int, ...]]:
 WINDOW = Small(tokens=100, mask="window", layers=1)
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("prefill", [1, 5, 8])
 @pytest.mark.parametrize("cache", ["state", "io"])
 def test_a_window_is_kept_in_a_ring(prefill: int, cache: str) -> None:
@@ -113,6 +115,7 @@ def test_a_window_is_kept_in_a_ring(prefill: int, cache: str) -> None:
     assert_agree(expected, rows)
 
 
+@pytest.mark.slow
 def test_windows_and_whole_contexts_have_a_state_each() -> None:
     program = SPELLINGS["window then whole"].program()
     after, session = cached(program, prefill=8)
@@ -126,6 +129,7 @@ def test_windows_and_whole_contexts_have_a_state_each() -> None:
     assert held(kept) == held(after)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("size", "rows"), [(13, 24), (14, 24)])
 def test_a_ring_that_is_too_small_would_be_found(size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A window of 7 and calls of 8 tokens take 14 slots."""
@@ -151,6 +155,7 @@ def test_a_prompt_whose_call_is_filled_up_disturbs_nothing() -> None:
             assert_agree(expected[position], found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", [Sampler(), Sampler(temperature=0.8, top_k=20, top_p=0.95)])
 def test_200_steps_to_the_end_of_the_context(sampler: Sampler) -> None:
     program = Small(tokens=216, layers=1).program()
@@ -163,6 +168,7 @@ def test_200_steps_to_the_end_of_the_context(sampler: Sampler) -> None:
         generate(after, prompt, 201)
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("length", [1, 4, 5, 9, 20])
 def test_prompts_of_any_length(length: int) -> None:
     program = Small(tokens=20).program()
@@ -184,6 +190,7 @@ def test_a_decoder_goes_on_after_what_it_has_read() -> None:
         Decoder(after).feed([1] * 25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("chunks", "count"), [(3, 3), ("30 KB", 2)])
 def test_chunks_have_a_state_each_and_write_the_same(chunks: int | str, count: int, tmp_path: Path) -> None:
     program = Small(layers=4, words=97).program()
@@ -205,6 +212,7 @@ def test_chunks_have_a_state_each_and_write_the_same(chunks: int | str, count: i
     assert_agree(rows[0], found)
 
 
+@pytest.mark.slow
 def test_one_state_for_all_layers_cannot_be_cut() -> None:
     after, _ = cached(Small(layers=4).program())
     with pytest.raises(SurgeryError, match="the state cache_0 stays in one chunk"):
@@ -251,6 +259,7 @@ def test_what_is_shared_is_written_once(tmp_path: Path) -> None:
     assert generate(after, [1, 2], 3).written == generate(before, [1, 2], 3).written
 
 
+@pytest.mark.slow
 def test_a_program_that_was_never_saved_is_saved(tmp_path: Path) -> None:
     program = Small(layers=1).program()
     after = ane.apply(program, AddCache(prefill=4), quiet=True).save(tmp_path / "after.mlpackage")
@@ -361,6 +370,7 @@ FAMILIES = (
 FAST = ("gpt2", "gemma3")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
 )

@@ -39,6 +39,7 @@ def masked(x: Var) -> Any:
     return mb.softmax(x=mb.select(cond=keep, a=mb.relu(x=x), b=np.float16(-np.inf)), axis=-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "target"), [("gpt2", "M1/macOS 14"), ("llama", "M4/macOS 15"), ("bert", "M4+")]
 )
@@ -53,6 +54,7 @@ def test_no_share_falls_and_a_second_run_changes_nothing(
     assert not again.changes
 
 
+@pytest.mark.slow
 def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
     """Masks of Hugging Face's decoders are constants of the program; of a tiny one `auto` gains too little."""
     model, aim = converted("llama").model, Target.parse("M4/macOS 15")
@@ -65,12 +67,13 @@ def test_masks_without_inputs_are_folded(converted: Callable[..., Any]) -> None:
     assert not after.loss(before)
 
 
+@pytest.mark.slow
 def test_a_decoder_is_repaired_and_checked(converted: Callable[..., Any]) -> None:
     surgery = ane.apply(converted("gpt2").model, "auto", target="M4/macOS 27", prove="both", quiet=True)
     assert "select_last_token" in {change.pass_name for change in surgery.changes}
     assert surgery.proof is not None
     assert surgery.proof.ok
-    assert "  select_last_token" in str(surgery)
+    assert "  select_last_token" in surgery.details
 
 
 def noisy(x: Var) -> Any:
@@ -110,7 +113,7 @@ def test_results_that_are_read_at_every_position_are_not_cut() -> None:
     assert after.functions["main"].outputs[0].shape == (1, 8, 96)
     (said,) = (r.reason for name, r in session.refusals if name == "select_last_token")
     assert "no causal mask" in said
-    assert "logits holds the last position alone" in said
+    assert "logits now has the last position only" in said
 
 
 def test_a_result_changes_where_that_takes_less_time() -> None:
@@ -155,6 +158,7 @@ def test_trials_are_limited() -> None:
     assert not session.changes
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("prove", ["sites", None])
 def test_fp16_that_ruins_an_output_is_not_kept(prove: str | None) -> None:
     """In fp16 the large term swallows the rest; at the same place a small one does not."""
@@ -195,6 +199,7 @@ def ends(shape: tuple[int, ...] = (1, 64, 64, 64), classes: int = 0) -> Program:
     return program
 
 
+@pytest.mark.slow
 def test_casts_at_the_ends_go_where_the_target_pays_for_them() -> None:
     surgery = ane.apply(ends(), "auto", target="M1/macOS 14", prove="both", quiet=True)
     assert [change.words for change in surgery.contract] == ["give x as fp16", "y is fp16"]
@@ -247,6 +252,7 @@ def test_a_flexible_model_is_judged_at_its_default_shape(tmp_path: Path) -> None
     assert any("the sizes of %x vary" in note and "fix them first" in note for note in surgery.notes)
 
 
+@pytest.mark.slow
 def test_patches_of_a_film_go_where_two_things_speak_against_them() -> None:
     """The kernel is too large for the M1, which is said first, and has three axes, which stands in the way."""
     weight = np.random.default_rng(0).standard_normal((96, 3, 2, 16, 16)).astype(np.float16) / 40

@@ -53,6 +53,7 @@ def rows(model: Any, count: int) -> Any:
     return found, called
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(
     ("spelling", "writes", "cache"),
     [
@@ -87,6 +88,7 @@ def test_a_mask_of_another_context_would_be_found() -> None:
     assert compare_arrays("logits", expected, found).psnr < 60
 
 
+@pytest.mark.slow
 def test_a_function_that_is_too_small_is_not_called() -> None:
     """Its context is what its masks reach, whatever it is named."""
     made = contexts(Small().program())
@@ -98,6 +100,7 @@ def test_a_function_that_is_too_small_is_not_called() -> None:
     assert Decoder(made).context == 24
 
 
+@pytest.mark.slow
 def test_weights_are_stored_once(tmp_path: Path) -> None:
     size = {}
     for name, more in (("one", ()), ("three", (8, 12))):

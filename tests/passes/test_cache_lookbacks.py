@@ -103,6 +103,7 @@ FORMS = {
 }
 
 
+@pytest.mark.one_of(21)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_it_gives_what_it_gave(name: str, form: str) -> None:

@@ -16,6 +16,7 @@ from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("dtype", [types.fp16, types.fp32])
 @pytest.mark.parametrize("spelling", PADDED)
 def test_padding_is_split_off_and_combined_once(
@@ -36,6 +37,7 @@ def test_padding_is_split_off_and_combined_once(
         assert_same_numbers(program, settled(after), inputs, rtol=1e-6)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("spelling", ["and", "or", "product"])
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_rows_that_keep_nothing_stay_defined(spelling: str, precision: str) -> None:
@@ -67,6 +69,7 @@ def fused(mask: Callable[[Var], Any], *, dtype: Any = types.fp16, size: int = Q)
     return made
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("dtype", [types.fp16, types.fp32])
 @pytest.mark.parametrize(
     ("mask", "conditions"),

@@ -23,6 +23,7 @@ LEFT = {"select", "band_part", "range_1d", "fill", "less_equal", "tile", "maximu
 """What no mask is made with afterwards."""
 
 
+@pytest.mark.one_of(24)
 @pytest.mark.parametrize("dtype", [types.fp16, types.fp32])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_every_spelling_becomes_one_shared_tensor(

@@ -142,6 +142,7 @@ def test_a_nested_block_reads_the_shared_tensor_of_the_function() -> None:
     assert_same_numbers(program, after, inputs)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("spelling", ["select", "additive", "ranges"])
 @pytest.mark.parametrize(
     ("ios", "dtype", "held"), [(17, types.fp16, "fp16"), (17, types.fp32, "fp32"), (15, types.fp16, "fp32")]

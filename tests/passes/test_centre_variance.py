@@ -37,6 +37,7 @@ SQUARES: dict[str, Square] = {
 }
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("square", SQUARES.values(), ids=SQUARES)
 @pytest.mark.parametrize(("axes", "keep"), [((-1,), True), ((1, 2), False)])
 def test_every_spelling(square: Square, axes: tuple[int, ...], keep: bool) -> None:

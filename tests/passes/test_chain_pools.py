@@ -41,6 +41,7 @@ CASES: dict[str, tuple[str, tuple[int, ...], list[int], list[int]]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_kept(name: str) -> None:
     program = pool(*CASES[name])
@@ -76,6 +77,7 @@ AVERAGES: dict[str, Program] = {
 }
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", AVERAGES)
 def test_averages_of_any_window_are_proved(name: str) -> None:
     after, session = apply_pass(ChainPools(), AVERAGES[name])
@@ -88,6 +90,7 @@ def test_averages_of_any_window_are_proved(name: str) -> None:
     assert_same_numbers(AVERAGES[name], after, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_many_channels_are_proved_as_one() -> None:
     program = pool("max_pool", (1, 512, 40, 40), [13, 13], [1, 1], pad_type="same")
     _, session = apply_pass(ChainPools(), program)
@@ -96,6 +99,7 @@ def test_many_channels_are_proved_as_one() -> None:
     assert proof.grade == Grade.BITS, proof.no_proof
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", PADDED)
 def test_the_first_pool_sees_the_edges(name: str) -> None:
     after, session = apply_pass(ChainPools(), PADDED[name])
@@ -151,6 +155,7 @@ def test_a_chain_that_sees_one_element_less_is_caught(monkeypatch: pytest.Monkey
         apply_pass(ChainPools(), pool("max_pool", (1, 2, 30, 30), [11, 11], [2, 2]))
 
 
+@pytest.mark.slow
 def test_the_pools_of_a_real_network_are_legal(corpus: Path) -> None:
     model = ane.upgrade(corpus / "sinet_portrait_seg.mlmodel", precision="fp16")
     surgery = ane.apply(model, "chain_pools", quiet=True)

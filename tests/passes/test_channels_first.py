@@ -13,9 +13,8 @@ from transformer_blocks import BLOCKS, block
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.passes.channels_first import ChannelsFirst, channel_regions
 from anesurgery.placement.target import Target
-from anesurgery.regions import channel_regions
 from anesurgery.regions.channel_views import FREE
 from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -133,7 +132,7 @@ def test_parts_of_channels_and_tokens() -> None:
 @pytest.mark.parametrize("largest", [2, 3, 5])
 def test_a_region_in_parts_is_the_same_region(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
     program = built(lambda x: mlp(mlp(mlp(x))))
-    monkeypatch.setattr("anesurgery.regions.channel_regions.LARGEST", largest)
+    monkeypatch.setattr("anesurgery.passes.channels_first.channel_regions.LARGEST", largest)
     after, session = apply_pass(ChannelsFirst(), program)
     assert len(session.changes) > 1
     assert kinds(after) == {"conv": 6, "silu": 3, "add": 3, "transpose": 2, "expand_dims": 1, "squeeze": 1}
@@ -250,6 +249,7 @@ def test_auto_may_try_it_only_where_it_was_measured_to_help() -> None:
     assert tried == {"M1": True, "M1-M3": False, "M4": False, "any": False}
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_of_a_transformer(name: str) -> None:
     """All its products are convolutions but those of attention, and transpositions stand at the ends only."""
@@ -262,6 +262,7 @@ def test_a_block_of_a_transformer(name: str) -> None:
     assert not apply_pass(ChannelsFirst(), after, prove=False)[1].changes
 
 
+@pytest.mark.slow
 def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """After each edit; regions of views alone, which are never rebuilt, do not count."""
     renew, times = channel_regions._Finder.renew, []

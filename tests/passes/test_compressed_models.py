@@ -161,6 +161,29 @@ CASES = [(mode, build) for mode in MODES for build in STEPS if (mode[1], build) 
 """coremltools prunes n of m along an axis that none of these kernels has."""
 
 
+@pytest.mark.quick_cases(
+    "iOS 16: int8, vision",
+    "iOS 16: uint8 with zero points, vision",
+    "iOS 16: int8 of tensors, text",
+    "iOS 16: palette of 4 bits, vision",
+    "iOS 16: palette of a function, vision",
+    "iOS 16: palette of 8 bits, vision",
+    "iOS 16: pruned, vision",
+    "iOS 16: pruned n:m, text",
+    "iOS 16: thresholds, vision",
+    "iOS 18: int4 of blocks, vision",
+    "iOS 18: uint4 of blocks, text",
+    "iOS 18: int8 with zero points, vision",
+    "iOS 18: palette of 3 bits, vision",
+    "iOS 18: palettes of groups, vision",
+    "iOS 18: palette with scales, vision",
+    "iOS 18: pruned, vision",
+    "iOS 18: pruned blocks, vision",
+    "iOS 18: pruned, palettes, vision",
+    "iOS 18: pruned, int8, vision",
+    "iOS 18: palettes, int8, vision",
+)
+@pytest.mark.one_of(18)
 @pytest.mark.parametrize(("mode", "build"), CASES, ids=[f"{': '.join(m)}, {b.__name__}" for m, b in CASES])
 def test_weights_stay_compressed(
     mode: tuple[str, str], build: Any, packages: dict[Any, Path], tmp_path: Path
@@ -212,6 +235,7 @@ def test_splitting_and_merging_leave_weights_compressed(packages: dict[Any, Path
     assert all(map(is_compressed, weights(ane.load(merged).program)))
 
 
+@pytest.mark.quick_cases("int8", "pruned")
 @pytest.mark.parametrize("mode", OLD)
 def test_forms_of_an_old_opset_are_merged_taken_out_and_cut(
     mode: str, packages: dict[Any, Path], tmp_path: Path

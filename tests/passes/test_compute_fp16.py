@@ -236,6 +236,7 @@ def masking(body: Callable[[Var, Var], Var], dtype: Any) -> Program:
     return program
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("dtype", [types.int32, types.fp32])
 @pytest.mark.parametrize("name", MASKINGS)
 def test_masks_of_the_least_number_of_fp32_are_computed_in_fp16(name: str, dtype: Any) -> None:

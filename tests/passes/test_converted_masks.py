@@ -187,6 +187,23 @@ COMMON = ("nanogpt", "flash", "float", "boolean and padding")
 RARE = [name for name in (*SPELLINGS, *FUSED, *PADDED, "view") if name not in COMMON]
 
 
+@pytest.mark.quick_cases(
+    "nanogpt-trace-15-FLOAT32",
+    "flash-trace-18-FLOAT16",
+    "float-trace-15-FLOAT32",
+    "boolean and padding-trace-15-FLOAT32",
+    "one product-export-17-FLOAT16",
+    "triu-trace-18-FLOAT16",
+    "tril-trace-15-FLOAT32",
+    "run time-trace-18-FLOAT16",
+    "where-trace-15-FLOAT32",
+    "window-trace-18-FLOAT16",
+    "boolean-trace-15-FLOAT32",
+    "sum-trace-18-FLOAT16",
+    "or-trace-15-FLOAT32",
+    "view-trace-18-FLOAT16",
+)
+@pytest.mark.one_of(15)
 @pytest.mark.parametrize(
     ("spelling", "how", "ios", "precision"),
     [(name, *variant) for name in COMMON for variant in VARIANTS]
@@ -197,6 +214,7 @@ def test_every_spelling(spelling: str, how: str, ios: int, precision: str) -> No
     check(program, inputs, precision.lower())
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("spelling", ["nanogpt", "flash", "or"])
 def test_in_fp16_arithmetic(spelling: str) -> None:
     program, inputs = convert(spelling, "trace", 18, "FLOAT16")
@@ -204,6 +222,8 @@ def test_in_fp16_arithmetic(spelling: str) -> None:
     assert_same_numbers(program, after, inputs, precision="fp16", rtol=1e-3)
 
 
+@pytest.mark.quick_cases("nanogpt-15", "boolean and padding-18")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("ios", [15, 18])
 @pytest.mark.parametrize("spelling", ["nanogpt", "flash", "boolean and padding", "sum"])
 def test_the_mask_as_an_input(spelling: str, ios: int) -> None:
@@ -240,6 +260,7 @@ def gpt2(how: str, attention: str, padded: bool, ios: int, precision: str) -> tu
     return program_and_inputs(Logits(), example, how, ios, precision)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "ios", "precision"), VARIANTS)
 @pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])

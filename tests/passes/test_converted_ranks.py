@@ -83,6 +83,7 @@ def weight_bytes(program: Program) -> int:
     return sum(v.nbytes for v in values if isinstance(v, (np.ndarray, np.generic)))
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_operands_of_one_rank(how: str, ios: int, precision: str) -> None:
     program = converted(Block, how, ios, precision)
@@ -99,6 +100,7 @@ def test_operands_of_one_rank(how: str, ios: int, precision: str) -> None:
     assert not apply_pass(ExplicitBroadcast(), after)[1].changes
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_the_legacy_form(how: str, ios: int, precision: str) -> None:
     """No subtraction, full shapes, rank 4: what the older format has layers for."""
@@ -119,6 +121,7 @@ def test_the_legacy_form(how: str, ios: int, precision: str) -> None:
     assert not apply_pass(step, after)[1].changes
 
 
+@pytest.mark.one_of(20)
 @pytest.mark.parametrize("step", [ExplicitBroadcast(), Rerank()], ids=str)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precision: str, step: Pass) -> None:
@@ -135,6 +138,7 @@ def test_windows_that_cannot_be_converted_otherwise(how: str, ios: int, precisio
     assert_close(found, expected, rtol=2e-3 if precision == "FLOAT16" else 1e-5)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("package", ["basic_pitch_nmp", "silero_unified"])
 @pytest.mark.parametrize("step", [ExplicitBroadcast(), Rerank(at_least=4)], ids=str)
 def test_packages_of_others_keep_their_numbers(

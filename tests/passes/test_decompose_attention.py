@@ -75,6 +75,7 @@ def test_the_check_of_sites_catches_wrong_parts(wrong: DecomposeAttention) -> No
         apply_pass(wrong, fused(types.bool))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("width", [20, 32, 80, 128])
 def test_a_scale_that_fp16_rounds_is_made_of_two(width: int) -> None:
     shape = (1, 2, 6, width)

@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", CASES)
 def test_each_form_keeps_the_numbers(name: str) -> None:
     body, shape = CASES[name]
@@ -60,6 +61,7 @@ def test_each_form_keeps_the_numbers(name: str) -> None:
     assert_same_numbers(program, after, {"x": floats(*shape)}, rtol=1e-5)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize(("on", "off"), [(1.0, 0.0), (2.5, -1.0)])
 def test_one_hot_rows(axis: int, on: float, off: float) -> None:

@@ -68,6 +68,7 @@ def bits(array: Array) -> Array:
     return array.view(f"u{array.dtype.itemsize}")
 
 
+@pytest.mark.one_of(15)
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 @pytest.mark.parametrize("rows", [2048, 2049, 5003])
@@ -97,6 +98,7 @@ def test_comparing_fp16_ids_would_be_wrong() -> None:
     assert (wrong[0, 2] != table[4999]).any()
 
 
+@pytest.mark.one_of(20)
 @pytest.mark.parametrize("ios", [15, 16, 17, 18])
 @pytest.mark.parametrize("shape", [(50,), (8, 9), (8, 1, 9)])
 @pytest.mark.parametrize("rows", [7, 2500, 4096])
@@ -141,6 +143,7 @@ def test_a_vocabulary_above_131072_takes_a_larger_base() -> None:
     np.testing.assert_array_equal(looked_up(after, ids, "fp16"), table[ids])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ios", [15, 16])
 def test_negative_ids_count_from_the_end_where_the_gather_says_so(ios: int) -> None:
     table, ids = numbers(2500), np.array([[-1, -2500, 0, 2499]])
@@ -151,6 +154,7 @@ def test_negative_ids_count_from_the_end_where_the_gather_says_so(ios: int) -> N
     assert "select" not in kinds(trusting)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", [None, "int16"])
 def test_a_guard_stays_unless_the_caller_promises(to: str | None) -> None:
     table, ids = numbers(2500), np.array([[-1, -2500, 0, 2499]])
@@ -180,6 +184,7 @@ UNSURE = {
 }
 
 
+@pytest.mark.one_of(10)
 @pytest.mark.parametrize(
     ("make", "sure"), [*((f, True) for f in SURE.values()), *((f, False) for f in UNSURE.values())]
 )
@@ -217,6 +222,7 @@ def tied(rows: int) -> Program:
     return program
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("rows", [300, 2500, 2560, 5003])
 def test_a_tied_head_keeps_sharing_the_table(rows: int) -> None:
     program = tied(rows)
@@ -227,12 +233,14 @@ def test_a_tied_head_keeps_sharing_the_table(rows: int) -> None:
     assert_same_numbers(program, after, {"ids": ids})
 
 
+@pytest.mark.slow
 def test_a_table_of_its_own_is_padded_and_not_stored_twice() -> None:
     after, _ = rewritten(EmbeddingMatmul(), lookup(numbers(5003)))
     large = [op for op in walk_ops(after) if op.op_type == "const" and np.size(op.val.val) > 5003]
     assert [op.val.val.shape for op in large] == [(5056, 3)]
 
 
+@pytest.mark.slow
 def test_two_lookups_two_readers_and_a_nested_block() -> None:
     table = numbers(2500)
 
@@ -257,6 +265,7 @@ def test_two_lookups_two_readers_and_a_nested_block() -> None:
         assert_same_numbers(program, after, inputs)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("rows", [300, 5003, 40000])
 @pytest.mark.parametrize("ios", [15, 17])
 def test_the_default_pipeline_brings_no_gather_back(rows: int, ios: int) -> None:

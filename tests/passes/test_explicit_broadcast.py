@@ -65,6 +65,7 @@ FLOATS = [k for k in sorted(BINARY) if not k.startswith("logical")]
 INTEGERS = [k for k in FLOATS if k not in ("real_div", "pow")]
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("kind", FLOATS)
 @pytest.mark.parametrize("step", [ExplicitBroadcast(), FULL], ids=["rank", "full"])
 def test_every_op_on_either_side(kind: str, step: ExplicitBroadcast) -> None:
@@ -78,6 +79,7 @@ def test_every_op_on_either_side(kind: str, step: ExplicitBroadcast) -> None:
         assert shapes(after) == {(2, 3, 4)}
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", INTEGERS)
 def test_integers_stay_integers(kind: str) -> None:
     def body(a: Var, b: Var) -> Any:
@@ -244,6 +246,7 @@ def test_survives_the_default_pipeline(step: ExplicitBroadcast, settled: Callabl
     assert not apply_pass(step, after)[1].changes
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_any_two_shapes(data: st.DataObject) -> None:

@@ -158,6 +158,7 @@ def test_a_converted_model_is_saved_with_the_new_shape(flexible: str, tmp_path: 
     assert not ane.apply(saved, FixShapes(), quiet=True).changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("two_ways", [False, True])
 def test_loops_of_a_recurrent_model_get_the_length_too(two_ways: bool, tmp_path: Path) -> None:
     """coremltools makes a GRU a loop of as many rounds as the input is long."""

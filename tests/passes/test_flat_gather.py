@@ -31,6 +31,7 @@ def built(
     return program
 
 
+@pytest.mark.one_of(7)
 @pytest.mark.parametrize(
     ("places", "batch_dims"),
     [((6, 2), 0), ((6, 4), 0), ((2, 7, 1), 0), ((2, 7, 2), 1), ((2, 3, 5, 1), 2), ((2, 1), 1)],

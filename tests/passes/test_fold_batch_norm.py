@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_kept(name: str) -> None:
     program = program_of(**CASES[name])
@@ -81,6 +82,7 @@ def test_a_forgotten_epsilon_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         apply_pass(FoldBatchNorm(), program_of())
 
 
+@pytest.mark.slow
 def test_a_real_network_loses_batch_norms(corpus: Path) -> None:
     model = ane.upgrade(corpus / "sinet_portrait_seg.mlmodel", precision="fp32")
     before = [op.op_type for op in walk_ops(ane.load(model).program)].count("batch_norm")

@@ -280,6 +280,7 @@ def test_an_op_that_the_interpreter_does_not_know_is_reported(monkeypatch: pytes
     assert_refuses(FoldConstants(), program, "not computed: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
 def test_converted_models_keep_their_numbers(converted: Callable[..., Any], name: str) -> None:
     """The mask of these models is a sub-graph without inputs: folded, it is the triangle that numpy makes."""

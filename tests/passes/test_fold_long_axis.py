@@ -40,6 +40,7 @@ def kinds(program: Program) -> list[str]:
     return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -66,6 +67,7 @@ def test_convolutions_read_the_rows_beside(options: dict[str, Any]) -> None:
     assert_same_numbers(program, after, rtol=1e-5)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "build",
     [
@@ -141,6 +143,7 @@ def test_the_limit_is_that_of_the_target(target: str, limit: int) -> None:
     assert step.options()["limit"] == limit
 
 
+@pytest.mark.slow
 def test_auto_repairs_long_audio() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 32, 32768), dtype=types.fp16)], opset_version=ct.target.iOS17)
     def program(x: Var) -> Any:

@@ -123,6 +123,7 @@ SUMS = {
 """Sums of exponentials, of which one overflows."""
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", LOGS)
 def test_logarithms_of_shares(name: str) -> None:
     before = program(LOGS[name])
@@ -135,6 +136,7 @@ def test_logarithms_of_shares(name: str) -> None:
     assert not named(after, "num-log-softmax")
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", [*LOGS, "logsumexp with the default", "of two with the default"])
 def test_the_default_guard_of_a_logarithm_guards_nothing(name: str) -> None:
     """Converters leave epsilon out; what they write is fused, and checked where the guard does not decide."""
@@ -157,6 +159,7 @@ def with_the_default(form: Callable[[Any], Any], x: Any) -> Any:
     return mb.log(x=log.x)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", ["ratio", *SAME])
 def test_the_form_that_keeps_digits(name: str) -> None:
     """On M1 a sigmoid is a table, which is right to 54 dB between its points."""
@@ -225,6 +228,7 @@ def test_the_form_breaks_in_fp16(name: str) -> None:
     assert decibels(numbers(before, "fp32"), numbers(before, "fp16")) < 20
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", FORMS)
 def test_is_named_and_repaired(name: str) -> None:
     body, left = FORMS[name]

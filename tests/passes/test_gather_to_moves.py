@@ -110,6 +110,7 @@ def test_dynamic_indices_are_left_to_other_passes() -> None:
     assert not session.refusals
 
 
+@pytest.mark.slow
 def test_a_converted_mask_is_read_by_a_reshape(converted: Callable[..., Any]) -> None:
     program = load(converted("llama", mask=True).model).program
     assert "gather_nd" in kinds(program)

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from narrow_arithmetics import Flushed
 
+from anesurgery import fp16
 from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, Var, ct, mb, types
-from anesurgery.passes.hold_guards import LEAST, HoldGuards
+from anesurgery.passes.hold_guards import HoldGuards
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass, assert_refuses
@@ -61,7 +62,7 @@ def only(program: Program, x: Array, precision: object) -> Array:
     return np.asarray(value, np.float64)
 
 
-CASES = [(form, 1e-5) for form in FORMS] + [("log of a clip", LEAST), ("quotient", LEAST)]
+CASES = [(form, 1e-5) for form in FORMS] + [("log of a clip", fp16.LEAST), ("quotient", fp16.LEAST)]
 
 
 @pytest.mark.parametrize(("form", "epsilon"), CASES)
@@ -120,7 +121,7 @@ def test_refusals() -> None:
     )
     signed: Body = lambda x, e: mb.inverse(x=mb.add(x=x, y=HALF(e)), epsilon=NONE)  # noqa: E731
     assert_refuses(HoldGuards(), built(signed), "may be negative, and is not kept from 0")
-    assert_refuses(HoldGuards(), built(FORMS["quotient by rows"], LEAST), "6e-8 keeps it from 0")
+    assert_refuses(HoldGuards(), built(FORMS["quotient by rows"], fp16.LEAST), "6e-8 keeps it from 0")
 
 
 def test_a_normal_guard_stays() -> None:

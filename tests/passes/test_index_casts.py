@@ -73,6 +73,7 @@ def test_the_check_of_sites_catches_a_cast_that_wraps() -> None:
         apply_pass(Anyway(), lookup(40000, "int16"))
 
 
+@pytest.mark.slow
 def test_a_converted_model(converted: Callable[..., Any]) -> None:
     """With the promise that token ids are never negative nothing is left before the lookup."""
     made = converted("llama")

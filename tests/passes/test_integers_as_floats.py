@@ -40,6 +40,7 @@ def integer_ops(program: Program) -> list[str]:
     ]
 
 
+@pytest.mark.one_of(30)
 @pytest.mark.parametrize("kind", sorted(COMPARISONS))
 @pytest.mark.parametrize("limit", [-2047, -3, 0, 2047])
 def test_comparisons_with_small_integers_hold_for_every_other_integer(kind: str, limit: int) -> None:
@@ -66,6 +67,7 @@ def test_views_and_sums_come_after_one_cast() -> None:
     assert len(promised.changes) == len(session.changes)
 
 
+@pytest.mark.slow
 def test_positions_up_to_a_length_need_no_promise() -> None:
     steps = np.arange(2040, dtype=np.int32).reshape(1, -1)
     program = program_of(lambda a: mb.less(x=steps, y=mb.expand_dims(x=a, axes=[1])), (2,))
@@ -128,6 +130,7 @@ def test_the_choice_of_a_router_leaves_no_32_bit_integers() -> None:
         assert_same_numbers(program, after)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("moved", [False, True])
 def test_what_is_made_of_inputs_stays_on_request(moved: bool) -> None:
     def body(a: Var) -> Any:
@@ -158,7 +161,7 @@ def test_short_integers_are_compared_rightly_up_to_their_end(limit: int) -> None
 
 def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: any constant will do."""
-    monkeypatch.setattr("anesurgery.facts.whole_numbers.EXACT", 1 << 20)
+    monkeypatch.setattr("anesurgery.fp16.LAST_INTEGER", 1 << 20)
     program = program_of(lambda a: mb.equal(x=a, y=np.int32(2049)), (100000,))
     after, _ = apply_pass(IntegersAsFloats(), program, prove=False)
     with pytest.raises(AssertionError):
@@ -193,6 +196,7 @@ WHOLE: dict[str, Callable[[Var], Any]] = {
 """What is done to integers of [-20, 20]; the pass leaves one cast of the input."""
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_else_is_done_to_integers(name: str) -> None:
     program = program_of(WHOLE[name], (41,))
@@ -234,6 +238,7 @@ def test_the_divisor_must_be_a_positive_constant() -> None:
     assert_refuses(IntegersAsFloats(assume=MASK), program, "has an unknown range")
 
 
+@pytest.mark.slow
 def test_a_converted_mask_keeps_one_integer_op() -> None:
     class Masked(torch.nn.Module):
         def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from anesurgery.rewriting.stored_states import shared_shapes
 from anesurgery.testing import apply_pass, assert_refuses
 
 
+@pytest.mark.slow
 def test_a_decoder_writes_what_it_wrote() -> None:
     program, _ = apply_pass(AddCache(prefill=4, cache="io"), Decoder(half=True).program())
     after, session = apply_pass(IoAsCache(), program)

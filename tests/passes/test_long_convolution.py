@@ -12,9 +12,8 @@ import pytest
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.long_convolution import LongConvolution
+from anesurgery.passes.long_convolution import LongConvolution, _Fold, _Pieces
 from anesurgery.placement import Target
-from anesurgery.regions.kernel_folds import Fold, Pieces
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
@@ -62,6 +61,7 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.one_of(40)
 @pytest.mark.parametrize("width", [13, 5])
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_the_same_in_another_order(name: str, width: int) -> None:
@@ -73,6 +73,7 @@ def test_numbers_are_the_same_in_another_order(name: str, width: int) -> None:
     assert_same_numbers(program, after, rtol=1e-5)
 
 
+@pytest.mark.one_of(10)
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anesurgery.passes.long_convolution.LARGEST", 0)
@@ -89,13 +90,14 @@ def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_piece_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the pieces are in the order of the taps beside inputs in another one."""
-    right = Pieces.weight
-    monkeypatch.setattr(Pieces, "weight", lambda how, old: np.roll(right(how, old), 3, axis=1))
+    right = _Pieces.weight
+    monkeypatch.setattr(_Pieces, "weight", lambda how, old: np.roll(right(how, old), 3, axis=1))
     monkeypatch.setattr("anesurgery.passes.long_convolution.LARGEST", 0)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
 
 
+@pytest.mark.slow
 def test_the_positions_of_a_speech_encoder_of_real_width_are_on_the_engine() -> None:
     """As wide as wav2vec2: 48 channels in each of 16 groups, 128 taps; phases would hold 58 million numbers."""
     weight = np.random.default_rng(0).standard_normal((768, 48, 128)).astype(np.float16) / 64
@@ -147,12 +149,13 @@ def test_a_target_says_how_large_a_kernel_may_be() -> None:
 
 def test_a_phase_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: phases are not shifted by the stride."""
-    right = Fold.weight
-    monkeypatch.setattr(Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
+    right = _Fold.weight
+    monkeypatch.setattr(_Fold, "weight", lambda fold, old: np.roll(right(fold, old), 1, axis=1))
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
 
 
+@pytest.mark.quick_cases("silero_unified.mlpackage-1")
 @pytest.mark.parametrize(("name", "wide"), [("silero_unified.mlpackage", 1), ("basic_pitch_nmp.mlpackage", 27)])
 def test_real_models_have_no_wide_kernel_left(name: str, wide: int, corpus: Path) -> None:
     surgery = ane.apply(corpus / name, "long_convolution", quiet=True)
@@ -184,6 +187,7 @@ LONG = [
 ]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("shape", "weight", "how", "longest"), LONG)
 def test_only_the_input_is_too_long(
     shape: tuple[int, ...], weight: tuple[int, ...], how: dict[str, Any], longest: int

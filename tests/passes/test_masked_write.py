@@ -14,6 +14,7 @@ from anesurgery.passes.masked_write import MaskedWrite
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
+@pytest.mark.slow
 def test_a_decoder_writes_what_it_wrote() -> None:
     program = cached()
     after, session = apply_pass(MaskedWrite(), program)
@@ -46,6 +47,7 @@ CASES: dict[str, tuple[Program, int]] = {
 }
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_place(name: str) -> None:
     program, last = CASES[name]

@@ -20,6 +20,7 @@ def built(shape: tuple[int, ...] = (1, 512, 512), axes: tuple[int, ...] = (1, 2)
     return program
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(("axes", "keep"), [((1, 2), True), ((-2, -1), False), ((0, 1, 2), False)])
 def test_axis_by_axis(axes: tuple[int, ...], keep: bool) -> None:
     program = built(axes=axes, keep=keep)

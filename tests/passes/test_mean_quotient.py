@@ -71,6 +71,7 @@ def count(model: Program, op_type: str) -> int:
     return sum(op.op_type == op_type for op in model.functions["main"].operations)
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("name", FORMS)
 def test_the_quotient_is_right_in_fp16_and_was_not(name: str) -> None:
     body, added = FORMS[name]

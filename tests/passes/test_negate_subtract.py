@@ -53,6 +53,7 @@ def check(program: Program, precision: str = "fp32") -> Program:
     return after
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("dtype", [types.fp32, types.fp16, types.int32])
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_in_both_arithmetics(precision: str) -> None:
     check(difference((3, 5), (5,), types.fp16), precision)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("swap", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int32])
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3), (4, 1, 1)])

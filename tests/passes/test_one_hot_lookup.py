@@ -56,6 +56,7 @@ CASES: dict[str, tuple[Program, Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_rows_that_are_taken_are_the_same(name: str) -> None:
     program, places = CASES[name]

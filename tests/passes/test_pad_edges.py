@@ -36,6 +36,7 @@ EDGES: dict[str, Callable[[Var], Var]] = {
 }
 
 
+@pytest.mark.one_of(12)
 @pytest.mark.parametrize("name", EDGES)
 def test_these_never_see_the_padding(name: str) -> None:
     program = program_of(lambda x: (EDGES[name](h := hidden(x)), taken(mb.relu(x=h))))
@@ -83,6 +84,7 @@ def test_a_vocabulary_is_cut_before_the_output() -> None:
 # Operands that broadcast
 
 
+@pytest.mark.one_of(15)
 @pytest.mark.parametrize(
     "shape", [(), (1,), (1, 1), (ODD,), (1, ODD), (2, 1), (2, ODD), (3, 1, ODD), (3, 2, 1)]
 )
@@ -96,6 +98,7 @@ def test_constants_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
     check(program_of(body), 0)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("shape", [(2, 1), (1, 1), (3, 1, 1), (1,)])
 @pytest.mark.parametrize("op", ["add", "mul"])
 def test_dynamic_values_that_broadcast(op: str, shape: tuple[int, ...]) -> None:
@@ -141,6 +144,7 @@ UNSOUND: dict[str, Callable[[Var, Var], Var]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", UNSOUND)
 def test_no_infinity_or_nan_meets_a_zero_weight(name: str) -> None:
     def body(x: Var) -> Any:

@@ -24,6 +24,7 @@ def test_an_mlp_of_odd_width_needs_no_cut() -> None:
     assert kinds(after, "linear")[1].weight.shape == (EVEN, EVEN)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("multiple", [1, 2, 16, 32, 37, 48, 64, 100])
 def test_the_multiple_is_an_option(multiple: int) -> None:
     program = program_of(lambda x: taken(mb.relu(x=hidden(x)), 3200))
@@ -90,6 +91,7 @@ def test_a_square_product_takes_up_and_makes_padding() -> None:
     assert len(kinds(after, "linear")) == 3
 
 
+@pytest.mark.slow
 def test_linear_without_a_bias_and_a_long_chain() -> None:
     def body(x: Var) -> Any:
         x = mb.linear(x=x, weight=weight(ODD, 8))
@@ -107,6 +109,7 @@ def test_linear_without_a_bias_and_a_long_chain() -> None:
 # matmul
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("flag", [False, True])
 @pytest.mark.parametrize("shape", [(2, 8), (3, 2, 8), (1, 3, 2, 8)])
 def test_matmul_and_its_flag(shape: tuple[int, ...], flag: bool) -> None:

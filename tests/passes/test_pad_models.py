@@ -41,6 +41,7 @@ def test_fp16_weights_stay_fp16(precision: str) -> None:
     assert {op.weight.dtype for op in kinds(after, "linear")} == {FP16}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("version", [15, 16, 17, 18])
 def test_stays_after_the_default_pipeline(version: int, settled: Callable[[Program], Program]) -> None:
     def body(x: Var) -> Any:
@@ -188,6 +189,10 @@ SPELLINGS = [
 ]
 
 
+@pytest.mark.quick_cases(
+    "trace-15-FLOAT32-gpt", "trace-16-FLOAT16-mlp", "trace-18-FLOAT32-mlp", "export-17-FLOAT16-gpt"
+)
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("model", ["mlp", "gpt"])
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_converted_models(model: str, how: str, ios: int, precision: str) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from sketches import sketch
+from sketches import sketch, words_of
 
 from anesurgery import registry
 from anesurgery.mil import Program
@@ -70,7 +70,7 @@ def test_names_options_and_words(name: str) -> None:
     assert cls().options() == {f.name: f.default for f in dataclasses.fields(cls)}
     with pytest.raises(dataclasses.FrozenInstanceError):
         cls().name = "other"  # type: ignore[misc]
-    text = module_of(name).__doc__ or ""
+    text = words_of(module_of(name))
     for word in ("Before::", "After::", "Refuses when", "Why it helps"):
         assert word in text, f"{name}: no {word!r}"
     assert text.split("\n\n")[0].rstrip().endswith((".", ")"))

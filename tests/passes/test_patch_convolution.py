@@ -87,6 +87,7 @@ def test_small_kernels_are_left_as_they_are() -> None:
     assert not session.refusals
 
 
+@pytest.mark.slow
 def test_the_patch_embedding_of_a_converted_clip() -> None:
     import torch
     import transformers as hf

@@ -19,6 +19,7 @@ from anesurgery.passes.split_head import SplitHead
 from anesurgery.testing import apply_pass, assert_refuses
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("options", [{}, {"k": 5}, {"k": 31}])
 def test_a_decoder_writes_what_it_wrote(options: Any) -> None:
     program = cached()
@@ -36,6 +37,7 @@ def test_it_samples_from_the_likeliest_few() -> None:
     assert found.written == expected.written
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("options", [{}, {"k": 3}])
 def test_the_whole_chain_is_compared(options: Any) -> None:
     steps = [AddCache(prefill=4), PickTokens(**options)]

@@ -43,6 +43,7 @@ def hoisted(program: Program, **options: Any) -> tuple[Program, Session]:
     return after, session
 
 
+@pytest.mark.one_of(16)
 @pytest.mark.parametrize("cache", ["state", "io"])
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_every_spelling_gives_what_it_gave(name: str, cache: str) -> None:
@@ -56,6 +57,7 @@ def test_every_spelling_gives_what_it_gave(name: str, cache: str) -> None:
         assert "position" not in function.inputs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill", [1, 5, 8])
 def test_a_ring_is_blended_around_its_end(prefill: int) -> None:
     program = WINDOW.program()
@@ -134,6 +136,7 @@ def test_refuses_models_without_a_position() -> None:
     assert "no function has an input 'position'" in reasons(apply_pass(PositionFunction(), after)[1])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cache", ["state", "io"])
 def test_chunks_write_the_same(cache: str, tmp_path: Path) -> None:
     program = Small(layers=4, words=97).program()

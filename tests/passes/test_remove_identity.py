@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from scores import scored
 
 import anesurgery as ane
@@ -38,6 +39,7 @@ def test_an_output_keeps_its_name() -> None:
     assert_refuses(RemoveIdentity(), program, "it makes the output %y")
 
 
+@pytest.mark.slow
 def test_a_real_style_transfer_loses_its_identities(corpus: Path) -> None:
     program = load(str(corpus / "mlc_mosaic.mlpackage")).program
     surgery = ane.apply(program, "auto", target="M4/macOS 15", prove=None, quiet=True)

@@ -62,6 +62,7 @@ def test_edges_that_are_swapped_are_caught(monkeypatch: pytest.MonkeyPatch) -> N
         apply_pass(ReplaceRareOps(), built(FORMS["all sides"]))
 
 
+@pytest.mark.slow
 def test_a_transposed_convolution_that_is_cropped_stays_on_the_engine() -> None:
     weight = np.random.default_rng(0).standard_normal((64, 64, 3, 3)).astype(np.float16) / 24
 

@@ -111,6 +111,7 @@ def test_rank_six_comes_down(name: str) -> None:
     assert max(ranks(after)) <= 5, to_text(after)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", [n for n in HIGH if n not in ("all",)])
 def test_rank_four_of_lower_ranks(name: str) -> None:
     """The same ops on three axes: the kept axes are those that the body names."""

@@ -63,6 +63,7 @@ def inputs(places: Any = (7, 0, 3, 39, 12)) -> dict[str, Array]:
     return {"places": np.array([places], np.int32), "x": x}
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("angle_of", [as_converted, by_hand])
 @pytest.mark.parametrize("form", ["one_hot", "gather", "inputs"])
 def test_rows_of_positions(form: str, angle_of: Callable[[Var], Var]) -> None:
@@ -77,6 +78,7 @@ def test_rows_of_positions(form: str, angle_of: Callable[[Var], Var]) -> None:
         assert kinds(after)["equal"] == 1  # one row serves both tables
 
 
+@pytest.mark.slow
 def test_many_positions_have_two_digits() -> None:
     program = rotary()
     after, _ = apply_pass(RotaryTables(positions=3000), program)

@@ -60,6 +60,7 @@ def built(form: Form, known: bool = False) -> Program:
     return program
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("size", [0.05, 1.0, 3000.0])
 def test_every_form_and_size(form: Form, size: float) -> None:

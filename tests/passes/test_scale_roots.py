@@ -75,6 +75,7 @@ def built(root: Root, known: bool = False) -> Program:
     return program
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("root", ROOTS.values(), ids=ROOTS)
 @pytest.mark.parametrize("size", [0.0, 1e-2, 1.0, 3000.0])
 def test_every_form_and_size(root: Root, size: float) -> None:
@@ -87,6 +88,7 @@ def test_every_form_and_size(root: Root, size: float) -> None:
     assert np.allclose(found, wanted, rtol=3e-3, atol=1e-6)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("root", LOGS.values(), ids=LOGS)
 @pytest.mark.parametrize("size", [1e-2, 1.0, 3000.0])
 def test_logarithms(root: Root, size: float) -> None:
@@ -138,6 +140,7 @@ def lossless(step: ScaleRoots, root: Root, arithmetic: str) -> bool:
     return bool(np.array_equal(old, new))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("arithmetic", ["fp16", "ane"])
 @pytest.mark.parametrize("name", ["length", "mean", "magnitude", "reciprocal", "unbiased"])
 def test_nothing_is_lost_where_no_square_overflows(name: str, arithmetic: str) -> None:

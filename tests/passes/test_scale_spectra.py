@@ -57,6 +57,7 @@ def built(mix: Bands, guard: Bands = GUARDS["least"], known: bool = False) -> Pr
     return program
 
 
+@pytest.mark.one_of(23)
 @pytest.mark.parametrize("mix", MIXES.values(), ids=MIXES)
 @pytest.mark.parametrize("guard", GUARDS.values(), ids=GUARDS)
 @pytest.mark.parametrize("size", [0.1, 1.0, 3000.0])

@@ -21,7 +21,7 @@ from anesurgery.passes.sequence_layout import SequenceLayout
 from anesurgery.placement.rules.finds_sequence_layout import evidence
 from anesurgery.placement.score import OFF
 from anesurgery.placement.target import Target
-from anesurgery.regions import channel_axes
+from anesurgery.regions import channel_ops
 from anesurgery.regions.heads import is_scalar
 from anesurgery.regions.layouts import Layout
 from anesurgery.testing import apply_pass
@@ -73,7 +73,7 @@ def test_a_recipe_with_the_layout_on_request() -> None:
 
 def test_a_report_shows_its_parts_under_it() -> None:
     recipe = recipes.vit_ane.with_options(layout="channels_first")
-    lines = str(ane.apply(block("vit"), recipe, prove=None, quiet=True)).splitlines()
+    lines = ane.apply(block("vit"), recipe, prove=None, quiet=True).details.splitlines()
     rows = [line.split()[0] for line in lines if line.split()]
     at = rows.index(next(row for row in rows if row.startswith("sequence_layout")))
     assert rows[at + 1 : at + 3] == ["channels_first", "split_heads"]
@@ -130,6 +130,7 @@ def encoder(
     return program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 @pytest.mark.parametrize("target", ["M1/macOS 14", "A15/iOS 17"])
 def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target: str) -> None:
@@ -159,6 +160,8 @@ def test_text_encoders_take_it_where_it_was_measured_to_help(recipe: str, target
     assert not again.changes
 
 
+@pytest.mark.quick_cases("M4/macOS 15-encoder_ane", "M1 Pro/macOS 14-auto")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 @pytest.mark.parametrize("target", ["M4/macOS 15", "M1 Pro/macOS 14", "A14/iOS 17", None])
 def test_nobody_takes_it_elsewhere(recipe: str, target: str | None) -> None:
@@ -171,11 +174,13 @@ def test_nobody_takes_it_elsewhere(recipe: str, target: str | None) -> None:
     ] * wanted
 
 
+@pytest.mark.slow
 def test_it_can_be_prevented() -> None:
     chosen = recipes.encoder_ane.with_options(layout="as_given")
     assert "linear" in kinds(ane.apply(encoder(), chosen, target="M1/macOS 14", prove=None, quiet=True).program)
 
 
+@pytest.mark.quick_cases("encoder_ane")
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> None:
     program = encoder(tokens=64, layers=1)
@@ -185,6 +190,7 @@ def test_it_is_undone_where_the_products_would_leave_the_engine(recipe: str) -> 
     assert re.search("the share of flop (on the ANE|that may be on the ANE) would fall", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["encoder_ane", "auto"])
 def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: str) -> None:
     """Transpositions at its ends cost ops off the engine, and the estimate may rise by them."""
@@ -193,6 +199,7 @@ def test_what_was_measured_counts_more_than_the_estimate_and_is_named(recipe: st
     assert any("DistilBERT went from 55 to 8.7 ms (measured" in note for note in surgery.notes)
 
 
+@pytest.mark.quick_cases("vit", "sound")
 @pytest.mark.parametrize(
     "build",
     [lambda: encoder(tokens=64, causal=True, head=300), lambda: block("vit"), lambda: block("whisper")],
@@ -210,13 +217,13 @@ def test_of_other_kinds_nothing_was_measured(build: Callable[[], Program]) -> No
 
 
 def norms_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = channel_axes._apart
+    right = channel_ops._apart
 
     def wrong(layout: Layout, axes: Sequence[int]) -> Any:
         found = right(layout, axes)
         return found if found is None or len(layout.axes) != 3 else (found[0], [3])
 
-    monkeypatch.setattr(channel_axes, "_apart", wrong)
+    monkeypatch.setattr(channel_ops, "_apart", wrong)
 
 
 def heads_permuted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +243,7 @@ def masks_turned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(split_heads, "_mask", wrong)
 
 
+@pytest.mark.quick_cases("norms_of_tokens")
 @pytest.mark.parametrize("wrong", [norms_of_tokens, heads_permuted, masks_turned])
 def test_wrong_versions_are_caught(
     wrong: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

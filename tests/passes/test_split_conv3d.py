@@ -48,6 +48,7 @@ CASES: dict[str, Program] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_numbers_stay(name: str) -> None:
     after, session = apply_pass(SplitConv3d(), CASES[name])

@@ -40,6 +40,8 @@ ONE = Size(width=16, heads=1, shared=1, tokens=5, hidden=24)
 SIZES = [*((name, Size()) for name in BLOCKS), ("llama", SMALL), ("masked bert", SMALL), ("cross", ONE)]
 
 
+@pytest.mark.quick_cases("bert-size0", "vit-size1", "gpt2-size3")
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_a_layer_has_no_op_more_than_one_written_by_hand(name: str, size: Size) -> None:
     one, two = (kinds(apply_pass(ALL, block(name, n, size), prove=False)[0]) for n in (1, 2))
@@ -52,6 +54,8 @@ def test_a_layer_has_no_op_more_than_one_written_by_hand(name: str, size: Size) 
     assert layer - by_hand == Counter(), "an op more"
 
 
+@pytest.mark.quick_cases("vit-size1", "llama-size4")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("name", "size"), SIZES)
 def test_each_edit_of_a_block_is_proved(name: str, size: Size) -> None:
     after, session = apply_pass(ALL, block(name, 1, size))
@@ -98,6 +102,7 @@ def attention(
     return made
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("mask", [(5, 6), (1, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (4, 1, 6), (2, 4, 5, 6)])
 def test_masks_of_every_shape(mask: tuple[int, ...], dynamic: bool) -> None:

@@ -37,6 +37,7 @@ def test_not_a_number_is_refused() -> None:
     assert_refuses(ThresholdToMaximum(), threshold(np.float32(np.nan)), "alpha is nan")
 
 
+@pytest.mark.slow
 def test_relu6_of_a_real_network_reaches_the_engine(corpus: Path) -> None:
     """An upgrade makes maxima of thresholds; of none is left what the pass would change."""
     model = ane.upgrade(corpus / "pose_cpm.mlmodel", precision="fp16")

@@ -80,6 +80,7 @@ def test_what_is_assumed_must_make_sense() -> None:
         ane.apply(guarded(), "token_id_guard", assume={"x": (5, 4)}, quiet=True)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_guard_away_where_the_caller_says_so(converted: Callable[..., Any]) -> None:
     made = converted("gpt2")
     plain = ane.apply(made.model, "auto", target="M4/macOS 15", quiet=True)

@@ -16,7 +16,7 @@ from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.passes.unroll_loop import UnrollLoop
-from anesurgery.regions.inlining import Inliner
+from anesurgery.passes.unroll_loop.inlining import Inliner
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
@@ -193,7 +193,7 @@ def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             found = super().block(block, given)
             return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
 
-    monkeypatch.setattr("anesurgery.regions.inlining.Inliner", Wrong)
+    monkeypatch.setattr("anesurgery.passes.unroll_loop.Inliner", Wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), counted(3))
 
@@ -262,11 +262,14 @@ def test_rows_that_are_added_to_numbers_stay_scatters() -> None:
 
 def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong rewrite: the first state is read in every round."""
-    monkeypatch.setattr("anesurgery.regions.inlining.place_of", lambda at, length: min(int(at[0]), 1))
+    monkeypatch.setattr(
+        "anesurgery.passes.unroll_loop.inlining.place_of", lambda at, length: min(int(at[0]), 1)
+    )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollLoop(), collected(mode="update"))
 
 
+@pytest.mark.slow
 def test_a_gru_of_torch_is_straight_and_legal() -> None:
     torch.manual_seed(0)
     gru = torch.nn.GRU(4, 4, batch_first=True, bidirectional=True).eval()
@@ -287,6 +290,7 @@ def test_a_gru_of_torch_is_straight_and_legal() -> None:
     assert_close(next(iter(found.values())), gru(x)[0].detach().numpy(), rtol=5e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_real_models_have_no_loop_left(part: int, corpus: Path) -> None:
     surgery = ane.apply(corpus / f"dtln_aec_128_part{part}_fp16.mlpackage", "unroll_loop", quiet=True)

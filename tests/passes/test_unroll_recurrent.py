@@ -15,8 +15,8 @@ from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.ops import RECURRENT
+from anesurgery.passes import unroll_recurrent
 from anesurgery.passes.unroll_recurrent import UnrollRecurrent
-from anesurgery.regions import recurrent_steps
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
 
 STEPS, BATCH, INPUT, HIDDEN = 5, 2, 3, 4
@@ -79,6 +79,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick_cases(
+    "lstm one step",
+    "lstm reverse",
+    "lstm peephole and clip",
+    "gru reverse",
+    "gru other activations",
+    "rnn",
+    "rnn reverse",
+)
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_each_kind_keeps_its_numbers(name: str) -> None:
     kind, options = CASES[name]
@@ -128,17 +138,18 @@ def test_a_gru_with_compressed_weights_keeps_them_so() -> None:
 
 def test_gates_in_a_wrong_order_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: cell and output gate exchanged."""
-    right = recurrent_steps.STEPS["gru"]
+    right = unroll_recurrent.STEPS["gru"]
 
     def wrong(mb: Any, op: Any, suffix: str) -> Any:
         step = right(mb, op, suffix)
         return lambda row, states: step(mb.reverse(x=row, axes=[-1]), states)
 
-    monkeypatch.setitem(recurrent_steps.STEPS, "gru", wrong)
+    monkeypatch.setitem(unroll_recurrent.STEPS, "gru", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(UnrollRecurrent(), recurrent("gru"))
 
 
+@pytest.mark.slow
 def test_a_converted_lstm_agrees_with_torch() -> None:
     torch.manual_seed(0)
     module = torch.nn.LSTM(6, 5, num_layers=2, bidirectional=True, batch_first=True).eval()
@@ -159,6 +170,7 @@ def test_a_converted_lstm_agrees_with_torch() -> None:
     assert_close(found, expected, rtol=1e-5)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     "name",
     ["silero_unified.mlpackage", "silero_unified_palette_4bit.mlpackage", "mlt_es2en_char_decoder16.mlmodel"],
@@ -174,6 +186,7 @@ def test_real_models_have_no_recurrent_op_left(name: str, corpus: Path) -> None:
     assert not any(f.rule == "op-lstm" for row in found.ops for f in row.findings)
 
 
+@pytest.mark.one_of(15)
 @pytest.mark.parametrize("still", [False, True], ids=["state", "zeros"])
 @pytest.mark.parametrize("sequence", [False, True])
 @pytest.mark.parametrize(

@@ -260,6 +260,7 @@ def test_numbers_that_fp16_rounds_before_are_read_as_they_are() -> None:
         ane.apply(model, _HalfOfIt(), prove="both", target="M1/macOS 14", quiet=True)
 
 
+@pytest.mark.slow
 def test_long_chains_are_looked_at_as_far_as_a_region_reaches() -> None:
     @mb.program(input_specs=[mb.TensorSpec((400, 4), dtype=types.fp16)])
     def chain(a: Var) -> Var:

@@ -31,6 +31,7 @@ def accuracy() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_measured_placements(accuracy: Any) -> None:
     build = accuracy.builder()
     verdicts = [v for case, record in accuracy.cases(6) for v in accuracy.judge(build, case, record)]

@@ -76,6 +76,7 @@ def test_calibrate_writes_a_table_that_inspect_uses(
     assert "exists" in str(again.exception)
 
 
+@pytest.mark.slow
 def test_what_changed_is_said_as_data(few_rows: None, measured: Path) -> None:
     (measured / "other.json").write_text("{}", encoding="utf-8")
     found = calibrate(measured).to_json()
@@ -113,6 +114,7 @@ WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", WRONG)
 def test_files_that_tell_nothing_are_refused(name: str, measured: Path) -> None:
     path = measured / "m.json"

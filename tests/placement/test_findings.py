@@ -506,6 +506,7 @@ def test_judging_is_linear_in_the_number_of_ops() -> None:
     assert_linear(judge, convolutions(40), convolutions(80))
 
 
+@pytest.mark.slow
 def test_a_converted_decoder(converted: Callable[..., Any], tmp_path: Path) -> None:
     converted("gpt2").model.save(str(tmp_path / "gpt2.mlpackage"))
     model = load(tmp_path / "gpt2.mlpackage").program
@@ -537,6 +538,7 @@ sigmoid, softmax or quotient of a sum written out, a constant mask, attention in
 its scores."""
 
 
+@pytest.mark.one_of(36)
 @pytest.mark.parametrize("rule", REPAIRED, ids=lambda r: r.id)
 def test_the_remedy_repairs_it(rule: Rule, converted: Callable[..., Any]) -> None:
     assert rule.remedy is not None

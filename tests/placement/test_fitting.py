@@ -49,6 +49,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tests" / "benchmarks"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("benchmarks")
 def test_rows_that_were_left_out_are_near(left: list[LeftOut]) -> None:
     from latency_page import coverage
@@ -70,6 +71,7 @@ def test_a_table_without_generations_or_rates_of_reading_is_far_off() -> None:
     assert errors(table(), False) < 1.05 < 1.5 < errors(blind, False)
 
 
+@pytest.mark.slow
 def test_bands_that_are_too_narrow_or_too_wide_are_seen(left: list[LeftOut]) -> None:
     reach = fitting.reach_of(left)
     for factor, low, high in ((1.0, 0.70, 0.92), (0.1, 0.0, 0.5), (50.0, 0.95, 1.0)):

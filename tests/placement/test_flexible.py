@@ -44,6 +44,7 @@ def converted(request: pytest.FixtureRequest) -> tuple[str, Any]:
     return kind, made
 
 
+@pytest.mark.one_of(4)
 def test_the_default_shape_is_judged_in_memory_and_from_a_path(
     converted: tuple[str, Any], tmp_path: Path
 ) -> None:
@@ -67,6 +68,7 @@ def test_the_default_shape_is_judged_in_memory_and_from_a_path(
         assert ("other shapes of a range are not known" in found.notes) == (kind == "range")
 
 
+@pytest.mark.one_of(3)
 def test_each_enumerated_shape_is_counted(converted: tuple[str, Any]) -> None:
     kind, model = converted
     found = ane.inspect(model, "A17/iOS 18")
@@ -136,6 +138,7 @@ IMAGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("kind", IMAGES)
 def test_images_of_many_sizes_are_judged_alike_however_they_are_given(kind: str, tmp_path: Path) -> None:
     import torch

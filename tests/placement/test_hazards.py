@@ -48,6 +48,7 @@ def test_the_arithmetic_shows_it(hazard: Hazard) -> None:
     assert decibels(hazard.graph, hazard, hazard.arithmetic) < GOOD
 
 
+@pytest.mark.slow_cases("small shares of many keys")
 @pytest.mark.parametrize("hazard", [h for h in HAZARDS if h.repair], ids=lambda h: h.name)
 def test_the_repair_brings_the_numbers_back(hazard: Hazard) -> None:
     """Also in exact arithmetic, and where no arithmetic here shows the hazard."""
@@ -60,6 +61,7 @@ def test_the_repair_brings_the_numbers_back(hazard: Hazard) -> None:
         assert decibels(after, hazard, arithmetic) >= GOOD, arithmetic
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("hazard", [h for h in HAZARDS if h.repair], ids=lambda h: h.name)
 def test_safe_numbers_repairs_it_and_leaves_no_finding(hazard: Hazard) -> None:
     with warnings.catch_warnings():
@@ -75,6 +77,7 @@ def without_decibels(text: str) -> str:
     return re.sub(r"[\d.]+ % off", "N % off", re.sub(r"\d+ dB", "N dB", text))
 
 
+@pytest.mark.slow
 def test_the_page_says_what_a_run_gives() -> None:
     assert without_decibels(PAGE.read_text(encoding="utf-8")) == without_decibels(page())
 

@@ -87,7 +87,7 @@ def test_compiler_tables_raise_doubts_on_every_kind_of_m4() -> None:
 @pytest.mark.parametrize(
     ("text", "error", "words"),
     [
-        ("M9", UnknownName, "unknown chip 'M9'; did you mean 'M"),
+        ("M9", UnknownName, "unknown chip or device 'M9'; did you mean 'M"),
         ("M1/macOS 11", UnknownName, "unknown OS 'macOS 11'; did you mean 'macOS 1"),
         ("M1/windows 3", UnknownName, "unknown OS 'windows 3'"),
         ("A19/iOS 17", SurgeryError, "iOS 17 does not run on A19"),
@@ -122,7 +122,7 @@ def test_a_finding_says_what_where_why_and_whence() -> None:
     found = look(lambda x: mb.max_pool(x=x, kernel_sizes=[1, 9], strides=[1, 1], pad_type="same", name="wide"))
     (finding,) = (f for f in found.row("wide").findings if f.kind == "legality")
     assert isinstance(finding, Finding)
-    assert finding.message == "window width 9; 1 to 8 and 32 are taken"
+    assert finding.message == "the pooling window is 9 wide; the engine supports 1 to 8, and 32"
     assert (finding.op, finding.grade, finding.scope) == (
         "wide",
         Grade.MEASURED,
@@ -315,7 +315,7 @@ def test_odd_programs_have_reports(case: str, target: str) -> None:
     build, shape = ODD[case]
     found = look(build, target, shape=shape)
     json.dumps(found.to_json(), allow_nan=False)
-    assert found.model in str(found)
+    assert found.model in found.details
     assert "<b>[red]" not in found._repr_html_()
 
 

@@ -11,7 +11,7 @@ from statements_of_reports import stateful
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.rules import slow_loads
+from anesurgery.placement.rules import whole_model
 
 
 def attention(queries: int, keys: int) -> Callable[[], Program]:
@@ -87,13 +87,13 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
 @pytest.mark.parametrize("name", CASES)
 def test_loads_that_were_reported(name: str) -> None:
     build, target, rule = CASES[name]
-    found = {f.rule for f in ane.inspect(build(), target).findings} & {r.id for r in slow_loads.RULES}
+    found = {f.rule for f in ane.inspect(build(), target).findings} & {r.id for r in whole_model.LOADS}
     assert (rule in found) if rule else not found
 
 
 def test_without_the_engine_nothing_is_compiled_for_it() -> None:
     found = ane.inspect(products(9)(), "M4/macOS 15", compute_units="CPU_ONLY")
-    assert not {f.rule for f in found.findings} & {r.id for r in slow_loads.RULES}
+    assert not {f.rule for f in found.findings} & {r.id for r in whole_model.LOADS}
 
 
 def test_memory_tells_the_weights_as_stored_and_expanded() -> None:
@@ -110,13 +110,13 @@ def test_memory_tells_what_an_app_on_a_phone_has_left() -> None:
     assert memory.app is not None
     assert memory.needed == memory.weights + memory.expanded + memory.activations + memory.states
     assert memory.left == memory.app - memory.needed > 0
-    assert "for an app" in " ".join(str(found).split())
+    assert "for an app" in " ".join(found.details.split())
     assert found.to_json()["memory"]["left"] == memory.left
     large = ane.inspect(products(28, bits=8)(), "A19/iOS 26")
     assert large.memory is not None
     assert large.memory.left is not None
     assert large.memory.left < 0
-    assert "too much" in " ".join(str(large).split())
+    assert "too much" in " ".join(large.details.split())
 
 
 @pytest.mark.parametrize("target", ["M4", "any", "A15/iOS 17"])

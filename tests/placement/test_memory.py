@@ -76,7 +76,7 @@ def test_states_count_by_what_a_call_moves_of_them() -> None:
         found, _ = memory.measure(program.functions[name], ANY)
         assert found.states == 2 * 2 * 24 * 4 * 2
         assert found.state_traffic == found.states + 2 * 2 * tokens * 4 * 2  # all is read, some is written
-    shown = " ".join(str(ane.inspect(program, function="decode")).split())
+    shown = " ".join(ane.inspect(program, function="decode").details.split())
     assert f"states {in_words(found.states)}, {in_words(found.state_traffic)} a call" in shown
 
 
@@ -323,6 +323,7 @@ def test_saving_through_the_host_changes_it(rule: str, settled: Callable[[Progra
     assert (change[1:] not in kinds) if change[0] == "-" else (change in kinds)
 
 
+@pytest.mark.slow
 def test_saving_a_converted_model_guards_it_twice(
     converted: Callable[..., Any], settled: Callable[[Program], Program]
 ) -> None:

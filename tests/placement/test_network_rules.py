@@ -308,6 +308,7 @@ REAL: dict[str, tuple[int, str]] = {
 }
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("name", REAL)
 def test_real_networks(corpus: Path, name: str) -> None:
     spec = read_spec(corpus / name)

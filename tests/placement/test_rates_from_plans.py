@@ -17,7 +17,7 @@ from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import Program
-from anesurgery.placement import Target, compute_plan, stopwatch
+from anesurgery.placement import Target, compute_plan, core_ml_runs
 from anesurgery.placement.core_ml_runs import SETTINGS, measure
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
 from anesurgery.placement.measured_rows import features_of
@@ -177,7 +177,7 @@ def test_what_a_model_asks_is_told_of_the_model_that_was_read(
         package.rename(tmp_path / "away.mlpackage")
         return path, 0.5
 
-    monkeypatch.setattr(stopwatch, "compiled", compiled)
+    monkeypatch.setattr(core_ml_runs, "compiled", compiled)
     plain = measure(str(package), Target.parse("M4/macOS 15"), runs=20)
     assert expected is not None
     assert plain["asks"] == expected
@@ -190,8 +190,8 @@ def test_a_network_asks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_slow_model_is_not_run_for_ever(fake_core_ml: Program) -> None:
-    found = stopwatch.timed("m.mlmodelc", "CPU_ONLY", {}, runs=1000, seconds=0.5)
-    assert stopwatch.LEAST <= found.predictions.count < 100
+    found = core_ml_runs.timed("m.mlmodelc", "CPU_ONLY", {}, runs=1000, seconds=0.5)
+    assert core_ml_runs.LEAST <= found.predictions.count < 100
 
 
 def test_nothing_measured_is_an_error(

@@ -14,8 +14,8 @@ from torch import nn
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes import UnrollLoop
-from anesurgery.placement.rules import recurrent_loops
-from anesurgery.placement.rules.recurrent_loops import recurrent_step
+from anesurgery.placement.rules import slow
+from anesurgery.placement.rules.slow import recurrent_step
 
 WIDTH = 16
 RNG = np.random.default_rng(0)
@@ -140,10 +140,10 @@ def test_the_estimate_of_straight_code_is_that_of_the_unrolled_program() -> None
     (found,) = (f for f in ane.inspect(program, "M4").all_findings if f.rule == "recurrent-loop")
     said = float(re.findall(r"straight code ([\d.]+)", found.message)[0])
     rows = ane.inspect(ane.apply(program, ["unroll_loop"], prove=None).program, "M4").ops
-    same = [r for r in rows if r.op_type in recurrent_loops.STAYING and r.dtype == "fp16"]
+    same = [r for r in rows if r.op_type in slow.STAYING and r.dtype == "fp16"]
     assert said == pytest.approx(sum(r.estimate.cpu or 0.0 for r in same if r.estimate), rel=0.02)
 
 
 def test_the_rounds_that_the_advice_names_are_those_of_the_pass() -> None:
-    (rule,) = recurrent_loops.RULES
+    (rule,) = slow.LOOPS
     assert f"beyond {UnrollLoop().max_rounds} rounds" in rule.advice

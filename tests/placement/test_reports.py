@@ -228,6 +228,7 @@ def says(name: str) -> tuple[Any, Any]:
     return read(ane.inspect(build(), target, compute_units=compute_units)), expected
 
 
+@pytest.mark.one_of(20)
 @pytest.mark.parametrize("name", sorted(CASES))
 def test_an_inspection_agrees_with_the_report_or_does_not_know(name: str) -> None:
     assert name.split()[0] in reports()
@@ -243,6 +244,7 @@ AGREE = {"N048", "N051", "N053", "N091", "N094", "N100", "N104", "N104 fails", "
 """Reports of which the inspection is sure: to call everything unknown is no answer."""
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("name", sorted(AGREE))
 def test_what_can_be_known_is_said(name: str) -> None:
     assert says(name)[0] is not None

@@ -139,9 +139,9 @@ def test_two_durations_that_differ_read_differently(after: float, words: str) ->
 
 
 def test_it_is_said_in_a_line() -> None:
-    assert str(NOW) == "90 of 100 ops (90 %) and 90 % of the flop on the ANE, 4 switches"
+    assert str(NOW) == "90 of 100 ops (90%) and 90% of the flop on the ANE, 4 switches"
     open_ = replace(NOW, perhaps_ops=2, perhaps_flop=100, time=TIME)
-    words = "90 to 92 of 100 ops (90 to 92 %) and 90 to 100 % of the flop on the ANE, 4 switches"
+    words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the flop on the ANE, 4 switches"
     assert str(open_) == f"{words}, expected 2 ms (1 to 4)"
 
 

@@ -30,6 +30,7 @@ def scores() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_a_part_of_the_statements(scores: ModuleType) -> None:
     score = scores.scored(PART)
     assert score.precision >= 0.97, score.wrong

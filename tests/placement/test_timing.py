@@ -356,8 +356,8 @@ def test_a_pipeline_takes_the_sum() -> None:
 def test_where_nothing_was_changed_there_is_one_time() -> None:
     surgery = ane.apply(program(), "auto", target="M4")
     assert surgery.time is not None
-    assert f"time {surgery.time.after}" in " ".join(str(surgery).split())
-    assert " -> " not in str(surgery).split("time ")[1].splitlines()[0]
+    assert f"time {surgery.time.after}" in " ".join(surgery.details.split())
+    assert " -> " not in surgery.details.split("time ")[1].splitlines()[0]
 
 
 def test_another_table_is_used_by_name_and_a_wrong_one_refused(

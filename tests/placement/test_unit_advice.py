@@ -74,7 +74,7 @@ def test_a_setting_is_advised_where_it_was_measured(name: str) -> None:
     assert (found.advice and found.advice.units) == units
     plain = found.to_json()["advice"]
     assert (plain and plain["units"]) == units
-    fallback = [note for note in found.notes if "no safe default" in note]
+    fallback = [note for note in found.notes if "Core ML's default, ALL" in note]
     assert len(fallback) == (units is None)
     assert all("`anesurgery measure MODEL`" in note for note in fallback)
 
@@ -82,13 +82,13 @@ def test_a_setting_is_advised_where_it_was_measured(name: str) -> None:
 def test_the_report_shows_the_rows(tmp_path: Path) -> None:
     found = ane.inspect(patches(16)(), "M4 Pro/macOS 26")
     page = found.save_html(tmp_path / "page.html").read_text(encoding="utf-8")
-    for shown in (str(found), page):
+    for shown in (found.details, page):
         assert "SigLIP base: CPU_AND_NE 78.3, CPU_AND_GPU 89.5, ALL 92.9 ms" in " ".join(shown.split())
 
 
 def test_without_the_engine_nothing_is_said() -> None:
     found = ane.inspect(patches(16)(), "M4 Pro", compute_units="CPU_ONLY")
-    assert not any("no safe default" in note for note in found.notes)
+    assert not any("Core ML's default, ALL" in note for note in found.notes)
 
 
 def test_no_estimate_of_the_gpu_is_a_number() -> None:

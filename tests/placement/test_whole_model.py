@@ -83,6 +83,7 @@ CASES: dict[str, tuple[Callable[[], Program], str, str]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_known_of_the_whole_reaches_the_ops(name: str) -> None:
     build, target, rule = CASES[name]

@@ -10,7 +10,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.placement import certifying
-from anesurgery.placement.worst_inputs import Slopes, Way, drawn_anew, moved, ranges_of
+from anesurgery.placement.certifying import Slopes, Way, drawn_anew, moved, ranges_of
 
 HALF = np.float16
 

@@ -172,11 +172,14 @@ def tried(row: Architecture) -> None:
         assert psnr(wanted, after) >= 80
 
 
+@pytest.mark.quick_cases("mqa_untied", "parallel_residual", "distance_bias", "patches", "sound")
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("name", FEW)
 def test_a_few_configurations(name: str) -> None:
     tried(FEW[name])
 
 
+@pytest.mark.quick_cases("counted_positions-1")
 @pytest.mark.parametrize(("name", "lookups"), [("translation", 2), ("counted_positions", 1)])
 def test_lookups_of_words_and_casts_of_inputs_alone_stay_off(name: str, lookups: int) -> None:
     row = FEW[name]

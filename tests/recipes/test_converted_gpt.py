@@ -110,6 +110,7 @@ GPTS: dict[str, tuple[type[Gpt], dict[str, torch.dtype]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "how", "ios"),
     [
@@ -152,6 +153,10 @@ def test_of_the_guard_of_ids_nothing_is_left(kind: str, how: str, ios: int) -> N
         assert_close(after, expected[:, -1:], rtol=1e-2)
 
 
+@pytest.mark.quick_cases(
+    "trace-15-FLOAT32-input", "trace-16-FLOAT16-matmul", "trace-18-FLOAT16-input", "export-17-FLOAT16-input"
+)
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("mode", ["matmul", "input"])
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_embedding_matmul(how: str, ios: int, precision: str, mode: str) -> None:
@@ -165,6 +170,13 @@ def test_embedding_matmul(how: str, ios: int, precision: str, mode: str) -> None
     assert len(tables) == 1
 
 
+@pytest.mark.quick_cases(
+    "trace-15-FLOAT16-select_last_token",
+    "trace-16-FLOAT32-select_last_token(position='input')",
+    "trace-18-FLOAT16-select_last_token(position='input')",
+    "export-17-FLOAT16-select_last_token",
+)
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("step", [SelectLastToken(), SelectLastToken(position="input")], ids=str)
 @pytest.mark.parametrize(("how", "ios", "precision"), SPELLINGS)
 def test_select_last_token(how: str, ios: int, precision: str, step: SelectLastToken) -> None:
@@ -175,6 +187,7 @@ def test_select_last_token(how: str, ios: int, precision: str, step: SelectLastT
     assert after.functions["main"].outputs[0].shape == (1, 1, WORDS)
 
 
+@pytest.mark.quick_cases("trace-15")
 @pytest.mark.parametrize(("how", "ios"), [("trace", 15), ("trace", 18), ("export", 17)])
 def test_a_gpt_that_selects_by_itself(how: str, ios: int) -> None:
     program = converted(how, ios, "FLOAT16", selects=True)
@@ -183,6 +196,7 @@ def test_a_gpt_that_selects_by_itself(how: str, ios: int) -> None:
     assert norms(after) == [(1, LENGTH, 16), (1, 1, 16)]
 
 
+@pytest.mark.quick_cases("15")
 @pytest.mark.parametrize("ios", [15, 18])
 def test_both_at_conversion_time(ios: int) -> None:
     """Inside coremltools' own pipeline, where scopes are kept by coremltools."""

@@ -39,6 +39,7 @@ def score_of(program: Program, target: str) -> Score:
     return scored(program, Target.parse(target))[0]
 
 
+@pytest.mark.quick_cases("vit_ane-vit-False")
 @pytest.mark.parametrize(("recipe", "name", "mask"), MEMBERS)
 def test_nothing_is_lost_and_the_numbers_stay(
     converted: Callable[..., Any], recipe: str, name: str, mask: bool
@@ -57,6 +58,7 @@ SMALL = [("gpt2_ane", "gpt2", False), ("auto", "gpt2", False), ("encoder_ane", "
 SMALL += [("decoder_ane", "gpt2", False), ("vit_ane", "vit", False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("recipe", "name", "mask"), SMALL)
 def test_a_recipe_makes_no_model_slower(
@@ -82,6 +84,7 @@ def test_mirrored_edges_stay_where_slices_take_longer(target: str) -> None:
     assert score_of(surgery.program, target).estimate <= score_of(program, target).estimate * (1 + SAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_of_a_decoder_the_lookup_alone_stays_off(converted: Callable[..., Any], target: str) -> None:
     made = converted("llama")
@@ -170,6 +173,7 @@ def test_a_network_from_picture_to_picture() -> None:
     assert not score_of(surgery.program, "M4/macOS 15").loss(score_of(picture_to_picture(), "M4/macOS 15"))
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize(
     ("recipe", "name", "said"),
     [
@@ -307,6 +311,7 @@ def pooled(x: Any, mask: Any) -> Any:
     return mb.real_div(x=total, y=mb.reduce_sum(x=mask, axes=[1], keep_dims=False), name="y")
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_family_s_recipe_repairs_what_costs_no_time(target: str) -> None:
     shapes = ((1, 512, 64), (1, 512, 1))

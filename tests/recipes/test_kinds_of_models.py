@@ -140,6 +140,7 @@ def test_a_shared_table_is_not_stored_twice(name: str, recipe: str, target: str)
     assert after < 1.1 * before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", TARGETS)
 def test_wide_kernels_reach_the_engine_for_a_few_ops_more(target: str) -> None:
     """The wrong version: a share of ops that falls by a little, and vetoes a shorter time."""

@@ -35,6 +35,7 @@ FEW = ("gpt2", "llama", "bert", "whisper", "vit")
 PROGRAMS = [name for name in registry.recipe_names() if name != "neuralnetwork_ane"]
 
 
+@pytest.mark.one_of(12)
 @pytest.mark.parametrize(("name", "recipe"), [("gpt2", "auto"), ("gpt2", "gpt2_ane"), ("bert", "encoder_ane")])
 @pytest.mark.parametrize("target", TARGETS)
 def test_two_models(converted: Callable[..., Any], name: str, recipe: str, target: str) -> None:

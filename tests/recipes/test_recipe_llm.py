@@ -18,6 +18,7 @@ from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [None, "M1/macOS 15", "A17/iOS 18"])
 def test_it_keeps_the_cache_on_every_target(target: str | None) -> None:
     program = Small(half=True, mask="selected", heads=2, width=32, words=64).program()
@@ -35,6 +36,7 @@ def test_a_converted_model(converted: Callable[..., Any], tmp_path: Path) -> Non
     assert ane.generate(made, [5, 6, 7], 9).written == ane.generate(model, [5, 6, 7], 9).written
 
 
+@pytest.mark.slow
 def test_with_an_attention_mask(converted: Callable[..., Any]) -> None:
     model = converted("llama", mask=True, target="iOS18", precision="fp32")
     made = recipes.llm_ane(model.model, fixed={"attention_mask": 1}, prefill=4, quiet=True)

@@ -46,6 +46,8 @@ def kept_off(done: ane.Surgery) -> tuple[int, int]:
     return before, after
 
 
+@pytest.mark.quick_cases("mlt_es2en_char_decoder16", "mlt_gesture_classifier")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in FILES])
 def test_real_networks(corpus: Path, tmp_path: Path, name: str) -> None:
     path = corpus / f"{name}.mlmodel"
@@ -62,6 +64,7 @@ def test_real_networks(corpus: Path, tmp_path: Path, name: str) -> None:
     assert path.read_bytes() == content
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILES)
 def test_without_the_steps_that_round_all_is_bit_exact(corpus: Path, name: str) -> None:
     done = operate(corpus / f"{name}.mlmodel", exact_steps(), prove="model")
@@ -69,6 +72,7 @@ def test_without_the_steps_that_round_all_is_bit_exact(corpus: Path, name: str) 
     assert [o.max_abs for o in done.proof.outputs] == [0.0] * len(done.proof.outputs)
 
 
+@pytest.mark.slow
 def test_nothing_to_do_gives_the_same_bytes(corpus: Path, tmp_path: Path) -> None:
     path = corpus / "waifu2x_anime_noise0.mlmodel"
     done = operate(path, "neuralnetwork_ane")

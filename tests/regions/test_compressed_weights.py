@@ -218,6 +218,7 @@ def size(var: Var) -> int:
     return found
 
 
+@pytest.mark.one_of(8)
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize("form", FORMS)
 def test_an_edited_weight_stays_compressed_and_decodes_to_the_edit(form: str, edit: str) -> None:

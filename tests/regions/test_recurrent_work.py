@@ -17,6 +17,7 @@ def flop(program: Program) -> int:
     return sum(work_of(op).flop for op in walk_ops(program))
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", GATES)
 def test_a_recurrent_op_computes_what_its_steps_do(kind: str) -> None:
     rows, shape = GATES[kind] * 3, (5, 2, 4)

@@ -196,6 +196,7 @@ def test_few_values_are_found_exactly_and_many_by_their_means(monkeypatch: pytes
     assert good < 0.9 * _off(spread)
 
 
+@pytest.mark.slow
 def test_many_numbers_are_found_by_means_of_near_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of numbers with long tails, where the wrong version, parts of one width, is too coarse in the middle."""
     numbers = np.random.default_rng(2).standard_t(3, (20000, 1))

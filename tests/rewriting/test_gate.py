@@ -274,6 +274,7 @@ def test_a_step_that_a_later_one_makes_useless_is_taken_back() -> None:
     assert len(kinds(ane.apply(twice, asked, target="M4/macOS 15", prove=None, quiet=True))) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 15"])
 def test_an_unrolled_recurrence_is_not_free(target: str) -> None:
     """The wrong version: 64 rounds of small ops, each of which costs next to nothing."""

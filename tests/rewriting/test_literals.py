@@ -200,6 +200,7 @@ def built(make: Callable[[Var, Any], Var], dtype: Any) -> Program:
     return program
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("dtype", HALVES, ids=["fp16", "fp32"])
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_strangers_pass_runs_on_both_types(name: str, dtype: Any) -> None:
@@ -210,6 +211,7 @@ def test_a_strangers_pass_runs_on_both_types(name: str, dtype: Any) -> None:
     assert surgery.proof.ok
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("precision", ["FLOAT16", "FLOAT32"])
 @pytest.mark.parametrize("name", STRANGERS)
 def test_a_strangers_pass_runs_in_a_conversion(name: str, precision: str) -> None:

@@ -42,6 +42,7 @@ def visited(use: Callable[[Program], object], program: Program) -> int:
     return counted.count
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("nest", [branches, loops])
 @pytest.mark.parametrize("name", LINEAR)
 def test_twice_as_deep_costs_twice_as_much(nest: Callable[[int], Program], name: str) -> None:
@@ -49,6 +50,7 @@ def test_twice_as_deep_costs_twice_as_much(nest: Callable[[int], Program], name:
     assert whole <= 2.1 * half
 
 
+@pytest.mark.slow
 def test_applying_is_not_exponential() -> None:
     half, whole = (visited(EDITS["apply"], branches(depth)) for depth in (10, 20))
     assert whole <= 4 * half
@@ -70,6 +72,7 @@ def test_a_walk_that_calls_itself_over_a_walk_is_noticed() -> None:
         sum(each(op) for op in branches(DEEP).functions["main"].operations)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nest", [branches, loops])
 def test_files(nest: Callable[[int], Program], tmp_path: Path) -> None:
     program, package = nest(STORED), tmp_path / "deep.mlpackage"
@@ -127,6 +130,7 @@ LEVELS = 2000
 """Far more than the stack of Python has, and than any walk of both sides of each op can see the end of."""
 
 
+@pytest.mark.slow
 def test_values_that_are_read_twice() -> None:
     assert is_whole(doubled("add", lambda x: mb.round(x=x), LEVELS))
     assert not is_whole(doubled("add", lambda x: x, LEVELS))

@@ -131,7 +131,7 @@ def test_in_a_plan_that_gains_a_step_stays_only_where_leaving_it_out_loses() -> 
 def test_without_a_target_the_newest_chips_judge_and_are_named() -> None:
     old = ane.plan(decoder(), "gpt2_ane")
     assert old.steps
-    assert old.gain.startswith("gains on A12 to A19 and M1 to M6 (A14: expected time ")
+    assert old.gain.startswith("gains on A12 to A19 and M1 to M6 (iPhone 12, A14: expected time ")
     none = ane.plan(sums(), Recipe("own", (TanhToExp(),)))
     assert not none.steps
     assert none.gain == "nothing to gain on A12 to A19 and M1 to M6"

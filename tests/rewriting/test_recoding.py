@@ -128,6 +128,7 @@ def test_the_command(tmp_path: Path) -> None:
         str(tmp_path / "after.mlpackage"),
         "--compressed",
         "reencode",
+        "--full",
     ]
     shown = CliRunner().invoke(cli.app, words)
     assert shown.exit_code == 0, shown.output

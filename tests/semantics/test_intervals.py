@@ -123,6 +123,7 @@ BODIES: dict[str, Body] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_what_is_made_lies_in_the_interval(name: str) -> None:
     made = program(BODIES[name])

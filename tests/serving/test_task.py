@@ -55,12 +55,12 @@ def zipped(package: Path, place: Path) -> Path:
 def test_a_zipped_package_is_reported_rewritten_and_packed(package: Path, folder: Path, tmp_path: Path) -> None:
     zipped(package, folder / "upload/tiny.zip")
     first = worked(folder)
-    assert first["sentence"].startswith("ANE: no op on M1")
+    assert first["sentence"].startswith("On M1")
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "<h1>tiny.mlpackage</h1>" in page
     assert str(folder) not in page
     second = worked(folder, task="apply", recipe="gpt2_ane")
-    assert "logits holds the last position alone" in second["changes"]
+    assert "logits now has the last position only" in second["changes"]
     assert 'data-view="1"' in (folder / "report.html").read_text(encoding="utf-8")
     assert second["download"] == "tiny_gpt2_ane.mlpackage.zip"
     zipfile.ZipFile(folder / "download.zip").extractall(tmp_path / "new")
@@ -70,7 +70,7 @@ def test_a_zipped_package_is_reported_rewritten_and_packed(package: Path, folder
 
 def test_the_graph_alone_is_reported(package: Path, folder: Path) -> None:
     shutil.copy(package / "Data/com.apple.CoreML/model.mlmodel", folder / "upload")
-    assert worked(folder)["sentence"].startswith("ANE: no op on M1")
+    assert worked(folder)["sentence"].startswith("On M1")
     assert "placed by its graph alone" in (folder / "report.html").read_text(encoding="utf-8")
     error = worked(folder, task="apply")["error"]
     assert error.startswith("model.mlmodel has no weights/weight.bin"), "and no folder of this machine"

@@ -282,7 +282,7 @@ def test_what_has_been_here_for_too_long_is_deleted_though_it_is_asked_for() -> 
         ({"task": "delete"}, "unknown task"),
         ({"recipe": "os.system"}, "unknown recipe"),
         ({"prove": "none"}, "unknown prove"),
-        ({"target": "Z80"}, "unknown chip"),
+        ({"target": "Z80"}, "unknown chip or device"),
     ],
     ids=str,
 )

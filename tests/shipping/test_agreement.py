@@ -53,6 +53,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [None, pytest.param(8, marks=pytest.mark.slow)])
 def test_a_window_that_is_lost_is_seen_beyond_it(
     windowed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: int | None

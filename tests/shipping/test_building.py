@@ -71,6 +71,7 @@ def test_it_writes_what_transformers_writes(checkpoint: Path, built: Path) -> No
     assert list(ane.stream(built, prompt, 25)) == greedy(checkpoint, prompt, 25)
 
 
+@pytest.mark.slow
 def test_a_head_in_parts_gives_the_likeliest_token_of_each(
     checkpoint: Path, built: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +100,7 @@ def logits_of_prompts(folder: Path, ids: list[int]) -> Array:
     return np.stack(rows)
 
 
+@pytest.mark.slow
 def test_a_prompt_of_every_length_gives_the_logits_of_the_checkpoint(
     checkpoint: Path, built: Path, tmp_path: Path
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_row_that_is_not_the_last_one_would_be_seen(built: Path, monkeypatch: 
     assert np.abs(right - wrong).max() > 0.1 * np.ptp(right)
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
     """transformers groups and sorts the tokens by experts, which keeps no axis of tokens."""
     from transformers import MixtralConfig, MixtralForCausalLM
@@ -151,6 +154,7 @@ def test_a_mixture_of_experts_is_built(tmp_path: Path) -> None:
     assert list(written) == greedy(tmp_path / "checkpoint", [5, 20, 7], 12)
 
 
+@pytest.mark.slow
 def test_experts_that_are_chosen_by_groups_are_built(tmp_path: Path) -> None:
     """The groups are a mask that is scattered into, row by row."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
@@ -217,6 +221,7 @@ def test_a_file_that_was_changed_is_an_error(built: Path, tmp_path: Path, part: 
         ane.chat(copy, "hello")
 
 
+@pytest.mark.slow
 def test_chunks_write_the_same(checkpoint: Path, built: Path, tmp_path: Path) -> None:
     found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, limit="30 KB", quiet=True)
     assert found.chunks > 1
@@ -241,6 +246,7 @@ def weights(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("weight.bin"))
 
 
+@pytest.mark.slow
 def test_a_tied_table_is_stored_once_in_all_chunks(tied: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"context": 32, "prefill": 8, "quiet": True}
     whole = ane.build(tied, tmp_path / "whole", **options)
@@ -257,6 +263,7 @@ def test_a_tied_table_is_stored_once_in_all_chunks(tied: Path, tmp_path: Path) -
     assert ane.generate(cut.folder, prompt, 18, quiet=True).written == tuple(greedy(tied, prompt, 18))
 
 
+@pytest.mark.slow
 def test_a_tied_table_that_two_chunks_store_is_said(
     tied: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -268,6 +275,7 @@ def test_a_tied_table_that_two_chunks_store_is_said(
     assert abs(more / (1 + more) - table) < 0.1
 
 
+@pytest.mark.slow
 def test_a_packed_table_in_parts_is_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With more words than a head of one piece has, the parts of 4 bits are looked up in as well."""
     monkeypatch.setattr(building._Builder, "judged", lambda *_: None)  # only what is stored is looked at
@@ -281,6 +289,7 @@ def test_a_packed_table_in_parts_is_stored_once(tmp_path: Path, monkeypatch: pyt
     assert weights(ane.build(source, tmp_path / "twice", **options).folder) > stored + 0.9 * table
 
 
+@pytest.mark.slow
 def test_fewer_bits_are_said_with_what_they_cost(checkpoint: Path, built: Path, tmp_path: Path) -> None:
     found = ane.build(checkpoint, tmp_path / "out", context=40, prefill=8, bits=8, quiet=True)
     whole = json.loads((built / "report.json").read_text())
@@ -335,6 +344,7 @@ def test_a_text_says_how_weights_are_rounded(checkpoint: Path, tmp_path: Path) -
 STOPPED = ("converted", "cached", "hashes")
 
 
+@pytest.mark.quick_cases("converted")
 @pytest.mark.parametrize("at", STOPPED)
 def test_a_stopped_build_goes_on_to_the_same_bytes(
     checkpoint: Path, built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
@@ -362,6 +372,7 @@ def test_a_stopped_build_goes_on_to_the_same_bytes(
     assert hashes(built, files[0]) == hashes(tmp_path / "out", files[0])
 
 
+@pytest.mark.slow
 def test_stages_of_other_options_are_made_again(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +413,7 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 123\n
 INDEX = '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize(
     ("change", "words"),
     [

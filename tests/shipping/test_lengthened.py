@@ -225,6 +225,7 @@ RIGHT: dict[str, tuple[Build, int, tuple[int, ...]]] = {
 }
 
 
+@pytest.mark.one_of(28)
 @pytest.mark.parametrize("case", RIGHT)
 def test_each_size_is_the_model_built_at_it(case: str) -> None:
     """Bit for bit in fp16."""
@@ -423,6 +424,7 @@ class Block(torch.nn.Module):
         return torch.relu(self.conv(x.transpose(1, 2))), x.mean(1)
 
 
+@pytest.mark.slow
 def test_a_converted_module(tmp_path: Path) -> None:
     """It has as many channels as places; each size is what torch converts at it, bit for bit."""
     base = 32

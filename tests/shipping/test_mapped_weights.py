@@ -27,6 +27,7 @@ def held(program: Any) -> list[str]:
     return [op.name for op in ops if op.op_type == "const" and mapped_weights._is_held(op.outputs[0].val)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_conversion_holds_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: bool) -> None:
     monkeypatch.setattr(mapped_weights, "LEAST", 1024)

@@ -118,6 +118,7 @@ def test_a_mask_that_hides_a_whole_row_is_not_filled_up(encoder: tuple[Any, Path
         ane.run(encoder[1], values)
 
 
+@pytest.mark.slow
 def test_a_decoder_at_every_length(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = converted(Decoder(), ["ids"])
@@ -197,6 +198,7 @@ RIGHT: dict[str, Built] = {
 FLIPPED = {"chosen": 1.0, "given as it is added": -1e4}
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize("case", RIGHT)
 def test_masks_in_every_spelling(case: str, tmp_path: Path) -> None:
     model = program(RIGHT[case])

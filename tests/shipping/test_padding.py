@@ -123,6 +123,7 @@ def chomped(x: Var, before: int = 4, begin: int = 0) -> Var:
     )
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize(
     ("build", "axis"),
     [
@@ -230,6 +231,7 @@ WRONG: dict[str, tuple[Callable[[Var], Any], str]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("case", WRONG)
 def test_what_reads_across_is_refused(case: str, tmp_path: Path) -> None:
     build, words = WRONG[case]
@@ -284,6 +286,7 @@ def every_second(x: Var) -> Var:
     return mb.mul(x=taken, y=moving(x, 3, (1, 1)), name="y")
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("build", "share"), [(halved, 2), (halved_twice, 4), (over_zeros, 2), (every_second, 2)]
 )

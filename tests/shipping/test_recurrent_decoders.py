@@ -118,6 +118,7 @@ def step(module: Any) -> Step:
     return found
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("build", [mamba, falcon, doge, griffin, sparse])
 def test_steps_give_the_logits_of_the_whole_text(build: Callable[[], Any]) -> None:
     """At every length from 1 to the context, as prompts are read token by token."""
@@ -208,6 +209,7 @@ def test_what_a_step_has_no_functions_for_is_an_error(checkpoint: Path, tmp_path
         ane.build(checkpoint, tmp_path / "out", context=CONTEXT, width=4, quiet=True)
 
 
+@pytest.mark.slow
 def test_a_graph_that_gets_no_cache_is_built_by_its_steps(tmp_path: Path) -> None:
     doge().save_pretrained(tmp_path / "checkpoint")
     checkpoints.tokenizer().save(str(tmp_path / "checkpoint" / "tokenizer.json"))

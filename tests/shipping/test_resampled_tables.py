@@ -43,6 +43,7 @@ def stored(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("weight.bin"))
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("first", [False, True])
 def test_small_models_compute_their_positions(first: bool, tmp_path: Path) -> None:
     module = Pictures(24, first).eval()

@@ -50,6 +50,7 @@ def weight_bytes(package: Path) -> int:
     return next(package.rglob("weight.bin")).stat().st_size
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("opset", [ct.target.iOS18, ct.target.iOS17], ids=["iOS18", "iOS17"])
 def test_each_size_is_the_model_at_that_size(opset: Any, tmp_path: Path) -> None:
     """Bit for bit in fp16 what the model built at the size gives; 2 % more weights than one size at most."""
@@ -280,6 +281,7 @@ def test_the_command(ranged: Any, tmp_path: Path) -> None:
     assert "the same inputs" in str(out.exception)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, 2])
 def test_loops_of_real_models_are_unrolled(part: int, corpus: Path) -> None:
     """Bit for bit what the model with its loop gives, at either size of its batch."""

@@ -75,6 +75,7 @@ def output(values: dict[str, Any]) -> Any:
     return value
 
 
+@pytest.mark.slow
 def test_a_bert_is_stored_once(bert: tuple[nn.Module, Any, Any], tmp_path: Path) -> None:
     """Tables of positions and token types are cut from those of the largest size."""
     _, _, sized = bert
@@ -83,6 +84,7 @@ def test_a_bert_is_stored_once(bert: tuple[nn.Module, Any, Any], tmp_path: Path)
     assert packed.stat().st_size <= 1.02 * one.stat().st_size
 
 
+@pytest.mark.slow
 def test_a_bert_at_each_size_and_between(bert: tuple[nn.Module, Any, Any], tmp_path: Path) -> None:
     """At a size bit for bit in fp16 what the model converted at it gives; between sizes within 80 dB."""
     module, ranged, sized = bert
@@ -143,6 +145,7 @@ def of_floats(module: nn.Module, shape: tuple[Any, ...]) -> Any:
         )
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("case", SMALL)
 def test_small_models_at_six_sizes(case: str, tmp_path: Path) -> None:
     """Bit for bit in fp16 what the model converted at the size gives; the weights of one size."""

@@ -114,6 +114,7 @@ MEASURE = """
 """
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("width", [400, 1280])
 def test_a_browser_unfolds_an_op_and_nothing_is_cut(
     certificate: Certificate, width: int, tmp_path: Path

@@ -69,6 +69,7 @@ def test_the_page_says_what_the_report_says(found: ane.Compression, tmp_path: Pa
     )
 
 
+@pytest.mark.slow
 def test_the_plot_holds_every_point(found: ane.Compression, tmp_path: Path) -> None:
     place = found.save_plot(tmp_path / "plot.svg")
     words = "".join(ElementTree.parse(place).getroot().itertext())
@@ -112,6 +113,7 @@ def test_what_coremltools_does_not_take_has_no_points(tmp_path: Path) -> None:
     assert any("takes one package with one function" in note for note in found.notes)
 
 
+@pytest.mark.slow
 def test_the_command_writes_them(tmp_path: Path) -> None:
     package = ane.save(ane.load(model()), tmp_path / "model.mlpackage")
     options: list[Any] = []

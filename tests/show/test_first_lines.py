@@ -52,8 +52,11 @@ def two(second: str | None, **changes: Any) -> Inspection:
 
 PLACED = two("cpu", findings=(finding("f", message="is int32"),))
 KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "inspection": (lambda m: PLACED, r"ANE: 50 % of flop, 1 of 2 ops on M1/macOS 14; conv .* runs elsewhere"),
-    "surgery": (lambda m: ane.apply(m, ["negate_subtract"], quiet=True), "every change gives the same bits"),
+    "inspection": (
+        lambda m: PLACED,
+        r"On M1/macOS 14, 1 of 2 ops \(50% of the work\) runs on the Neural Engine",
+    ),
+    "surgery": (lambda m: ane.apply(m, ["negate_subtract"], quiet=True), "Every edit gives the same bits"),
     "comparison": (lambda m: ane.compare(m, m), "ok: the outputs are identical"),
     "ranges": (lambda m: ane.ranges(m, SAMPLES), "nothing leaves fp16"),
     "chain": (lambda m: ane.split(m, 2), "2 chunks, "),
@@ -84,17 +87,22 @@ def test_a_report_begins_with_a_sentence(kind: str, model: Any) -> None:
         assert not OURS.search(shown[:120]), shown[:120]
 
 
+MOVED = "On M1/macOS 14: 50% -> 100% of the work runs on the Neural Engine"
+
+
 def test_two_inspections_begin_with_what_moved() -> None:
     better = two("ane")
     lines = as_text(terminal.difference_group(PLACED, better)).splitlines()
-    assert lines[0] == "ANE: 50 % -> 100 % of flop on M1/macOS 14"
-    assert "ANE: 50 % -> 100 % of flop on M1/macOS 14" in words(drawn(PLACED, "page", better))
-    assert compared_shares(PLACED, PLACED) == "ANE: 50 % of ops on M1/macOS 14, as before"
+    assert lines[0] == MOVED
+    assert MOVED in words(drawn(PLACED, "page", better))
+    assert (
+        compared_shares(PLACED, PLACED) == "On M1/macOS 14: 50% of the ops run on the Neural Engine, as before"
+    )
 
 
 def test_a_page_and_a_cell_have_no_number_of_ours_first() -> None:
     for made in (drawn(PLACED, "page"), PLACED._repr_html_()):
-        assert not re.search(r"status \d", made[: made.index("runs elsewhere")])
+        assert not re.search(r"status \d", made[: made.index("runs on the")])
     assert "in part on the ANE" in drawn(PLACED, "page")
 
 
@@ -112,15 +120,15 @@ def test_what_is_rounded_is_said() -> None:
         return mb.relu(x=x, name="y")
 
     plain, rounded = (ane.apply(precise, ["compute_fp16"], quiet=True, prove=p) for p in ("sites", "model"))
-    assert headline(plain) == "values are rounded now; the outputs were not compared"
-    assert headline(rounded).startswith("outputs equal to ")
+    assert headline(plain) == "Values are rounded now; the outputs were not compared"
+    assert headline(rounded).startswith("Same outputs (")
 
 
 def test_what_does_not_load_is_no_share_of_the_engine() -> None:
     said = headline(ane.apply(program(ct.target.iOS18), ["negate_subtract"], target=TARGET, quiet=True))
     assert said.startswith("macOS 14 cannot load it")
-    assert said.endswith("; 1 change in 1 step")
-    assert "ANE: " not in said
+    assert said.endswith("; 1 edit in 1 step")
+    assert "Neural Engine" not in said
 
 
 def test_what_nobody_knows_is_no_share_of_nothing() -> None:
@@ -129,12 +137,12 @@ def test_what_nobody_knows_is_no_share_of_nothing() -> None:
         return mb.identity(x=x, name="y")
 
     said = headline(ane.apply(bare, ["negate_subtract"], target=TARGET, quiet=True))
-    assert said == f"nothing was changed; ANE: nothing is known of where its ops run on {TARGET}"
+    assert said == f"Nothing was changed; on {TARGET}, it is not known where the ops run"
 
 
 def test_a_network_that_became_a_program_was_changed(tmp_path: Any) -> None:
     network = ane.example("network", tmp_path / "network.mlmodel")
     said = headline(ane.apply(network, ["negate_subtract"], target=TARGET, quiet=True))
-    assert said.startswith("the neural network became an ML Program, and nothing else was changed; ANE: ")
+    assert said.startswith("The neural network became an ML Program, and nothing else was changed; on M1")
     layers = headline(ane.apply(network, ["legacy_constant"], target=TARGET, quiet=True))
     assert "became" not in layers

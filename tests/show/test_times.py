@@ -30,7 +30,7 @@ def timed(scale: float = 1.0) -> Inspection:
 
 
 def test_a_terminal_shows_a_bar_with_each_source_of_cost() -> None:
-    said = terminal.inspection_text(timed())
+    said = terminal.inspection_details(timed())
     assert "where the time goes  10 ms" in said
     assert "from 7 published times" in said
     lines = said.splitlines()

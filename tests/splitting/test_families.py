@@ -132,6 +132,7 @@ def proved(whole: Program, chain: Chain) -> None:
     assert found.proof.words.startswith("bit for bit")
 
 
+@pytest.mark.slow
 def test_one_hidden_state_passes_between_the_layers_of_a_decoder() -> None:
     whole = llama()
     chain = ane.split(whole, 4)
@@ -158,6 +159,7 @@ def test_skip_connections_pass_and_are_reported() -> None:
     assert "skip_0" in str(chain)
 
 
+@pytest.mark.slow
 def test_what_the_encoder_heard_passes_to_each_part_of_the_decoder() -> None:
     whole = whisper()
     chain = ane.split(whole, 4)
@@ -166,6 +168,7 @@ def test_what_the_encoder_heard_passes_to_each_part_of_the_decoder() -> None:
     proved(whole, chain)
 
 
+@pytest.mark.quick_cases("unet")
 @pytest.mark.parametrize("build", [llama, unet, whisper])
 def test_a_limit_is_kept_by_as_few_chunks_as_can_be(build: Callable[[], Program]) -> None:
     whole = build()

@@ -87,6 +87,7 @@ def saved(spec: Any, folder: Path) -> Path:
     return path
 
 
+@pytest.mark.one_of(6)
 @pytest.mark.parametrize("build", [lambda: gathering(True), lambda: gathering(False), recurrent])
 @pytest.mark.parametrize("name", ["chain", "chain.mlmodel", "chain.mlpackage"])
 def test_chunks_of_a_network_are_networks_that_together_equal_it(

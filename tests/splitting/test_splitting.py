@@ -27,7 +27,7 @@ from anesurgery.files.weights import WeightWriter
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.arithmetic import precision as arithmetic
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.splitting import checked
+from anesurgery.splitting import split
 
 WIDTH, LAYERS = 64, 6
 RNG = np.random.default_rng(3)
@@ -77,6 +77,7 @@ def test_the_mask_is_made_again_and_not_passed_on(package: Path) -> None:
     assert all("mask" not in border.names for border in chain.borders)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("limit", "count"), [(1.1 * LAYER, 6), (2.5 * LAYER, 3), (6.1 * LAYER, 1)])
 def test_as_few_chunks_as_the_limit_needs(package: Path, limit: float, count: int) -> None:
     chain = ane.split(package, max_bytes=int(limit))
@@ -163,6 +164,7 @@ DAMAGE: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_damaged_manifest_is_an_error(package: Path, tmp_path: Path, name: str) -> None:
     folder = ane.split(package, 2).save(tmp_path / "chain")
@@ -232,6 +234,8 @@ def nearly(path: Path, target: Path, at: int) -> Path:
     return target
 
 
+@pytest.mark.quick_cases("0", "8191")
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("at", [0, LAYER // 4, LAYER // 2, LAYER - 1])
 def test_weights_that_differ_in_one_byte_are_not_shared(package: Path, tmp_path: Path, at: int) -> None:
     other = nearly(package, tmp_path / "other.mlpackage", at)
@@ -376,6 +380,7 @@ def test_chunks_of_even_estimate_are_more_even_than_those_of_even_bytes() -> Non
     assert f"{first.ops:.0%} of ops" in str(chains[1])
 
 
+@pytest.mark.slow
 def test_chunks_equal_a_whole_whose_weights_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that are kept as fp32 and weights that are not are multiplied in one order."""
     wide, narrow = 6400, 1600
@@ -446,6 +451,7 @@ PROVED: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", PROVED)
 def test_a_chain_is_proved_against_the_whole(name: str, tmp_path: Path) -> None:
     whole = PROVED[name]()
@@ -571,9 +577,9 @@ def test_a_cut_says_what_a_run_beside_the_whole_shows(monkeypatch: pytest.Monkey
     assert chain.compared == said
     assert said in str(chain)
     assert ane.split(program, 2, compare=False).compared == ""
-    monkeypatch.setattr(checked, "MOST_FLOP", 1000)
+    monkeypatch.setattr(split, "MOST_FLOP", 1000)
     assert re.match(r"not compared with the whole: \d+ billion operations", ane.split(program, 2).compared)
-    monkeypatch.setattr(checked, "MOST_BYTES", 10)
+    monkeypatch.setattr(split, "MOST_BYTES", 10)
     assert re.match(r"not compared with the whole: 18 KiB of weights", ane.split(program, 2).compared)
 
 
@@ -582,10 +588,11 @@ def test_a_cut_that_differs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chain = ane.split(program, 2)
     (conv,) = [op for c in chain.chunks for op in walk_ops(c.program) if op.op_type == "conv"]
     conv.weight.val[0] += 1  # the weights are shared with the whole, which is made anew
-    said = checked.checked(ane.load(moved_then_summed()), chain, None)
+    said = split.checked(ane.load(moved_then_summed()), chain, None)
     assert said.startswith("NOT equal to the whole, as stored, on one sampled input: worst PSNR")
 
 
+@pytest.mark.slow
 def test_a_real_model_with_labels_is_equal_in_chunks(corpus: Path) -> None:
     path = corpus / "mlc_mosaic.mlpackage"
     chain = ane.split(path, 2)

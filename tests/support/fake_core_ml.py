@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement import compute_plan, stopwatch
+from anesurgery.placement import compute_plan, core_ml_runs
 
 
 def convolutions(side: int = 64) -> Program:
@@ -77,7 +77,7 @@ class FakeModel:
         """The first five are slow, and of the others every tenth."""
         FakeModel.given.append(values)
         self.calls += 1
-        slow = self.calls <= stopwatch.WARM or self.calls % 10 == 0
+        slow = self.calls <= core_ml_runs.WARM or self.calls % 10 == 0
         FakeModel.now += self.seconds * (50 if slow else 1)
         return {}
 
@@ -91,5 +91,5 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Program:
     monkeypatch.setattr(compute_plan, "ask", lambda model, target: FakePlan(program, "ane", 1 / 6))
     monkeypatch.setattr(ct.models.utils, "compile_model", lambda path: f"{path}c")
     monkeypatch.setattr(ct.models, "CompiledMLModel", FakeModel)
-    monkeypatch.setattr(stopwatch, "CLOCK", lambda: FakeModel.now)
+    monkeypatch.setattr(core_ml_runs, "CLOCK", lambda: FakeModel.now)
     return program

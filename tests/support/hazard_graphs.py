@@ -1123,8 +1123,8 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-eps",
         "hold_guards",
         "flushed",
-        "1e-10 became 6e-8, which is held; what it was none can tell: convert in fp32, of which `compute_fp16` "
-        "keeps it",
+        "the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32, of which "
+        "`compute_fp16` keeps it",
     ),
     Hazard(
         "guard that is 0",

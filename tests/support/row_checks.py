@@ -15,12 +15,11 @@ import numpy as np
 import torch
 from random_ops import NUMPY, TYPES, Sample, numbers, plain_numbers, promised
 
-from anesurgery import ops
+from anesurgery import fp16, ops
 from anesurgery.checking import proofs
 from anesurgery.errors import Refusal
 from anesurgery.facts import dependence, rowwise, token_axes
 from anesurgery.facts.whole_numbers import (
-    EXACT,
     MOVES,
     WholeNumbers,
     is_whole,
@@ -33,13 +32,13 @@ from anesurgery.interpret import Evaluator, evaluate
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Array, Maker, Operation, Var, add_input, constant, mb, np_dtype, static_shape
 from anesurgery.mil import operands as mil_operands
+from anesurgery.passes.integers_as_floats import _Floats
 from anesurgery.regions import padding, views
 from anesurgery.regions.small_builds import rebuild
-from anesurgery.regions.whole_floats import Floats
 from anesurgery.rewriting import scaled_regions
 from anesurgery.semantics import rows
 from anesurgery.semantics.bounds import EXACT as EXACT_ENDS
-from anesurgery.semantics.bounds import LARGEST, outwards
+from anesurgery.semantics.bounds import outwards
 from anesurgery.semantics.intervals import Intervals
 from anesurgery.semantics.reading import ints
 from anesurgery.semantics.rows import ALWAYS, CONTRACTED, OF_WHOLE, Axes, places_of, slices_read
@@ -528,12 +527,12 @@ def differs_in_floats(sample: Sample) -> str:
     if any(low > high for low, high in ranges.values()) or more or makes_whole(out) is None:
         return ""
     whole = WholeNumbers({v.name: r for v, r in ranges.items() if np_dtype(v).kind != "f"})  # NaN is no integer
-    if whole.leaves(out, EXACT) or symbolic_shape(out):
+    if whole.leaves(out, fp16.LAST_INTEGER) or symbolic_shape(out):
         return ""
     values = {var: numbers(operand, ranges[var], rng) for var, operand in sample.operands.items()}
     with sample.function:
         before = set(sample.function.operations)
-        floats = Floats(PlainMaker(), np.dtype(np.float16)).of(out)
+        floats = _Floats(PlainMaker(), np.dtype(np.float16)).of(out)
     added = [op for op in sample.function.operations if op not in before and op.op_type != "const"]
     found = evaluate([*sample.ops, *added], values, [out, floats], "fp16")
     return "" if torch.equal(found[0].double(), found[1].double()) else f"other numbers in fp16: {sample}"
@@ -592,7 +591,7 @@ def pads_with_another_number(sample: Sample) -> str:
     (result,) = evaluate(sample.ops, values, [out], Double())
     held = result.double().reshape(-1)
     if lane is None:
-        good = bool((held.abs() <= LARGEST).all())
+        good = bool((held.abs() <= fp16.LARGEST).all())
     else:
         good = math.isnan(lane) or bool(
             torch.isclose(held, torch.tensor(lane, dtype=torch.float64), 1e-6, 0).all()

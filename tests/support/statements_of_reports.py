@@ -61,7 +61,7 @@ def faster(name: str, build: Callable[[], Program], other: Callable[[], Program]
 
 def warns_of_all(found: Inspection) -> Any:
     """Does it say that ALL is no safe default?"""
-    return any("no safe default" in note for note in found.notes)
+    return any("Core ML's default, ALL" in note for note in found.notes)
 
 
 def none_on_ane(found: Inspection) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.interpret.arithmetic import field
 from anesurgery.interpret.arithmetic.field import Image, add, divide, multiply, negated
 from anesurgery.interpret.arithmetic.precision import narrows
@@ -115,7 +116,7 @@ MOST_FACTORS = 8
 degree, by which a proof gets weaker."""
 
 
-WHOLE = {2: 2.0**11, 4: 2.0**24, 8: 2.0**53}
+WHOLE = {2: fp16.LAST_INTEGER, 4: 2.0**24, 8: 2.0**53}
 """Bytes of a float -> up to where it holds every integer."""
 AROUND = names("add sub mul square pow reduce_sum reduce_prod reduce_sum_square cumsum matmul linear einsum")
 """Ops whose integers may wrap around."""

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.mil import (
     Operation,
     Var,
@@ -95,7 +96,7 @@ def _terms(op: Operation) -> int:
     return math.prod(n for n in sizes if isinstance(n, int)) or 1
 
 
-LARGEST_EXPONENTIAL = math.log(65504.0)
+LARGEST_EXPONENTIAL = math.log(fp16.LARGEST)
 
 
 def _log_sum(op: Operation, function: Function) -> Function:

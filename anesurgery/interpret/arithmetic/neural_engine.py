@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from anesurgery import fp16
 from anesurgery.interpret.arithmetic import engine_faults
 from anesurgery.interpret.arithmetic.properties import CHIPS, applies
 from anesurgery.interpret.ops.conv import CONV, pad_axes, padding
@@ -24,8 +25,6 @@ from anesurgery.interpret.ops.quantization import codes
 from anesurgery.interpret.table import TABLE, Unsupported, ints
 from anesurgery.mil import Operation, constant, consumers, is_output, producer
 
-CEILING = 32768.0
-"""Magnitude at which a sum of products becomes infinite (see `neural_engine.ELEMENTS`)."""
 AT_ONCE = 1 << 22
 """Products that are looked at together: 16 MiB of fp32."""
 
@@ -53,9 +52,11 @@ class Sum:
 
 def overflowed(total: Tensor) -> Tensor:
     """The result, infinite where its magnitude reaches the ceiling."""
-    if total.numel() == 0 or float(total.abs().amax()) < CEILING:
+    if total.numel() == 0 or float(total.abs().amax()) < fp16.CEILING:
         return total
-    return torch.where(total.abs() >= CEILING, torch.copysign(torch.full_like(total, math.inf), total), total)
+    return torch.where(
+        total.abs() >= fp16.CEILING, torch.copysign(torch.full_like(total, math.inf), total), total
+    )
 
 
 def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
@@ -80,13 +81,13 @@ def limited(op_type: str, flush: float = 0.0) -> Callable[..., Tensor]:
 def held(summed: Sum) -> Tensor:
     """The result of a sum with the ceiling."""
     total = summed.total()
-    if summed.length < 2 or total.numel() == 0 or summed.roughly() < CEILING:
+    if summed.length < 2 or total.numel() == 0 or summed.roughly() < fp16.CEILING:
         return total
     risky = summed.risky().nonzero()
     for places in torch.split(risky, max(1, AT_ONCE // summed.length)):
         if len(places):
             partial = summed.terms(places).cumsum(-1)
-            over = partial.abs() >= CEILING
+            over = partial.abs() >= fp16.CEILING
             first = partial.gather(-1, over.int().argmax(-1, keepdim=True))[:, 0]
             at = tuple(places.T)
             total[at] = torch.where(
@@ -131,10 +132,10 @@ def _matmul(
 
     def risky() -> Tensor:
         if y.ndim == 1:
-            return torch.matmul(x.abs(), y.abs()) + start >= CEILING
+            return torch.matmul(x.abs(), y.abs()) + start >= fp16.CEILING
         risk = torch.zeros(shape, dtype=torch.bool)
-        some = (largest_of(x) * columns + start >= CEILING).nonzero()[:, 0]
-        risk[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= CEILING
+        some = (largest_of(x) * columns + start >= fp16.CEILING).nonzero()[:, 0]
+        risk[..., some] = torch.matmul(x.abs(), y[..., some].abs()) + start >= fp16.CEILING
         return risk
 
     return Sum(
@@ -224,7 +225,7 @@ def _conv(
         lambda: TABLE["conv"].function(x, weight, bias, strides, pad_type, pad, dilations, groups),
         lambda: largest_of(x) * norm + largest_of(start),
         magnitudes,
-        lambda: magnitudes() >= CEILING,
+        lambda: magnitudes() >= fp16.CEILING,
         terms,
         math.prod(weight.shape[1:]),
     )
@@ -240,8 +241,7 @@ Function = Callable[..., Any]
 NON_FINITE = 65536.0
 """What an infinity or a NaN counts as inside the engine: the next power of two above fp16."""
 WIDTH_LIMIT = 4095.0
-SMALLEST_NORMAL = 2.0**-14
-"""Where a slice of the last axis becomes infinite on H13 and H14, and below which products are 0 on H13."""
+"""Where a slice of the last axis becomes infinite on H13 and H14."""
 
 
 def rounding(chip: str | None, op_type: str = "") -> Callable[[Tensor], Tensor]:
@@ -266,7 +266,7 @@ def meaning(op: Operation, function: Function, moves: bool, chip: str | None) ->
     """How an op is computed on the engine, from how it is computed exactly."""
     op_type = op.op_type
     if op_type in SUMS:
-        function = limited(op_type, flush=SMALLEST_NORMAL if applies("flush", chip) else 0.0)
+        function = limited(op_type, flush=fp16.NORMAL if applies("flush", chip) else 0.0)
         if op_type == "matmul" and applies("grid", chip):
             function = _then(function, _to_grid)
     elif op_type in RESULTS:

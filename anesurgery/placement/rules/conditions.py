@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.facts.attention import MASKED, softmaxes_after
 from anesurgery.facts.masks import against_causal_attention
 from anesurgery.mil import (
@@ -26,7 +27,7 @@ from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import LARGEST, of_constant
+from anesurgery.semantics.bounds import of_constant
 from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
 from anesurgery.semantics.rows import read_results, runtime
 from anesurgery.semantics.unedited import kept
@@ -129,7 +130,7 @@ def empty_rows(op: Operation, target: Target) -> str:
     """A softmax whose whole row may be masked with minus infinity, or what a cast to fp16 makes one."""
     half = bounds.is_half(op.outputs[0])
     filled = _fill(op) if half or any(map(_narrows, consumers(op.outputs[0]))) else None
-    if filled is None or filled[0] >= -LARGEST:
+    if filled is None or filled[0] >= -fp16.LARGEST:
         return ""
     keep = _kept(op, filled[1])
     if keep is not None:
@@ -318,7 +319,11 @@ def large_kernel(op: Operation, target: Target) -> str:
 def wide_window(op: Operation, target: Target) -> str:
     """The window of a max_pool is wider than 8, and not 32."""
     width = int(op.kernel_sizes.val[-1])
-    return "" if width <= 8 or width == 32 else f"window width {width}; 1 to 8 and 32 are taken"
+    return (
+        ""
+        if width <= 8 or width == 32
+        else f"the pooling window is {width} wide; the engine supports 1 to 8, and 32"
+    )
 
 
 def long_inner(most: int) -> Test:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from anesurgery import fp16
 from anesurgery.facts.quotients import quotient_angle
 from anesurgery.facts.window_pads import window_axes
 from anesurgery.interpret.table import TABLE
@@ -34,8 +35,6 @@ from anesurgery.placement.target import Target
 from anesurgery.semantics.intervals import interval
 from anesurgery.semantics.reading import axes_of, flag, number
 
-NORMAL = 2.0**-14
-"""The smallest number of fp16 that has all its digits."""
 LARGEST_INT16 = 2**15 - 1
 SHAPED = names("shape range_1d const")
 """Ops whose results rest on shapes and constants alone."""
@@ -66,7 +65,7 @@ class GrownEpsilon:
     def change(self, scale: torch.Tensor, mean: torch.Tensor) -> float:
         """By how much of itself a norm is off, for these largest magnitudes and means."""
         epsilon, scale, mean = number(self.epsilon) or 0.0, scale.double(), mean.double()
-        ratio = (mean + epsilon) / (mean + epsilon / scale.clamp(min=2.0**-24) ** 2)
+        ratio = (mean + epsilon) / (mean + epsilon / scale.clamp(min=fp16.LEAST) ** 2)
         return float((ratio.sqrt() - 1).abs().max()) if ratio.numel() else 0.0
 
 
@@ -169,7 +168,7 @@ def rounded_away(op: Operation) -> str:
             return f"the factor %{var.name} is infinite"
         if size == 0 and op.op_type == "mul":
             return f"%{op.outputs[0].name} is multiplied by 0"
-        if 0 < size < NORMAL and op.op_type in ("mul", "real_div"):
+        if 0 < size < fp16.NORMAL and op.op_type in ("mul", "real_div"):
             digits = max(0, 10 + math.floor(math.log2(size)) + 14)
             return f"the factor %{var.name} is {size:.4g}, of which fp16 holds {digits} binary digits of 11"
     return ""

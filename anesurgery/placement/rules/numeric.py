@@ -8,19 +8,20 @@ of M4 and M6, ane-guide and ANEForge are measurements through the private compil
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.facts import wide_values
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
 from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
 from anesurgery.facts.spectra import spectrum
-from anesurgery.facts.sums_of_squares import read_by_root, sum_of_squares
+from anesurgery.facts.sums_of_squares import SumOfSquares, read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
-from anesurgery.interpret.arithmetic.neural_engine import CEILING
 from anesurgery.mil import (
     Operation,
     Var,
@@ -34,9 +35,8 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, SINGULAR
+from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, REARRANGING, SINGULAR, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
-from anesurgery.placement.rules.behind_norms import far_end
 from anesurgery.placement.rules.conditions import (
     FILLING,
     causal_mask,
@@ -47,7 +47,7 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import ANY, LARGEST, of_constant, squared
+from anesurgery.semantics.bounds import ANY, norms, of_constant, squared
 from anesurgery.semantics.intervals import largest_score, overflows_scaled
 from anesurgery.semantics.lost_digits import is_given
 from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
@@ -55,13 +55,7 @@ from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
 
-LEAST = 2.0**-24
-"""The smallest positive number of fp16."""
-NORMAL = 2.0**-14
-"""The smallest that is not subnormal."""
-EXACT = 2048
-"""Integers up to here are numbers of fp16, all of them."""
-EXP_LIMIT = math.log(LARGEST)
+EXP_LIMIT = math.log(fp16.LARGEST)
 """exp of more overflows in fp16: 11.09."""
 SLICE_LIMIT = 4094
 """The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
@@ -88,9 +82,9 @@ def long_product(op: Operation, target: Target) -> str:
     if not _half(op) or weight(op) is None:
         return ""
     most = bounds.product(op)
-    if not CEILING <= most < math.inf:
+    if not fp16.CEILING <= most < math.inf:
         return ""
-    return f"for some input a partial sum reaches {most:.3g}; the ceiling is {CEILING:.0f}"
+    return f"for some input a partial sum reaches {most:.3g}; the ceiling is {fp16.CEILING:.0f}"
 
 
 def large_square(op: Operation, target: Target) -> str:
@@ -100,7 +94,7 @@ def large_square(op: Operation, target: Target) -> str:
     exponent = number(op.y) if op.op_type == "pow" else 2
     if exponent is None or exponent <= 1 or (op.op_type == "mul" and op.x is not op.y):
         return ""
-    limit, most = LARGEST ** (1 / exponent), _reached(op.x)
+    limit, most = fp16.LARGEST ** (1 / exponent), _reached(op.x)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
     return f"%{op.x.name} {_size(most)}, and its power {exponent:g} overflows above {limit:.0f}"
@@ -172,7 +166,7 @@ BETWEEN = frozenset(
 
 
 def _squares_overflow(var: Var, most: float) -> str:
-    return f"%{var.name} {_size(most)}, and its squares overflow above {math.sqrt(LARGEST):.0f}"
+    return f"%{var.name} {_size(most)}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
 
 
 def square_under_root(op: Operation, target: Target) -> str:
@@ -182,7 +176,7 @@ def square_under_root(op: Operation, target: Target) -> str:
         return ""
     squares = read[0]
     most = max(map(_reached, squares.values))
-    if most**2 * squares.most <= LARGEST:
+    if most**2 * squares.most <= fp16.LARGEST:
         return ""
     return _squares_overflow(squares.values[0], most)
 
@@ -194,7 +188,7 @@ def folded_cast(op: Operation, target: Target) -> str:
     if total is None or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
     most = max(bounds.magnitude(x, products=1) for x in total.values)
-    if most**2 * total.most <= LARGEST and (total.epsilon or 0.0) >= NORMAL:
+    if most**2 * total.most <= fp16.LARGEST and (total.epsilon or 0.0) >= fp16.NORMAL:
         return ""
     return f"%{total.values[0].name} is cast from fp16, and {_size(most)}"
 
@@ -205,7 +199,7 @@ def large_spectrum(op: Operation, target: Target) -> str:
     if bands is None:
         return ""
     most = max(bounds.magnitude(x, products=1) for x in bands.squares.values)
-    if most**2 * bands.squares.most * max(1.0, bands.weights) <= LARGEST:
+    if most**2 * bands.squares.most * max(1.0, bands.weights) <= fp16.LARGEST:
         return ""
     return _squares_overflow(bands.squares.values[0], most)
 
@@ -216,7 +210,7 @@ def large_cosine(op: Operation, target: Target) -> str:
     if parts is None:
         return ""
     most = max(bounds.magnitude(row, products=1) for row in parts.rows)
-    if most**2 * parts.count <= math.sqrt(LARGEST):
+    if most**2 * parts.count <= math.sqrt(fp16.LARGEST):
         return ""
     name = parts.rows[0].name
     return f"%{name} and %{parts.rows[1].name} are multiplied before they are divided by their lengths"
@@ -242,16 +236,15 @@ ALIKE = 2.0
 def vanished_share(op: Operation, target: Target) -> str:
     """The logarithm of a softmax or a sigmoid."""
     form = written_exponential(op) if _half(op) else None
-    if form is None or form.op_type not in LOGS_OF_SHARES or form.guard >= NORMAL:
+    if form is None or form.op_type not in LOGS_OF_SHARES or form.guard >= fp16.NORMAL:
         return ""
     low, high = bounds.interval(form.exponential.x)
     apart = high - low if form.op_type == "log_softmax" else high if form.opposite else -low
     if apart < VANISHES:
         return ""
     share = form.exponential
-    return (
-        f"the logarithm of the {share.op_type} %{share.outputs[0].name}: a share below {LEAST:.1g} is 0 in fp16"
-    )
+    words = f"the logarithm of the {share.op_type} %{share.outputs[0].name}"
+    return f"{words}: a share below {fp16.LEAST:.1g} is 0 in fp16"
 
 
 VANISHES = 9.0
@@ -264,10 +257,10 @@ def long_count(op: Operation, target: Target) -> str:
         return ""
     length = op.x.shape[int(number(op.inputs.get("axis")) or 0)]
     most = bounds.magnitude(op.outputs[0])
-    if most <= EXACT:
+    if most <= fp16.LAST_INTEGER:
         return ""
     count = "values of unknown number" if is_symbolic(length) else f"{length} values"
-    return f"{count} are added up one by one; above {EXACT} fp16 skips integers"
+    return f"{count} are added up one by one; above {fp16.LAST_INTEGER} fp16 skips integers"
 
 
 def large_angle(op: Operation, target: Target) -> str:
@@ -275,7 +268,7 @@ def large_angle(op: Operation, target: Target) -> str:
     most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
     if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
         return ""
-    return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * 2.0**-11:.2g}"
+    return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"
 
 
 ANGLE = 64.0
@@ -383,7 +376,7 @@ def scale_after(op: Operation, target: Target) -> str:
     attention = attention_of(op)
     between = consumers(op.outputs[0])[:1] if attention is None else attention.between
     factor = scaled(between[0]) if between else None
-    if factor is None or abs(factor[1]) >= 1 or largest_score(op, CEILING) < CEILING:
+    if factor is None or abs(factor[1]) >= 1 or largest_score(op, fp16.CEILING) < fp16.CEILING:
         return ""
     what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
     return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
@@ -394,7 +387,8 @@ def large_scores(op: Operation, target: Target) -> str:
     if not _half(op) or not overflows_scaled(op):
         return ""
     value, factor = scaled(op.x.op) or (op.x, 1.0)
-    return f"%{op.x.name} is {factor:.4g} times %{value.name}, and overflows above {LARGEST / abs(factor):.3g}"
+    most = fp16.LARGEST / abs(factor)
+    return f"%{op.x.name} is {factor:.4g} times %{value.name}, and overflows above {most:.3g}"
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -406,8 +400,8 @@ def infinite_constant(op: Operation, target: Target) -> str:
             continue
         low, high = of_constant(var)
         held = (low, high) != ANY or np.size(constant(var)) == 1
-        if held and max(abs(low), abs(high)) > LARGEST and fill(op) is None:
-            return f"%{var.name} holds {high if high > LARGEST else low:g}"
+        if held and max(abs(low), abs(high)) > fp16.LARGEST and fill(op) is None:
+            return f"%{var.name} holds {high if high > fp16.LARGEST else low:g}"
     return ""
 
 
@@ -424,7 +418,7 @@ def _epsilon(op: Operation) -> float | None:
         small = value is not None and 0 < value < 1e-3
         guards = any(r.op_type in GUARDED for r in readers_after(op.outputs[0])) if small else False
         return value if guards else None
-    if op.op_type == "log" and bounds.interval(op.x)[0] < LEAST and not _kept_away(op.x):
+    if op.op_type == "log" and bounds.interval(op.x)[0] < fp16.LEAST and not _kept_away(op.x):
         return number(op.inputs.get("epsilon"))
     return None
 
@@ -444,7 +438,7 @@ def _least_guard(op: Operation) -> tuple[float, bool] | None:
     stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
     value = op.x if op.op_type == "clip" or stored is not op.x else op.y
     least = number(stored)
-    if least is None or not LEAST / 2 < least < NORMAL or bounds.interval(value)[0] > least:
+    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
         return None
     logarithm = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
     return (least, logarithm) if logarithm or _divides(op.outputs[0]) else None
@@ -471,31 +465,31 @@ HANDS_ON = CARRIERS | {"tile"}
 def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
     if op.op_type in ("maximum", "clip"):
-        if not _half(op) or _least_guard(op) != (LEAST, True):
+        if not _half(op) or _least_guard(op) != (fp16.LEAST, True):
             return ""
-        return f"{LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
+        return f"{fp16.LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
     epsilon = _epsilon(op) if _half(op) else None
     if epsilon is None and op.op_type == "rsqrt" and _half(op):
         inner = producer(op.x)
         bare = inner is None or (inner.op_type.startswith("reduce_") and not _kept_away(op.x))
         epsilon = number(op.inputs.get("epsilon")) if bare else None
-    if epsilon is None or epsilon > LEAST / 2:
+    if epsilon is None or epsilon > fp16.LEAST / 2:
         return ""
     value = f" {epsilon:.2g}" if epsilon else ""
-    return f"the epsilon{value} is 0 in fp16, whose smallest number is {LEAST:.1g}"
+    return f"the epsilon{value} is 0 in fp16, whose smallest number is {fp16.LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
     if op.op_type in ("maximum", "clip"):
         guard = _least_guard(op) if _half(op) else None
-        if guard is None or guard[0] == LEAST:  # what converters write for less
+        if guard is None or guard[0] == fp16.LEAST:  # what converters write for less
             return ""
-        return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
+        return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
     epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
-    if epsilon is None or not LEAST / 2 < epsilon < NORMAL or bounds.interval(op.x)[0] >= NORMAL:
+    if epsilon is None or not fp16.LEAST / 2 < epsilon < fp16.NORMAL or bounds.interval(op.x)[0] >= fp16.NORMAL:
         return ""
-    return f"epsilon {epsilon:.2g} is subnormal in fp16 (below {NORMAL:.1g})"
+    return f"epsilon {epsilon:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
 
 
 def large_integers(op: Operation, target: Target) -> str:
@@ -507,7 +501,7 @@ def large_integers(op: Operation, target: Target) -> str:
     high = max(high, number(end.end) or 0) if end is not None and math.isinf(high) else high
     if math.isfinite(high):
         most = max(abs(low) if math.isfinite(low) else 0, abs(high))
-        return f"integers up to {most:.0f} become fp16" if most > EXACT else ""
+        return f"integers up to {most:.0f} become fp16" if most > fp16.LAST_INTEGER else ""
     readers = [r for r in readers_after(op.outputs[0]) if _reads_an_id(r)]
     if not readers:
         return ""
@@ -529,7 +523,7 @@ def compared_integers(op: Operation, target: Target) -> str:
     for _, var in operands(op):
         if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
             _, high = of_constant(var)
-            if EXACT < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
+            if fp16.LAST_INTEGER < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
                 return f"%{var.name} holds integers up to {high:.0f}, of which fp16 skips some"
     return ""
 
@@ -540,9 +534,9 @@ def long_sum(op: Operation, target: Target) -> str:
     if count < LONG or math.isinf(count) or any(_divided_by_sums(op)):
         return ""
     most = bounds.magnitude(op.x) * count
-    if most <= LARGEST:
+    if most <= fp16.LARGEST:
         return ""
-    mean = LARGEST / count
+    mean = fp16.LARGEST / count
     return f"{count:.0f} values are added, which overflows if their mean is above {mean:.3g}"
 
 
@@ -553,7 +547,7 @@ def divided_sum(op: Operation, target: Target) -> str:
         return ""
     return (
         f"{summed(op):.0f} values are added for the quotient %{quotient.root.outputs[0].name}, "
-        f"which may be small where a sum of it overflows above {LARGEST:.0f}"
+        f"which may be small where a sum of it overflows above {fp16.LARGEST:.0f}"
     )
 
 
@@ -967,3 +961,188 @@ RULES: tuple[Rule, ...] = (
     ),
 )
 """Each speaks where the program shows the hazard, or cannot exclude one that is seldom harmless."""
+
+
+# How large numbers behind a norm are, where bounds by weights alone say too much.
+#
+# A norm over half a million numbers bounds each by 700, and sums of products behind it by more, which they
+# reach where one number holds the energy of all. What is reckoned here is a click in silence instead: one
+# place of a picture, or of a time, holds all energy, and all channels have a part in it. Of p places each
+# number there is the root of p; products add such numbers up as if the weights did not know them, to a few
+# lengths of their row.
+
+NUMBERS = 4096
+"""Over no more of them a norm gives nothing beyond 64, whatever it reads, and so does a product with rows of
+length 1: no place is asked for."""
+SPREAD = 4.0
+"""How far numbers of one place go beyond their root mean square. A choice: of drawn ones one in 16,000 does;
+products whose rows of weights are turned to the very numbers of the click go further."""
+SEARCH_STEPS = 200
+"""Ops that are looked at: a residual stream has a few in each block."""
+BENT = names("relu leaky_relu prelu relu6 elu gelu silu")
+"""Activations of which no result is further from 0 than the number is, or than a slope of it."""
+BOUNDED = names("sigmoid tanh erf softsign")
+"""Activations between -1 and 1."""
+MOVED = REARRANGING | names("slice_by_index slice_by_size split identity cast")
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a value is at most: so many root mean squares of a norm's result, and a number beside them."""
+
+    times: float
+    beside: float = 0.0
+
+    def scaled(self, factor: float, of_numbers: float | None = None) -> _Size:
+        """Both multiplied; the number by another factor where products add it up."""
+        return _Size(self.times * factor, self.beside * (factor if of_numbers is None else of_numbers))
+
+    def plus(self, other: _Size) -> _Size:
+        """Both added."""
+        return _Size(self.times + other.times, self.beside + other.beside)
+
+
+UNKNOWN = _Size(math.inf, math.inf)
+
+
+def far_end(var: Var) -> float:
+    """The magnitude that a value behind norms does not exceed, as reckoned; infinite for others."""
+    search = _Search()
+    size = search.of(var)
+    end = search.far * size.times + size.beside
+    return end if math.isfinite(end) else math.inf
+
+
+class _Search:
+    """One question; what several ops read is looked at once."""
+
+    def __init__(self) -> None:
+        self.seen: dict[Var, _Size] = {}
+        self.far = math.sqrt(NUMBERS)
+        """Root mean squares that a number behind the norms on the way comes to."""
+
+    def of(self, var: Var) -> _Size:
+        """The size of a value."""
+        if is_stored(var):
+            return _Size(0.0, max(map(abs, of_constant(var))))
+        if var not in self.seen:
+            self.seen[var] = UNKNOWN  # of a loop, which no program has, and of what lies too far away
+            if var.op is not None and len(self.seen) < SEARCH_STEPS:
+                self.seen[var] = self._made_by(var.op)
+        return self.seen[var]
+
+    def norm(self, var: Var, axes: Sequence[int]) -> _Size:
+        """The result of a norm of a value over axes."""
+        self.far = max(self.far, _far(var, axes))
+        return _Size(1.0)
+
+    def _made_by(self, op: Operation) -> _Size:
+        rule = NORM_BOUNDS.get(op.op_type)
+        if rule is not None:
+            return rule(op, self)
+        if op.op_type in MOVED:
+            return self.of(op.x)
+        if op.op_type in BOUNDED:
+            return _Size(0.0, 1.0)
+        return _bent(op, self) if op.op_type in BENT else UNKNOWN
+
+
+def _far(var: Var, axes: Sequence[int]) -> float:
+    """Root mean squares that a number behind a norm comes to; infinite where no length is known."""
+    shape = static_shape(var)
+    if shape is None:
+        return math.inf
+    count = math.prod(shape[axis] for axis in axes)
+    return 0.0 if count <= NUMBERS else SPREAD * math.sqrt(_places(var, shape, axes, count))
+
+
+def _places(var: Var, shape: tuple[int, ...], axes: Sequence[int], count: int) -> int:
+    """Over how many places a norm goes: channels are axis 1, also before a reshape into groups of them."""
+    centre = producer(var, "sub")
+    moved = producer(var if centre is None else centre.x, "reshape")
+    before = None if moved is None else static_shape(moved.x)
+    if before is not None and len(before) > 2:
+        return math.prod(before[2:])
+    beyond = [axis % len(shape) for axis in axes]
+    if moved is not None or beyond == [len(shape) - 1]:
+        return count
+    return math.prod(shape[axis] for axis in beyond if axis > 1)
+
+
+def _bent(op: Operation, search: _Search) -> _Size:
+    slope = op.inputs.get("alpha")
+    return search.of(op.x).scaled(max(1.0, 0.0 if slope is None else search.of(slope).beside))
+
+
+def _sum(op: Operation, search: _Search) -> _Size:
+    """Both terms; of a number less a mean of its like, the number alone."""
+    mean = producer(op.y, "reduce_mean") if op.op_type == "sub" else None
+    if mean is not None and mean.x is op.x:
+        return search.of(op.x).scaled(1.0, of_numbers=2.0)
+    return search.of(op.x).plus(search.of(op.y))
+
+
+def _product(op: Operation, search: _Search) -> _Size:
+    """A norm, or a number times a stored one."""
+    if (squares := _norm(op)) is not None:
+        return search.norm(*squares)
+    values = [v for _, v in operands(op) if not is_stored(v)]
+    if len(values) != 1:
+        return UNKNOWN
+    other = op.y if values[0] is op.x else op.x
+    return search.of(values[0]).scaled(search.of(other).beside)
+
+
+def _norm(op: Operation) -> tuple[Var, list[int]] | None:
+    """The value and axes of a norm: divided by the root of the mean, or the sum, of its squares, or by more."""
+    if op.op_type == "real_div":
+        pairs = [(op.x, producer(op.y, "sqrt"))]
+    else:
+        pairs = [(one, producer(other, "rsqrt")) for one, other in ((op.x, op.y), (op.y, op.x))]
+    for x, root in pairs:
+        squares = None if root is None else sum_of_squares(root.x)
+        if squares is not None and squares.values == (x,) and _is_length(squares):
+            assert squares.total is not None
+            return x, ints(squares.total, "axes")
+    return None
+
+
+def _is_length(squares: SumOfSquares) -> bool:
+    """Is a sum of squares at least their mean?"""
+    return squares.total is not None and squares.factor * squares.count >= 1
+
+
+def _divided(op: Operation, search: _Search) -> _Size:
+    """A norm, or a number over a stored one."""
+    if (squares := _norm(op)) is not None:
+        return search.norm(*squares)
+    least = min(map(abs, of_constant(op.y))) if is_stored(op.y) else 0.0
+    return search.of(op.x).scaled(1 / least) if least and of_constant(op.y)[0] > 0 else UNKNOWN
+
+
+def _normalised(op: Operation, search: _Search) -> _Size:
+    """By an op; its factors and offsets are for each channel, or each number."""
+    spatial = list(range(2, op.x.rank)) if op.op_type == "instance_norm" else ints(op, "axes")
+    gamma, beta = op.inputs.get("gamma"), op.inputs.get("beta")
+    size = search.norm(op.x, spatial).scaled(1.0 if gamma is None else search.of(gamma).beside)
+    return size if beta is None else size.plus(search.of(beta))
+
+
+def _weighted(op: Operation, search: _Search) -> _Size:
+    """The length of the longest row of weights, and the bias."""
+    size = search.of(op.x)
+    row = norms(op) if math.isfinite(size.times) else None
+    if row is None:
+        return UNKNOWN
+    size, bias = size.scaled(row.length, of_numbers=row.sum), op.inputs.get("bias")
+    return size if bias is None else size.plus(search.of(bias))
+
+
+NORM_BOUNDS: dict[str, Callable[[Operation, _Search], _Size]] = {
+    **dict.fromkeys(("add", "sub"), _sum),
+    "mul": _product,
+    "real_div": _divided,
+    **dict.fromkeys(("layer_norm", "instance_norm"), _normalised),
+    **dict.fromkeys(("conv", "linear", "matmul"), _weighted),
+}
+"""Op type -> the size of its result."""

@@ -1,17 +1,20 @@
-"""Ops that the engine can run and runs slowly: convolutions, compressed weights, views, attention, norms.
+"""Ops that the engine can run and runs slowly, recurrent loops, and ops that a pass replaces by faster ones.
 
-Lengths are in elements, kernels are height x
-width. Each figure belongs to the chip and OS that it is given with.
+Lengths are in elements, kernels are height x width. Each figure belongs to the chip and OS that it is given
+with.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from fractions import Fraction
 from functools import partial
 
 from anesurgery.errors import Refusal
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.constant_indices import taken
+from anesurgery.facts.dependence import rounds
 from anesurgery.facts.logits import AFTER_HEADS
 from anesurgery.mil import (
     Operation,
@@ -23,12 +26,19 @@ from anesurgery.mil import (
     is_output,
     is_stored,
     is_symbolic,
+    is_weight,
+    np_dtype,
     producer,
+    reads,
     static_shape,
 )
-from anesurgery.ops import ATTENTION, PRODUCTS, WEIGHTED, names
+from anesurgery.ops import ATTENTION, POINTWISE, PRODUCTS, REDUCTIONS, UNARY, VIEWS, WEIGHTED, names
+from anesurgery.placement import cost
+from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.evidence import Grade, Rule, Scope, general
-from anesurgery.placement.target import SOURCES, Target
+from anesurgery.placement.inspection import Estimate
+from anesurgery.placement.target import CHIPS, SOURCES, Target
+from anesurgery.regions.channel_products import weight_of
 from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.reading import (
     channels,
@@ -39,9 +49,11 @@ from anesurgery.semantics.reading import (
     reaches_output,
     readers_after,
     shape_in_words,
+    shape_of,
     size_of,
     weight,
 )
+from anesurgery.semantics.rows import work_of
 
 _slow = partial(Rule, kind="speed")
 """A rule about time."""
@@ -605,3 +617,255 @@ RULES: tuple[Rule, ...] = (
     *PATTERNS,
 )
 """What is slow, by op type."""
+
+
+# Loops that are recurrent networks: what was reported of them, and what straight code is estimated to take.
+
+STAYING = (PRODUCTS | POINTWISE | names("split concat")) - {"cast"}
+"""Ops of a round that straight code has too; others count rounds, or read and write rows by their number."""
+
+
+def stepwise(op: Operation, target: Target) -> str:
+    """The network of a loop, its rounds, and the estimates of the loop and of straight code."""
+    if not (network := recurrent_step(op)):
+        return ""
+    if (count := rounds(op)) is None:
+        return f"%{op.name} steps through {network}, as often as an input says"
+    ops = [inner for block in op.blocks for inner in block.operations if not is_weight(inner)]
+    staying = [o for o in ops if o.op_type in STAYING and np_dtype(o.outputs[0]).kind == "f"]
+    before, after = _estimated(ops, count, target), _estimated(staying, count, target)
+    words = f"%{op.name} steps through {network} in {count} rounds, {before.cpu:.3g} µs on the CPU as estimated"
+    on_engine = f", {after.ane:.3g} on the ANE" * target.uses_ane
+    return f"{words}; the same steps in straight code {after.cpu:.3g}{on_engine}"
+
+
+def _estimated(ops: Sequence[Operation], count: int, target: Target) -> Estimate:
+    """The sum of so many rounds, of what has an estimate on a unit."""
+    each = [one for op in ops if (one := cost.estimate(op, work_of(op), target)) is not None]
+    return Estimate(sum(e.ane or 0.0 for e in each), sum(e.cpu or 0.0 for e in each)).times(count)
+
+
+LOOPS = (
+    Rule(
+        "recurrent-loop",
+        names("while_loop"),
+        "loops ran neither on the ANE nor on the GPU (a Mac, its chip not named), and Core ML's own recurrent "
+        "ops are no way out: they stay on the CPU (M4, macOS 27.0.1; iPhone XS), and the op gru gave wrong "
+        "numbers on every unit (Chromium on a Mac)",
+        "webmachinelearning/webnn: issue 689; coremltools issues 2208 and 337; "
+        "751K/Apple-Neural-Engine-Microarchitecture-Study-M6",
+        test=stepwise,
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on M4, macOS 27.0.1, iPhone XS, and a Mac, not named"),
+        kind="speed",
+        remedy="unroll_loop",
+        advice="make the steps straight code; beyond 64 rounds, unroll_loop(max_rounds=...)",
+    ),
+)
+"""The one rule of loops."""
+
+
+# Loops whose round is a step of a recurrent network, recognised by the gates of the step.
+
+GATES = names("sigmoid sigmoid_hard")
+NEW_VALUES = names("tanh scaled_tanh relu")
+GATED = {Fraction(2): "a GRU", Fraction(3, 2): "an LSTM"}
+"""Numbers of gates for each new value: a GRU has two gates and a new state, an LSTM three, a new cell and the
+tanh of the cell. Layers of one kind in one loop have the ratio of one."""
+HANDED_ON = {
+    **dict.fromkeys(("cast", "expand_dims", "squeeze", "reshape", "identity"), "x"),
+    **dict.fromkeys(("scatter", "scatter_nd"), "updates"),
+    "list_write": "value",
+}
+"""Ops that hand a new state on to the next round -> the operand that holds it."""
+
+
+def recurrent_step(op: Operation) -> str:
+    """The network of which a round of a `while_loop` is a step, as "a GRU"; "" where it is none."""
+    if op.op_type != "while_loop":
+        return ""
+    body = op.blocks[1]
+    if any(inner.blocks for inner in body.operations):  # a step has no loop of its own
+        return ""
+    of_state = {v for v in body.inputs if np_dtype(v).kind == "f"}
+    summed, gates, new = set[Var](), 0, 0
+    for inner in body.operations:
+        read = set(reads(inner))
+        if not read & of_state:
+            continue
+        of_state |= set(inner.outputs)
+        if read & summed or (inner.op_type in PRODUCTS and any(map(is_stored, read))):
+            summed |= set(inner.outputs)
+        if inner.op_type in GATES | NEW_VALUES and inner.x in summed:
+            count = elements(inner.outputs[0])
+            gates, new = (gates + count, new) if inner.op_type in GATES else (gates, new + count)
+    if not new or not summed & set(body.outputs):
+        return ""
+    if gates:
+        return GATED.get(Fraction(gates, new), "")
+    return "a simple RNN" if any(_is_new(v) for v in body.outputs) else ""
+
+
+def _is_new(var: Var) -> bool:
+    """Is a value that the next round gets an activation, as it is?"""
+    while (op := var.op) is not None and op.op_type in HANDED_ON:
+        var = op.inputs[HANDED_ON[op.op_type]]
+    return op is not None and op.op_type in NEW_VALUES
+
+
+# Ops that nothing forbids and that cost time, each with the pass that takes them away.
+
+
+def absorbed(op: Operation, target: Target) -> str:
+    """A product with a weight, or a reduction, that alone reads what was transposed."""
+    shape = static_shape(op.outputs[0])
+    readers = list(readers_after(op.outputs[0], UNARY | VIEWS)) if shape is not None else []
+    if len(readers) != 1 or not (readers[0].op_type in REDUCTIONS or weight(readers[0]) is not None):
+        return ""
+    if readers[0].op_type not in REDUCTIONS | {"linear", "matmul"}:
+        return ""
+    if readers[0].op_type not in REDUCTIONS and readers[0].x.rank >= len(shape or ()):
+        return ""
+    return f"{shape_in_words(shape)} is read by {readers[0].op_type} %{readers[0].outputs[0].name} alone"
+
+
+BETWEEN = POINTWISE | {"conv", "batch_norm"}
+"""What may stand between the two ends."""
+
+
+def dealt(op: Operation, target: Target) -> str:
+    """The blocks of a space_to_batch that is undone after convolutions."""
+    between = readers_after(op.outputs[0], BETWEEN)
+    if not any(reader.op_type == "batch_to_space" for reader in between):
+        return ""
+    if max(ints(op, "block_shape")) >= LARGE_DILATION:
+        return ""  # a dilation as large as that is slow itself
+    return f"blocks of {shape_in_words(ints(op, 'block_shape'))} become images, and are put together again"
+
+
+def cast_indices(op: Operation, target: Target) -> str:
+    """The cast that makes the indices, from which type to which."""
+    cast = producer(op.indices, "cast")
+    if cast is None or np_dtype(cast.x).kind not in "iu":
+        return ""
+    return f"%{op.indices.name} is {np_dtype(cast.outputs[0])}, made of {np_dtype(cast.x)}"
+
+
+def long_input(op: Operation, target: Target) -> str:
+    """Only the input is longer than the target takes, and the convolution steps along it."""
+    limit, chip = target.least("axis")
+    before, after = (shape_of(v)[2:] for v in (op.x, op.outputs[0]))
+    steps = ints(op, "strides") or [1] * len(before)
+    for length, result, step in zip(before, after, steps, strict=True):
+        if length > limit >= result and step > 1 and is_stored(op.weight):
+            return f"{length} elements become {result}; {chip} takes {limit}"
+    return ""
+
+
+def single_row(op: Operation, target: Target) -> str:
+    """A product of one row with a stored weight."""
+    stored, shape = weight_of(op), shape_of(op.x)
+    if stored is None or not is_stored(stored[0]) or math.prod(shape[:-1]) != 1:
+        return ""
+    return f"one row of {shape[-1]} gives {shape_of(op.outputs[0])[-1]}"
+
+
+def rare(op: Operation, target: Target) -> str:
+    """The op, whatever it reads."""
+    return f"%{op.outputs[0].name} is a {op.op_type}"
+
+
+def long_rows(op: Operation, target: Target) -> str:
+    """Rows beyond the limit of an axis."""
+    limit, chip = target.least("axis")
+    length = (shape_of(op.x) or (0,))[-1]
+    return f"rows of {length}; {chip} takes {limit}" if length > limit else ""
+
+
+def long_result(op: Operation, target: Target) -> str:
+    """Only the result is longer than the target takes."""
+    limit, chip = target.least("axis")
+    before, after = (max(shape_of(v)[-2:], default=0) for v in (op.x, op.outputs[0]))
+    return f"{before} elements become {after}; {chip} takes {limit}" if before <= limit < after else ""
+
+
+REPAIRED = (
+    _slow(
+        "transpose-absorbed",
+        names("transpose"),
+        "moving the last axis writes the whole value anew; what reads it can name other axes, or have its "
+        "weights in another order",
+        "smpanaro/more-ane-transformers: NOTES.md",
+        test=absorbed,
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on M1 Max, macOS 13 to 14"),
+        remedy="absorb_transpose",
+    ),
+    _slow(
+        "space-to-batch",
+        names("space_to_batch"),
+        "a dilated convolution does the same without moving each pixel twice",
+        "by the definition of the ops; what it gains in time was not measured",
+        test=dealt,
+        grade=Grade.GUESS,
+        remedy="dilated_convolution",
+    ),
+    _slow(
+        "index-cast",
+        names("gather"),
+        "a cast of the indices is one more op on the CPU",
+        "751K: integer arithmetic stays on the CPU (M4, macOS 27.0.1)",
+        test=cast_indices,
+        grade=Grade.MEASURED,
+        remedy="index_casts",
+    ),
+    _slow(
+        "conv-input",
+        names("conv"),
+        "the products can be those of frames, of which there are as few as results",
+        SOURCES["axis"],
+        test=long_input,
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on M1 Max, M4"),
+        remedy="long_convolution",
+    ),
+    _slow(
+        "single-row",
+        names("linear matmul"),
+        "a linear of one row stayed on the CPU at each width, while 1x1 convolutions of one pixel went to the "
+        "ANE from 4.7 million weights on",
+        "thisisthepy/torchnative: ANEDECODE.md",
+        test=single_row,
+        grade=Grade.REPORTED,
+        scope=Scope(frozenset(c.family for c in CHIPS.values() if c.family <= UP_TO), "seen on M1"),
+        remedy="pointwise_convolution",
+    ),
+    _slow(
+        "rare-op",
+        names("crop flatten2d reshape_like clamped_relu"),
+        "nothing is known of where it runs, while the slices, reshapes or minima that do the same were placed",
+        "751K: slices, reshapes, leaky_relu and minimum on the ANE (M4, macOS 27.0.1)",
+        test=rare,
+        grade=Grade.GUESS,
+        remedy="replace_rare_ops",
+    ),
+    _slow(
+        "long-rows",
+        WEIGHTED,
+        "rows that are cut in parts, of which the products are added, are within the limit of an axis",
+        SOURCES["axis"],
+        test=long_rows,
+        grade=Grade.REPORTED,
+        scope=Scope(os="seen on M1 Max, M4"),
+        remedy="split_inner_axis",
+    ),
+    _slow(
+        "deconv-result",
+        names("conv_transpose"),
+        "the products can be those of a convolution on the short axis",
+        "by the definition of the ops; what it gains in time was not measured",
+        test=long_result,
+        grade=Grade.GUESS,
+        remedy="subpixel_convolution",
+    ),
+)

@@ -64,6 +64,7 @@ def folded(spec: Any) -> Any:
     return after.neuralNetwork.layers
 
 
+@pytest.mark.one_of(45)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(

@@ -227,6 +227,7 @@ def test_a_constant_in_the_mapping_to_rank_5() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_blazeface(corpus: Path) -> None:
     found = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "fold_layer_constants", prove="both")
     assert (sum(found.before.values()), sum(found.after.values())) == (218, 186)

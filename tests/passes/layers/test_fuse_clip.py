@@ -79,6 +79,7 @@ def back(alpha: str) -> str:
     return threshold(f", alpha={alpha}, scale=-1" if alpha != "0" else ", scale=-1", "{}")
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
     ("links", "expected"),
@@ -116,6 +117,7 @@ UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
 """Layers, and what they become: the bounds of a `clip`, the two layers of the first releases."""
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
 def test_upper_bounds_are_a_clip_or_two_layers(
     links: list[Any], bounds: str, first_releases: list[str]
@@ -124,6 +126,7 @@ def test_upper_bounds_are_a_clip_or_two_layers(
     assert layers_after(row(*links, rank5=True, version=1)) == first_releases
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
     ("links", "expected"),
@@ -233,6 +236,7 @@ def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
     assert after == spec
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("version", "rank5", "kinds"),
     [(1, True, ["unary", "unary"]), (5, True, ["unary", "unary"]), (4, False, ["clip"]), (5, False, ["clip"])],

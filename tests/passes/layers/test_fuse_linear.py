@@ -50,6 +50,7 @@ def layers_after(spec: Any) -> list[str]:
     return [text.split(" = ")[1] for text in text_of(after(spec)).splitlines()[1:-2]]
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
     ("links", "expected"),
@@ -125,6 +126,7 @@ def convolved(values: Fields, **fields: Any) -> Link:
     return "convolution", {**sizes, "weights": values, **fields}
 
 
+@pytest.mark.one_of(15)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize("behind", [False, True])
 @pytest.mark.parametrize("factor", [-1.0, 0.5, -8.0])

@@ -28,6 +28,7 @@ def step_of(name: str) -> LayerPass:
     return step
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
     spec: Any = module_of(name).example()
@@ -41,6 +42,7 @@ def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
     assert not second.changes, text_of(again)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_example_keeps_its_numbers(name: str) -> None:
     spec: Any = module_of(name).example()

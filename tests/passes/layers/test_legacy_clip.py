@@ -31,6 +31,7 @@ def chain(*steps: tuple[str, float], outputs: tuple[str, ...] = (), rank5: bool 
     return make_network({"x": shape}, layers, [*outputs, f"b{len(steps) - 1}"], rank5=rank5)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize("bounds", [(-0.5, 0.75), (0.0, 6.0), (-3.0, -1.0)])
 @pytest.mark.parametrize("swapped", [False, True])
@@ -41,6 +42,7 @@ def test_two_bounds_are_a_clip(bounds: tuple[float, float], swapped: bool, rank5
     assert list(clip.input) == ["x"]
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
@@ -98,6 +100,7 @@ def test_a_constant_of_several_numbers_stays_a_blob(kind: str) -> None:
     assert kinds_after(STEP, with_constant(kind, SHAPE, value, first=True)) == expected
 
 
+@pytest.mark.one_of(4)
 @pytest.mark.parametrize("kind", [MAX, MIN])
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_rows_can_be_left_alone() -> None:
     assert kinds_after(step, joined((1, 2, 4, 5), (1, 2, 4, 5), axis=1)) == ["concat"]
 
 
+@pytest.mark.slow
 def test_a_detector_joins_its_anchors_along_rows(corpus: Path) -> None:
     done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_concat", prove="both")
     assert len(done.changes) == 2

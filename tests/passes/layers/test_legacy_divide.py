@@ -31,6 +31,7 @@ def powers(shape: Shape) -> Array:
     return (sign * 2.0 ** rng.integers(-126, 127, shape)).astype(np.float32)
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("shape", "expected"), [((1,), "activation"), ((3, 1, 1), "scale"), ((4, 5), "scale"), ((3, 4, 5), "scale")]
@@ -45,6 +46,7 @@ def test_powers_of_two_are_exact(shape: Shape, expected: str, exact: bool) -> No
     assert change.proof.max_abs == 0
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
     ("shape", "expected"),
@@ -65,6 +67,7 @@ def test_divisors_without_a_reciprocal(divisor: float) -> None:
     assert_refuses(STEP, with_constant(KIND, (1, 3, 4, 5), value), words)
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("epsilon", [SMALLEST, 1e-12, LARGEST])
 @pytest.mark.parametrize(
     ("x", "z", "inverse_first"),

@@ -51,6 +51,7 @@ def to(*shape: int) -> tuple[str, dict[str, Any]]:
     return "reshapeStatic", {"targetShape": shape}
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(
     ("indices", "row", "expected"),

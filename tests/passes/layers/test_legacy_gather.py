@@ -33,6 +33,7 @@ def kinds_after(spec: Any, step: LegacyGather = STEP) -> list[str]:
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("x", "axis", "indices", "expected"),
     [
@@ -119,6 +120,7 @@ def test_other_axes_may_be_of_any_size_for_slices() -> None:
     assert_refuses(STEP, spec, "length of the axis")
 
 
+@pytest.mark.slow
 def test_random_indices() -> None:
     rng = np.random.default_rng(0)
     for _ in range(20):

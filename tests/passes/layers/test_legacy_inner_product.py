@@ -133,6 +133,7 @@ def test_does_not_apply_to_reshapes_alone() -> None:
     assert not session.refusals
 
 
+@pytest.mark.slow
 def test_a_real_segmentation_network(corpus: Path) -> None:
     """Two gates, one of one product and one of two."""
     model = str(corpus / "sinet_portrait_seg.mlmodel")

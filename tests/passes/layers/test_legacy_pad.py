@@ -37,6 +37,7 @@ def padded(
     return make_network({"x": x}, layers, [read], rank5=rank5)
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("value", [0.0, -1.5])
 @pytest.mark.parametrize(
     ("x", "amounts", "expected"),
@@ -142,6 +143,7 @@ def test_channels_can_be_left_alone() -> None:
     assert layers[0].WhichOneof("layer") == "padding"
 
 
+@pytest.mark.slow
 def test_a_detector_pads_its_channels(corpus: Path) -> None:
     done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_pad", prove="both")
     assert len(done.changes) == 11

@@ -25,6 +25,7 @@ def base(low: float) -> dict[str, Array]:
     return {"x": np.random.default_rng(0).uniform(low, 3, SHAPE).astype(np.float32)}
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("low", [-3.0, 0.0])
 @pytest.mark.parametrize(("exponent", "expected"), [(2, 1), (3, 2), (4, 2)])
 def test_whole_exponents_are_products(exponent: int, expected: int, low: float) -> None:
@@ -75,6 +76,7 @@ def test_an_exponent_of_one_at_an_output_is_a_linear_activation() -> None:
     assert layer.activation.linear.alpha == 1
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("exponent", [2, 3, 0.5, -1])
 def test_rank_5_and_an_unknown_batch(exponent: float) -> None:
     old = with_constant(KIND, SHAPE[1:], one(exponent), rank5=True)

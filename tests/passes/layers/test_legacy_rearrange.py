@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.network_editing.layer_text import network_text
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
-from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, network_text
 
 STEP = LegacyRearrange()
 Shape = tuple[int, ...]
@@ -72,6 +71,7 @@ KERAS_FLATTEN = [axes(0, 2, 3, 1), to(2, 24, 1, 1)]
 """Keras' order: channels last."""
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize(
     ("shape", "row", "expected"),
     [
@@ -241,6 +241,7 @@ def test_a_shape_from_another_blob_goes_with_it() -> None:
     assert written(spec) == []
 
 
+@pytest.mark.slow
 def test_random_rows_keep_their_numbers() -> None:
     rng = np.random.default_rng(0)
     changed = 0
@@ -259,6 +260,7 @@ def test_random_rows_keep_their_numbers() -> None:
     assert changed > 5
 
 
+@pytest.mark.slow
 def test_a_real_segmentation_network(corpus: Path) -> None:
     """Ten shuffles of two groups of channels."""
     model = str(corpus / "sinet_portrait_seg.mlmodel")

@@ -51,6 +51,7 @@ CASES: dict[str, tuple[tuple[slice, ...], list[str]]] = {
 }
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("name", CASES)
 def test_what_stays(name: str) -> None:
     parts, expected = CASES[name]
@@ -122,6 +123,7 @@ def test_refusals(spec: Any, words: str) -> None:
     assert_refuses(STEP, spec, words)
 
 
+@pytest.mark.slow
 def test_a_detector_cuts_its_coordinates(corpus: Path) -> None:
     done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_slice", prove="both")
     assert len(done.changes) == 16

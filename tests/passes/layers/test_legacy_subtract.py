@@ -101,6 +101,7 @@ def test_constants_without_a_form(x: Shape, shape: Shape, words: str, first: boo
     assert_refuses(STEP, with_constant(KIND, x, value, first), words)
 
 
+@pytest.mark.slow
 def test_a_face_detector(corpus: Path) -> None:
     path = corpus / "blazeface_scaled.mlmodel"
     found = ane.apply(str(path), "legacy_subtract", prove="both", quiet=True)

@@ -58,6 +58,7 @@ def whole(*shape: int) -> Array:
     return 16 * np.random.default_rng(0).integers(-9, 9, shape).astype(np.float32)
 
 
+@pytest.mark.one_of(20)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize("kind", ["MAX", "AVERAGE", "L2"])
 @pytest.mark.parametrize(
@@ -89,6 +90,7 @@ def test_windows_inside(
         np.testing.assert_array_equal(new, old)
 
 
+@pytest.mark.one_of(60)
 @pytest.mark.parametrize(
     ("kernel", "stride"),
     [
@@ -106,6 +108,7 @@ def test_maxima_are_bit_exact(kernel: int, stride: int) -> None:
         np.testing.assert_array_equal(new, old)
 
 
+@pytest.mark.one_of(10)
 @pytest.mark.parametrize(
     "padding",
     [
@@ -202,6 +205,7 @@ def test_poolings_within_the_limits_stay() -> None:
         assert not session.refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "before", "after"), [("sinet_portrait_seg", 4, 0), ("pose_cpm", 1, 0)])
 def test_real_networks(corpus: Path, name: str, before: int, after: int) -> None:
     """Global means and 4x4 means; a 4x4 maximum with "same" padding that adds nothing."""

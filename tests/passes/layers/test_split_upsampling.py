@@ -43,6 +43,7 @@ def both(spec: Any, x: Array) -> tuple[Array, Array, list[str]]:
     return old, new, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
+@pytest.mark.one_of(5)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
     ("factors", "kinds"),
@@ -71,6 +72,7 @@ def test_the_nearest_pixel_of_three_axes_in_twos() -> None:
     np.testing.assert_array_equal(new, old)
 
 
+@pytest.mark.one_of(100)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize("size", [(4, 5), (1, 7), (2, 1)])
 @pytest.mark.parametrize("mode", ["DEFAULT", "ALIGN_CORNERS_FALSE"])
@@ -92,6 +94,7 @@ def test_interpolation(mode: str, factors: Pair, kinds: list[str], size: Pair, r
     assert both(spec, floats(*shape))[2] == kinds
 
 
+@pytest.mark.one_of(9)
 @pytest.mark.parametrize(
     ("size", "factors", "kinds"),
     [
@@ -112,6 +115,7 @@ def test_interpolation_from_corner_to_corner(size: Pair, factors: Pair, kinds: l
     assert both(upsampled((1, 2, *size), factors, **form), floats(1, 2, *size))[2] == kinds
 
 
+@pytest.mark.one_of(3)
 @pytest.mark.parametrize("mode", ["DEFAULT", "ALIGN_CORNERS_FALSE"])
 @pytest.mark.parametrize("factors", [(4, 4), (8, 4), (2, 8)])
 def test_interpolation_is_bit_exact_where_fp32_holds_it(mode: str, factors: Pair) -> None:
@@ -160,6 +164,7 @@ def at_run_time(spec: Any, axis: int) -> Any:
     return spec
 
 
+@pytest.mark.one_of(2)
 @pytest.mark.parametrize("mode", ["NN", "BILINEAR"])
 def test_dynamic_sizes(mode: str) -> None:
     for axis, words in ((1, "the number of channels"), (2, "height or width"), (3, "height or width")):
@@ -177,6 +182,7 @@ def test_factors_within_the_limits_stay() -> None:
         assert not session.refusals
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sinet_portrait_seg", "pose_cpm"])
 def test_real_networks(corpus: Path, name: str) -> None:
     """Two upsamplings by 4 in each: from corner to corner on 10x10 pixels, and from pixel 0 on."""

@@ -55,6 +55,7 @@ def test_an_unknown_size_is_refused() -> None:
     assert_refuses(STEP, spec, "dynamic")
 
 
+@pytest.mark.slow
 def test_the_gates_of_a_real_network(corpus: Path) -> None:
     done = ane.apply(corpus / "sinet_portrait_seg.mlmodel", "spread_channels", prove="both", quiet=True)
     assert len(done.changes) == 2

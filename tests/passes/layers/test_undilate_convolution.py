@@ -84,6 +84,7 @@ def both(spec: Any, step: UndilateConvolution = STEP, batch: int = 1) -> tuple[A
     return after, [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
 
 
+@pytest.mark.one_of(30)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_zeros(
     assert list(after.neuralNetwork.layers[0].convolution.kernelSize) == size
 
 
+@pytest.mark.one_of(18)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("rank5", [False, True])
 @pytest.mark.parametrize(

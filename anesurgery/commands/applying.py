@@ -1,0 +1,158 @@
+"""The command `apply`, which is `fix` too: repair a model, and write the result beside it.
+
+Exit codes: 0 all is well; 1 outputs on --inputs are below --gate in the end.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anesurgery.commands.next_steps import FULL, beside, command
+from anesurgery.commands.options import (
+    Full,
+    Gate,
+    Inputs,
+    Json,
+    Member,
+    Model,
+    OldOut,
+    Out,
+    Quiet,
+    any_place,
+    complete_steps,
+    model_first,
+    show,
+)
+from anesurgery.commands.planning import chosen_steps, is_plan, read_plan, value_range
+from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.errors import SurgeryError, UnknownName
+
+PROOFS = ("sites", "model", "both", "none")
+
+
+def apply(
+    source: Model,
+    steps: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe, or passes with commas; by default whatever inspect names for the model.",
+            show_default=False,
+            autocompletion=complete_steps,
+        ),
+    ] = None,
+    positional_out: OldOut = None,
+    out: Out = None,
+    target: Annotated[
+        str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14".')
+    ] = None,
+    inputs: Inputs = None,
+    member: Member = None,
+    assume: Annotated[
+        list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
+    ] = None,
+    prove: Annotated[
+        str, typer.Option(help="What is proved or checked: sites (each edit), model (as a whole), both, none.")
+    ] = "sites",
+    require: Annotated[
+        str | None, typer.Option(help="Grade that each edit must reach: checked, exhaustive, proved, bits.")
+    ] = None,
+    compressed: Annotated[
+        str, typer.Option(help="Compressed weights that passes compute with: keep (refuse), decode, reencode.")
+    ] = "keep",
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
+    ] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
+    gate: Gate = 40.0,
+    full: Full = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Apply a recipe, passes or a plan to a model and write the result, MODEL_ane by default.
+
+    Exit code 1 where outputs on --inputs are below --gate in the end.
+    """
+    if steps is not None and not is_plan(steps):
+        source, steps = model_first(source, steps, quiet or as_json)
+    named = any_place(out, positional_out)
+    if prove not in PROOFS:
+        raise UnknownName("proof", prove, PROOFS)
+    load_engine(quiet)
+    chosen = _chosen(source, steps, option)
+    place = _place(source, chosen, named, overwrite, dry_run)
+    from anesurgery.files import arrays
+    from anesurgery.show.surgeries import short_surgery, surgery_group
+    from anesurgery.surgery import apply as operate
+
+    surgery = operate(
+        source,
+        chosen,
+        target=target,
+        member=member,
+        assume=dict(map(value_range, assume or [])),
+        prove=None if prove == "none" else prove,
+        require=require,
+        compressed=compressed,
+        inputs=arrays.read_all(inputs),
+        gate=gate,
+        quiet=quiet or as_json,
+    )
+    stays = place is not None and place.suffix != surgery.subject.suffix and not surgery.changes
+    if stays or (named is None and not surgery.changes):
+        place = None
+    if place is not None:
+        with waiting("saving", quiet or as_json):
+            surgery.save(place, overwrite=overwrite)
+    repair = lambda name: command("fix", source, name, target=target)  # noqa: E731
+    shown = surgery_group(surgery, details=True) if full else short_surgery(surgery, repair)
+    ends = ([place] if place is not None else [], _next(surgery, source, place, target))
+    show(surgery.to_json(), shown, as_json, quiet, *ends, "" if full else FULL)
+    if stays and named is not None:
+        raise SurgeryError(f"the model stays {source}; nothing was written to {named}")
+    if surgery.below(gate):
+        raise typer.Exit(1)
+
+
+def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
+    """The steps that are named, or the recipe for whatever the model is."""
+    if steps is not None and is_plan(steps):
+        return read_plan(steps, option)
+    if steps is None:
+        from anesurgery.placement.models import of_layers
+
+        steps = "neuralnetwork_ane" if of_layers(source) else "auto"
+    return chosen_steps(steps, option or [])
+
+
+def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, dry_run: bool) -> Path | None:
+    """Where to write; None for nowhere.
+
+    Raises:
+        LoadError: it may not be written.
+    """
+    from anesurgery.rewriting.ml_program import check_out
+    from anesurgery.rewriting.passes import subject_of
+    from anesurgery.surgery import steps_of
+
+    if dry_run:
+        return None
+    suffix = subject_of(steps_of(chosen)).suffix
+    place = beside(source, suffix) if named is None else named
+    check_out(source, place, overwrite, suffix)
+    return place
+
+
+def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> str:
+    """What to run next: a comparison of both, a look at both, or a look at the numbers."""
+    if place is None:
+        return command("certify", source, target=target)
+    if surgery.proof is not None:
+        return command("certify", place, target=target)
+    if surgery.contract:
+        return command("see", source, place, target=target)
+    return command("compare", source, place)

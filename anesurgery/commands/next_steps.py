@@ -1,0 +1,55 @@
+"""How a command ends: what it wrote, and the command to run next, as a line that can be pasted."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+from anesurgery.display import printable
+
+FULL = "--full prints the whole report."
+WHY = "--full prints the whole report; --why OP explains one op."
+"""What else there is."""
+
+
+def command(*words: object, target: str | None = None) -> str:
+    """A command of ours as a shell takes it: ``anesurgery fix gpt2.mlpackage --target iPhone13``.
+
+    Args:
+        words: name, arguments and options.
+        target: as the user wrote it; blanks are left out, so that it needs no quotes.
+    """
+    aim = [] if target is None else ["--target", target.replace(" ", "")]
+    return shlex.join(["anesurgery", *map(str, words), *aim])
+
+
+def beside(model: str, suffix: str = "") -> Path:
+    """Where a changed model goes by default: gpt2_ane.mlpackage in the current folder.
+
+    Args:
+        model: the path of the model.
+        suffix: of the new one; that of the model by default.
+    """
+    path = Path(model)
+    return Path(f"{path.stem}_ane{suffix or path.suffix}")
+
+
+def pasteable(line: str, width: int = 80) -> str:
+    """A command in lines that a shell joins again, where it is longer than a terminal is wide."""
+    lines = textwrap.wrap(line, width - 2, break_long_words=False, break_on_hyphens=False)
+    return line if len(line) <= width else " \\\n  ".join(lines)
+
+
+def ended(wrote: Iterable[object] = (), then: str = "", more: str = "") -> str:
+    """The last lines of a command.
+
+    Args:
+        wrote: files and folders.
+        then: the command to run next.
+        more: what else there is to ask for.
+    """
+    places = ", ".join(map(str, wrote))
+    lines = [f"wrote {places}" if places else "", pasteable(f"next: {then}") if then else "", more]
+    return printable("\n".join(filter(None, lines)))

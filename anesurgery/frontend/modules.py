@@ -1,0 +1,202 @@
+"""A PyTorch module, or an exported program, as a model of Core ML, converted with what `register` adds."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree
+
+from anesurgery import frontend
+from anesurgery.errors import LoadError, SurgeryError, warn
+from anesurgery.mil import Array, ct, exclusive, quiet_host
+
+Tensors = Mapping[str, torch.Tensor]
+
+NO_INPUTS = (
+    "a PyTorch module says nothing of its inputs: give inputs=, tensors or arrays as it takes them, in a list "
+    "or by name"
+)
+STORED = {torch.int64: np.int32, torch.int32: np.int32, torch.int16: np.int32, torch.bool: np.int32}
+"""What Core ML stores the numbers of an input as; all others are float32."""
+
+
+@exclusive()
+def convert_module(module: Any, inputs: Any, target: Any = None) -> tuple[Any, dict[str, Array] | None]:
+    """Convert a module in eval mode to an ML Program in fp16.
+
+    Args:
+        module: a `torch.nn.Module`, which is left as it is, or a `torch.export.ExportedProgram`.
+        inputs: tensors or arrays, one, a list of them, or by name; an exported program has its own.
+        target: chip and OS; an OS older than iOS 17 or macOS 14 gets a model that it loads.
+
+    Returns:
+        The MLModel, and the inputs as arrays by its names; None where none were given.
+
+    Raises:
+        SurgeryError: no inputs, or not as many as the module takes.
+        LoadError: it cannot be traced or converted; says why.
+    """
+    if isinstance(module, torch.export.ExportedProgram):
+        names = list(module.graph_signature.user_inputs)
+        example: Any = dict(zip(names, _pytree.tree_leaves(module.example_inputs), strict=False))
+        model = _converted(module, {}, example, None, target)
+    else:
+        if inputs is None:
+            raise SurgeryError(NO_INPUTS)
+        example = _by_name(module, inputs)
+        with _in_eval_mode(module), torch.no_grad():
+            model = _traced(module, example, target)
+    warn(f"{_words(module)} was converted for this with frontend.register(): fp16, {_deployment(target).name}")
+    given = example if inputs is None or isinstance(module, torch.nn.Module) else _named(list(example), inputs)
+    return model, None if inputs is None else {n: _array(v) for n, v in given.items()}
+
+
+def _traced(module: torch.nn.Module, example: Tensors, target: Any) -> Any:
+    """The model of a trace."""
+    call = _Call(module, example)
+    values = [v.int() if v.dtype == torch.bool else v for v in example.values()]
+    try:
+        made = call.outputs(values)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the tracer, about what stays constant
+            trace: Any = torch.jit.trace
+            traced = trace(call, tuple(values), check_trace=False)
+    except Exception as error:  # a module raises what it likes
+        raise LoadError(
+            f"{_words(module)} does not run on the inputs, or cannot be traced: {_said(error)}"
+        ) from error
+    inputs = [ct.TensorType(n, shape=tuple(v.shape), dtype=_stored(v)) for n, v in example.items()]
+    return _converted(traced, {"inputs": inputs}, example, [ct.TensorType(n) for n in made], target, module)
+
+
+class _Call(torch.nn.Module):
+    """Calls a module with tensors in the order of their names, and gives its tensors alone."""
+
+    def __init__(self, module: torch.nn.Module, example: Tensors) -> None:
+        super().__init__()
+        self.module = module
+        self.names = list(example)
+        self.masks = [value.dtype == torch.bool for value in example.values()]
+        scripted = isinstance(module, torch.jit.ScriptModule)
+        taken = () if scripted else inspect.signature(module.forward).parameters
+        self.more = {"use_cache": False} if "use_cache" in taken and "use_cache" not in example else {}
+
+    def _made(self, values: Sequence[torch.Tensor]) -> Any:
+        read = [value.bool() if mask else value for value, mask in zip(values, self.masks, strict=True)]
+        return self.module(**dict(zip(self.names, read, strict=True)), **self.more)
+
+    def forward(self, *values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The tensors that the module gives, in order."""
+        return tuple(v for v in _pytree.tree_leaves(self._made(values)) if isinstance(v, torch.Tensor))
+
+    def outputs(self, values: Sequence[torch.Tensor]) -> list[str]:
+        """A name for each of them."""
+        paths, _ = _pytree.tree_flatten_with_path(self._made(values))
+        names = [_pytree.keystr(path) for path, value in paths if isinstance(value, torch.Tensor)]
+        words = [re.sub(r"\W+", "_", name).strip("_") for name in names]
+        named = [word if word and not word[0].isdigit() else f"output_{word}".rstrip("_") for word in words]
+        return [f"{name}_out" if name in self.names else name for name in named]
+
+
+def _converted(traced: Any, more: Any, example: Tensors, outputs: Any, target: Any, module: Any = None) -> Any:
+    """What coremltools makes of a trace or an exported program."""
+    frontend.register()
+    try:
+        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+            if module is None:
+                traced = traced.run_decompositions({})
+            return ct.convert(
+                traced,
+                **more,
+                **({} if outputs is None else {"outputs": outputs}),
+                minimum_deployment_target=_deployment(target),
+                skip_model_load=True,
+            )
+    except SurgeryError:
+        raise
+    except Exception as error:  # coremltools raises what it likes
+        raise LoadError(f"{_words(module or traced)} was not converted: {_said(error)}") from error
+
+
+def _deployment(target: Any) -> Any:
+    """The oldest OS for which the model is made: iOS 17, or an older one that is named."""
+    named = re.search(r"(iOS|macOS) ?(\d+)", str(target or ""))
+    wanted = ct.target.__members__.get("".join(named.groups()) if named else "", ct.target.iOS17)
+    return min(ct.target.iOS17, max(ct.target.iOS15, wanted))
+
+
+def _by_name(module: torch.nn.Module, inputs: Any) -> Tensors:
+    """The inputs by the names of what the module takes.
+
+    Raises:
+        SurgeryError: there are more than it takes, or one has a name that it does not take.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        forward: Any = module.forward
+        return _named([argument.name for argument in forward.schema.arguments[1:]], inputs)
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return _named(positional, inputs, any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+def _named(names: Sequence[str], inputs: Any, more: bool = False) -> Tensors:
+    if isinstance(inputs, Mapping):
+        unknown = [] if more else [name for name in inputs if name not in names]
+        if unknown:
+            raise SurgeryError(f"inputs: the module takes no {unknown[0]!r}; it takes {', '.join(names)}")
+        return {name: _tensor(value) for name, value in inputs.items()}
+    values = list(inputs) if isinstance(inputs, (list, tuple)) else [inputs]
+    if len(values) > len(names):
+        raise SurgeryError(
+            f"inputs: {len(values)} are given, and the module takes {', '.join(names) or 'none'}"
+        )
+    return {name: _tensor(value) for name, value in zip(names, values, strict=False)}
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    try:
+        return torch.from_numpy(np.array(value))
+    except (TypeError, ValueError) as error:
+        raise SurgeryError(f"inputs: a {type(value).__name__} is no tensor and no array") from error
+
+
+def _array(value: torch.Tensor) -> Array:
+    plain = value.float() if value.dtype == torch.bfloat16 else value  # which numpy has not
+    stored: Array = plain.detach().cpu().numpy().astype(_stored(value))
+    return stored
+
+
+def _stored(value: torch.Tensor) -> Any:
+    return STORED.get(value.dtype, np.float32)
+
+
+@contextmanager
+def _in_eval_mode(module: torch.nn.Module) -> Iterator[None]:
+    """Dropout and batch norms behave as in use; each part is put back afterwards."""
+    training = [part for part in module.modules() if part.training]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def _words(module: Any) -> str:
+    return "the exported program" if isinstance(module, torch.export.ExportedProgram) else type(module).__name__
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__

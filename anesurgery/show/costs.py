@@ -1,0 +1,179 @@
+"""What matters most in a model: failing loads, wrong numbers, then what takes most time; with its repair."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.console import Group
+from rich.text import Text
+
+from anesurgery.display import short_name
+from anesurgery.placement.evidence import Finding
+from anesurgery.placement.findings_in_words import FAILING_LOADS, is_claim, is_lost
+from anesurgery.placement.inspection import Inspection, OpRow, percent
+from anesurgery.show import summary
+from anesurgery.show.console import WIDTH, as_text, plain
+
+MOST = 3
+"""Things in a short report."""
+SCREEN = 11
+"""Lines of a short report; a command adds three: what it wrote, what to run next, what else there is."""
+MATTERS = 0.01
+"""Share of the time, or of the work, from which on a cost comes before a risk of wrong numbers."""
+LEAST = 0.001
+"""Share that is said."""
+NAME = re.compile(r"%[\w./:-]+")
+LONGEST = 20
+"""Characters of a name in a cause."""
+Repair = Callable[[str], str]
+"""The command that applies a pass, by its name."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One thing that matters.
+
+    Attributes:
+        what: ops in words; "" for the model as a whole.
+        why: the cause, in words.
+        kind: of the finding; "placement" where no rule says why ops run elsewhere.
+        share: of the time, else of the work, else of the ops.
+        remedies: the passes that help, the likeliest first.
+        advice: what to do where no pass helps.
+        wrong: may it fail to load, or give wrong numbers?
+    """
+
+    what: str
+    why: str
+    kind: str
+    share: float = 0.0
+    remedies: tuple[str, ...] = ()
+    advice: str = ""
+    wrong: bool = False
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Failures first, then what takes time, risks of wrong numbers, and the rest."""
+        kinds = (*summary.KINDS, "placement")
+        first = 0 if self.wrong else 1 if self.share >= MATTERS else 2 if self.kind == "numeric" else 3
+        return first, -self.share, kinds.index(self.kind) if self.kind in kinds else len(kinds)
+
+    def lines(self, number: int, repair: Repair) -> Iterator[Text]:
+        """The thing with its cause, and below it the command, or what to do where none helps."""
+        yield cut(f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}")
+        if self.remedies:
+            yield Text(f"   {repair(self.remedies[0])}", "green", no_wrap=True, overflow="ignore")
+        elif self.advice:
+            yield cut(f"   {self.advice}", "green")
+
+
+def cut(words: str, style: str = "") -> Text:
+    """A line of a terminal; `--full` has all of it."""
+    line = plain(words, style)
+    line.truncate(WIDTH, overflow="ellipsis")
+    return line
+
+
+def costs(inspection: Inspection) -> list[Cost]:
+    """All things that matter, those that matter most first; what one set of ops suffers is one thing."""
+    rows = {row.name: row for row in summary.all_rows(inspection)}
+    found: dict[tuple[str, ...], Cost] = {}
+    for place, cost in _things(inspection, rows):
+        known = found.get(place) if place else None
+        found[place or (cost.why,)] = cost if known is None else _both(known, cost)
+    return sorted(found.values(), key=lambda cost: cost.rank)
+
+
+def _both(one: Cost, other: Cost) -> Cost:
+    remedies = tuple(dict.fromkeys((*one.remedies, *other.remedies)))
+    return replace(one, remedies=remedies, advice=one.advice or other.advice, wrong=one.wrong or other.wrong)
+
+
+def _things(inspection: Inspection, rows: dict[str, OpRow]) -> Iterator[tuple[tuple[str, ...], Cost]]:
+    """The names of the ops of each thing, and the thing; what keeps ops off the engine first."""
+    for alike in summary.by_reason(summary.attention(inspection)):
+        own = list({row.name: row for group in alike for row in group.rows}.values())
+        first = alike[0]
+        if first.finding is not None or any(row.preferred is not None for row in own):
+            yield tuple(sorted(row.name for row in own)), _cost(inspection, own, first.why, first.finding)
+    for ruled in summary.other_findings(inspection):
+        own = [rows[name] for name in ruled.ops if name in rows]
+        yield (
+            tuple(sorted(row.name for row in own)),
+            _cost(inspection, own, ruled.finding.message, ruled.finding),
+        )
+
+
+def _cost(inspection: Inspection, rows: Sequence[OpRow], why: str, finding: Finding | None) -> Cost:
+    share, of_what = _share(inspection, rows)
+    said: dict[str, Any] = {} if finding is None else {"advice": finding.advice, "wrong": _is_wrong(finding)}
+    return Cost(
+        _named(rows, share, of_what),
+        _without_name(why, rows),
+        "placement" if finding is None else finding.kind,
+        share,
+        (finding.remedy,) if finding is not None and finding.remedy else (),
+        **said,
+    )
+
+
+def _share(inspection: Inspection, rows: Sequence[OpRow]) -> tuple[float, str]:
+    """What ops take of the whole: of the time, else of the work, else of the ops."""
+    every = summary.all_rows(inspection)
+    if inspection.time is not None:
+        return sum(row.ms or 0.0 for row in rows) / inspection.time.ms, "time"
+    if flop := sum(row.flop for row in every):
+        return sum(row.flop for row in rows) / flop, "work"
+    return len(rows) / max(len(every), 1), "ops"
+
+
+def _named(rows: Sequence[OpRow], share: float, of_what: str) -> str:
+    """``linear logits (CPU, 93% of the time)``; "" for the model as a whole."""
+    if not rows:
+        return ""
+    kinds, units = {row.op_type for row in rows}, {row.preferred for row in rows}
+    kind = kinds.pop() if len(kinds) == 1 else ""
+    name = f"{kind} {short_name(rows[0].name)}" if len(rows) == 1 else f"{len(rows):,} {kind} ops"
+    unit = units.pop() if len(units) == 1 else None
+    said = [] if unit in (None, "ane") else [summary.UNIT_WORDS[unit]]
+    said += [f"{percent(share)} of the {of_what}"] if share >= LEAST else []
+    return " ".join(name.split()) + (f" ({', '.join(said)})" if said else "")
+
+
+def _without_name(why: str, rows: Sequence[OpRow]) -> str:
+    """A cause without the name of the op that stands before it, and with short names."""
+    why = why.removeprefix(f"%{rows[0].name} is ") if len(rows) == 1 else why
+    return NAME.sub(lambda name: short_name(name[0], LONGEST), why)
+
+
+def _is_wrong(finding: Finding) -> bool:
+    return finding.kind == "load" or finding.rule in FAILING_LOADS or is_lost(finding) or is_claim(finding)
+
+
+def in_python(name: str) -> str:
+    """The call that applies a pass."""
+    return f'ane.apply(model, "{name}")'
+
+
+def on_a_screen(
+    lines: Sequence[Any], inspection: Inspection | None, repair: Repair, tried: Collection[str] = ()
+) -> Group:
+    """Lines of a report, and below them the things that matter most, as many as fit on a screen.
+
+    Args:
+        lines: what rich shows.
+        inspection: of the model that is left; None where nobody looked at it.
+        repair: the command that applies a pass, by its name.
+        tried: passes that were tried, and are not named again.
+    """
+    shown = Group(*(line for line in lines if line))
+    room = (SCREEN - len(as_text(shown).splitlines()) - 1) // 2
+    every = [] if inspection is None else costs(inspection)
+    left = [replace(one, remedies=tuple(name for name in one.remedies if name not in tried)) for one in every]
+    most = [new for old, new in zip(every, left, strict=True) if new.remedies or not old.remedies]
+    shortest = most[: max(0, min(MOST, room))]
+    below = [line for k, cost in enumerate(shortest, 1) for line in cost.lines(k, repair)]
+    return Group(shown, *([Text("What matters most:", "bold"), *below] if below else []))

@@ -1,0 +1,222 @@
+"""A decoder that reads all its tokens at once becomes two functions that keep the keys and values.
+
+`prefill` reads the prompt, 64 tokens a call, and `decode` one token; both share every weight. `position`
+says how many tokens came before. The keys and values of each attention are written there and kept: before
+heads are repeated, after rotation. What is constant for each token (learned positions, cos and sin, masks,
+biases of attention) is cut at the position as the model runs: a matrix that depends on distances only, as
+masks do, by one slice of its diagonals. Attention with a sliding window keeps a ring: the window and one call
+of `prefill`, where that is less than the context, with a state of its own. `windows="mask"` keeps the whole
+context and the mask, as targets need on which two states may fail.
+
+`writes="blend"` writes no slice: what is kept is multiplied by 0 where tokens are new, and what is new by
+one-hot rows of its places. Each number is a sum with one term that is not 0, and so exact. What is kept is read
+once and written once then, and no op but masks and tables needs the position (`position_function`).
+
+`cache="state"` keeps all in one state (one for each shape), `cache="io"` in inputs `cache_0`, ... that come
+back as outputs `cache_0_out`, ... for the next call. `context` is the most tokens, all that the model reads
+by default. `shorter` are prefills of fewer tokens, and `width` is how many `decode` reads, of which the last
+is new: on some engines queries of one or two positions fail where four run. `contexts` are smaller contexts
+with functions of their own, as `prefill_256` and `decode_256`: they share all weights and what is kept, of
+which they read the first rows, and `generate` takes the smallest that fits. `fixed` makes other inputs
+constants first, as `{"attention_mask": 1}`; inputs with a row for each
+position, as cosines and sines, stay inputs, with the rows of one call. Call `prefill` and
+`decode` in any order, or let `anesurgery.generate` do it. A model that will be cut by `anesurgery.split` gets
+a state for each chunk: `chunks=4`, or by weights, `chunks="950 MB"`, or "target" for its limit.
+
+Refuses when an attention is not causal or an op mixes tokens in another way, when the input of the tokens
+cannot be told, and when the model is older than iOS 18. Rotary positions whose frequencies may be those of one
+length of text ("dynamic", and both sets of a longrope) are refused too: once folded they are a table like any
+other, and shorter texts may have to get another one. `fixed_rope=True` says that they hold for every length.
+
+Why it helps: without a cache each new token costs a pass over all of them. A state that is read, updated by
+`slice_update` and written back stays on the ANE; one state does on every chip that was seen, two fail on
+M-series with macOS 26.0.1 (reported: CoreML-LLM).
+
+Grade: none: the interface changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.interpret.decoding import replay
+from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
+from anesurgery.splitting.plan import chunk_numbers
+
+
+def _are_integers(values: Any) -> bool:
+    """Is it a list or tuple of integers?"""
+    return isinstance(values, (list, tuple)) and all(type(value) is int for value in values)
+
+
+@dataclass(frozen=True)
+class AddCache(Pass):
+    """Two functions, `prefill` and `decode`, that keep keys and values."""
+
+    name = "add_cache"
+    essential = True
+    follows = (
+        *("fold_constants", "gather_to_moves", "token_id_guard", "causal_mask_tensor"),
+        *("split_head", "compute_fp16", "rotary_tables", "embedding_matmul"),
+    )
+    context: int | None = an.option(None, least=1)
+    """The most tokens that are kept; all that the model reads by default."""
+    contexts: tuple[int, ...] = ()
+    """Smaller contexts, each with functions of its own over the same weights and the same cache."""
+    prefill: int = an.option(64, least=1)
+    """Tokens in a call of `prefill`; the context, where that is less."""
+    shorter: tuple[int, ...] = ()
+    """Shorter prefills, as `prefill16`: for short prompts, and for what is left of long ones."""
+    width: int = an.option(1, least=1)
+    """Tokens in a call of `decode`: more than the one that is new are read again."""
+    cache: str = an.option("state", among=("state", "io"))
+    """Where keys and values are kept: "state" or "io"."""
+    windows: str | None = an.option(None, among=("ring", "mask"))
+    """How sliding windows are kept: "ring" or "mask"; rings by default, where the target takes their states."""
+    writes: str = an.option("slice", among=("slice", "blend"))
+    """How what is new is kept: "slice", by `slice_update`, or "blend", by products with one-hot rows."""
+    fixed: Mapping[str, Any] | None = None
+    """Inputs that become constants, with the value of all their elements, or an array."""
+    chunks: int | str = 1
+    """Into how many chunks it will be cut; or the most weights of one, as "950 MB"; or "target"."""
+    fixed_rope: bool = False
+    """Are the frequencies of rotary positions said to hold for texts of every length?"""
+    required: bool = False
+    """Is it an error where no cache can be added?"""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _are_integers(self.shorter) or not all(self.width < n < self.prefill for n in self.shorter):
+            raise an.PassError(
+                f"{self.name}: shorter={self.shorter!r}; each must be longer than decode, which reads "
+                f"{self.width}, and shorter than prefill, which reads {self.prefill}"
+            )
+        if not _are_integers(self.contexts) or not all(c > 0 for c in self.contexts):
+            raise an.PassError(f"{self.name}: contexts={self.contexts!r}; they must be positive integers")
+
+    def requires(self, program: Program) -> Refusal | None:
+        """One function of iOS 18."""
+        if (several := an.against_several(program, "a cache needs one")) is not None:
+            return several
+        (function,) = program.functions.values()
+        if function.opset_version < an.ct.target.iOS18:
+            return Refusal(
+                "states and slice_update came with iOS 18; convert with minimum_deployment_target=iOS18"
+            )
+        return None
+
+    def run(self, program: Program, session: Session) -> None:
+        """Two copies of the function, each for its number of tokens.
+
+        Raises:
+            PassError: the context is too long; or nothing can be done, and `required` is set.
+        """
+        refusal = self.made(program, session)
+        if refusal is not None and self.required:
+            raise an.PassError(f"{self.name}: {refusal}")
+        session.refusals += [] if refusal is None else [(self.name, refusal)]
+
+    def made(self, program: Program, session: Session) -> Refusal | None:
+        """The two functions in place of one, or why not."""
+        ((name, function),) = program.functions.items()
+        choices = an.decoder_inputs.inputs_of(function, self.fixed or {})
+        if isinstance(choices, Refusal):
+            return choices
+        tokens = function.inputs[next(iter(choices[0]))]
+        longest = int(tokens.shape[an.decoder_inputs.token_axis(tokens)])
+        context = self.context or longest
+        if context > longest:
+            raise an.PassError(
+                f"{self.name}: context={context} is longer than the {longest} positions of the model"
+            )
+        if max(self.contexts, default=0) >= context:
+            raise an.PassError(
+                f"{self.name}: contexts={self.contexts!r}; they must be smaller than the context of {context}"
+            )
+        calls = self.calls(context)
+        chunk_of = chunk_numbers(program, self.limit(session))
+        for chosen in choices:
+            how = self.caching(chosen, context, chunk_of)
+            if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
+                break
+        if isinstance(built, Refusal):
+            return built if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({built})")
+        before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
+        del program.functions[name]
+        for word, copy in built.items():
+            program.add_function(word, copy)
+        session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
+        version = max(f.opset_version.value for f in built.values())
+        session.notes += [
+            f"{self.name}: {f.message}"
+            for f in an.loadable.of_version(version, an.Target.parse(session.target))
+        ]
+        if (parts := max(chunk_of.values(), default=0) + 1) > 1:
+            session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
+        return None
+
+    def calls(self, context: int) -> dict[str, Reading]:
+        """What each function reads."""
+        words = {context: ""} | {smaller: f"_{smaller}" for smaller in sorted(set(self.contexts))}
+        lengths = {"prefill": self.prefill, "decode": self.width}
+        lengths |= {f"prefill{n}": n for n in sorted(set(self.shorter))}
+        return {
+            f"{name}{word}": Reading(min(length, size), size)
+            for size, word in words.items()
+            for name, length in lengths.items()
+            if name in ("prefill", "decode") or length < min(self.prefill, size)
+        }
+
+    def caching(self, tokens: Mapping[str, int], context: int, chunk_of: Mapping[str, int]) -> Caching:
+        """What both functions agree about."""
+        state, blended = self.cache == "state", self.writes == "blend"
+        return Caching(
+            tokens, context, state, self.windows, blended, self.fixed or {}, self.fixed_rope, chunk_of
+        )
+
+    def limit(self, session: Session) -> int | str:
+        """The number of chunks, or the most weights of one, also where the target says it."""
+        return (
+            str(an.Target.parse(session.target).least("program")[0]) if self.chunks == "target" else self.chunks
+        )
+
+    def change(
+        self, name: str, old: an.Function, chosen: Mapping[str, int], functions: Mapping[str, an.Function]
+    ) -> an.InterfaceChange:
+        """What callers must do otherwise."""
+        names = {name, *functions, *old.inputs, *(v.name for v in old.outputs)}
+        names |= {n for f in functions.values() for n in (*f.inputs, *(v.name for v in f.outputs))}
+        tokens, axis = next(iter(chosen.items()))
+        length = functions["prefill"].inputs[tokens].shape[axis]
+        kept = "the state" if self.cache == "state" else "the inputs cache_..., given back as cache_..._out,"
+        width = functions["decode"].inputs[tokens].shape[axis]
+        words = (
+            f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
+            f"{tokens}{an.decoder_inputs.rows_in_words(chosen)} and position, the number of "
+            f"tokens before; {kept} keeps what was read"
+        )
+        context = self.context
+
+        def read(outputs: an.Values, inputs: an.Values) -> an.Values:
+            return {n: v[:, :context] if np.ndim(v) > 1 else v for n, v in outputs.items()}
+
+        return an.InterfaceChange(words, tuple(sorted(names)), outputs=read, call=replay)
+
+
+@an.example((1, 16), dtype="int32", opset="iOS18")
+def example(ids: Var) -> Var:
+    """One attention over 16 tokens, with learned positions and a causal mask."""
+    draw = np.random.default_rng(0).standard_normal
+    words, places = (draw(shape).astype(np.float16) for shape in ((6, 4), (1, 16, 4)))
+    causal = np.triu(np.full((16, 16), -1e4, np.float16), 1)
+    place, mask = mb.const(val=places, name="place"), mb.const(val=causal, name="mask")
+    x = mb.add(x=mb.gather(x=words, indices=ids, axis=0, name="e"), y=place, name="x")
+    scores = mb.matmul(x=x, y=x, transpose_y=True, name="scores")
+    weights = mb.softmax(x=mb.add(x=scores, y=mask, name="masked"), axis=-1, name="weights")
+    return mb.linear(x=mb.matmul(x=weights, y=x, name="seen"), weight=words, name="logits")

@@ -1,0 +1,130 @@
+"""PyTorch modules and exported programs where a call takes a model and its inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import anesurgery as ane
+from anesurgery import recipes
+from anesurgery.errors import LoadError, SurgeryError, SurgeryWarning
+from anesurgery.frontend.modules import convert_module
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*was converted for this")
+
+
+class Scores(nn.Module):
+    """Outputs by name, dropout, and a mask that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.dropout = nn.Conv2d(3, 8, 3), nn.Dropout()
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        """Scores of some channels, and the best of them."""
+        scores = self.dropout(self.conv(x)).mean((2, 3))
+        scores = scores if mask is None else scores.masked_fill(~mask, -1.0)
+        return {"scores": scores, "best": scores.argmax(-1)}
+
+
+IMAGE = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+MASK = torch.arange(8)[None] > 4
+
+
+@pytest.mark.parametrize("inputs", [IMAGE, [IMAGE], (IMAGE, MASK), {"x": IMAGE.numpy(), "mask": MASK}])
+def test_what_is_converted_agrees_with_the_module(inputs: Any) -> None:
+    module = Scores()
+    model, given = convert_module(module, inputs)
+    assert given is not None
+    assert module.training
+    assert module.dropout.training
+    found = ane.run(model, given)
+    with torch.no_grad():
+        expected = module.eval()(*({"x": IMAGE} | ({"m": MASK} if len(given) > 1 else {})).values())
+    assert list(found) == ["scores", "best"]
+    np.testing.assert_allclose(found["scores"], expected["scores"].numpy(), atol=2e-3)
+    assert found["best"] == expected["best"].numpy()
+
+
+def test_a_wrong_conversion_would_be_told_apart() -> None:
+    model, given = convert_module(Scores(), IMAGE)
+    assert given is not None
+    with torch.no_grad():
+        other = Scores().eval()(IMAGE)["scores"].numpy()
+    assert not np.allclose(ane.run(model, given)["scores"], other, atol=2e-3)
+
+
+def exported() -> Any:
+    return torch.export.export(Scores().eval(), (IMAGE,))
+
+
+def traced() -> Any:
+    trace: Any = torch.jit.trace
+    return trace(nn.Conv2d(3, 8, 3).eval(), IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("make", "inputs"), [(exported, None), (exported, [IMAGE]), (traced, IMAGE), (Scores, IMAGE)]
+)
+def test_each_kind_is_inspected(make: Any, inputs: Any) -> None:
+    found = ane.inspect(make(), target="iPhone 13", inputs=inputs)
+    assert "conv" in {row.op_type for row in found.ops}
+    assert "iPhone 13" in str(found)
+
+
+def test_inputs_may_follow_a_module() -> None:
+    inspect: Any = ane.inspect  # for which a second argument is a target, by its type
+    assert inspect(Scores(), IMAGE, target="M1").ops
+    assert recipes.auto(Scores(), IMAGE, quiet=True).get_spec().description.input[0].name == "x"
+    assert ane.apply(Scores(), ["negate_subtract"], inputs=IMAGE, quiet=True).before["conv"] == 1
+
+
+def test_an_older_system_gets_a_model_that_it_loads() -> None:
+    versions = [convert_module(Scores(), IMAGE, aim)[0].get_spec().specificationVersion for aim in AIMS]
+    assert versions == [8, 6, 7, 8]
+
+
+AIMS = (None, "A15/iOS 15", "M1/macOS 13", "M4/macOS 27")
+
+
+def test_it_is_said() -> None:
+    with pytest.warns(SurgeryWarning, match="Scores was converted for this with frontend.register"):
+        ane.inspect(Scores(), inputs=IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        (None, "says nothing of its inputs: give inputs="),
+        ([IMAGE, MASK, MASK], "3 are given, and the module takes x, mask"),
+        ({"z": IMAGE}, "the module takes no 'z'; it takes x, mask"),
+        ("image.npy", "a str is no tensor and no array"),
+        (torch.zeros(1, 4), "Scores does not run on the inputs, or cannot be traced: "),
+    ],
+)
+def test_bad_inputs_are_explained(inputs: Any, words: str) -> None:
+    with pytest.raises(SurgeryError) as raised:
+        ane.inspect(Scores(), inputs=inputs)
+    assert words in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_where_no_inputs_are_taken_it_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="cannot load a Scores; give it to inspect or apply with inputs="):
+        ane.load(Scores())
+    for name, words in (
+        ("m.pt", "is a PyTorch file: load the module"),
+        ("m.tflite", "is a LiteRT file, which coremltools does not read"),
+        ("m.safetensors", "give the folder of its checkpoint"),
+    ):
+        (tmp_path / name).write_bytes(b"\xff\xfe\xfd" * 9)
+        with pytest.raises(LoadError, match=words):
+            ane.load(tmp_path / name)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(LoadError, match="is a checkpoint of transformers; `anesurgery build`"):
+        ane.load(tmp_path)

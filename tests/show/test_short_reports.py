@@ -1,0 +1,121 @@
+"""The report that is printed by default: one screen, with the three things that matter most, and repairs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from report_models import finding, inspection, row
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands.app import app
+from anesurgery.commands.next_steps import command, pasteable
+from anesurgery.show.costs import MOST, SCREEN, costs, on_a_screen
+
+WIDTH, LINES = 80, 14
+TARGET = "iPhone 13"
+MODELS = ("gpt2", "vit", "network", "whisper")
+
+
+def printed(*words: object) -> list[str]:
+    """The lines that a command prints."""
+    done = CliRunner().invoke(app, list(map(str, words)))
+    assert done.exit_code < 64, done.output
+    return done.stdout.splitlines()
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An example in the current folder."""
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    monkeypatch.chdir(tmp_path)
+    return ane.example(request.param).name
+
+
+@pytest.mark.slow
+def test_reports_fit_on_a_screen_and_their_commands_run(model: str) -> None:
+    """Each command that a report names is one line, and it runs as it stands."""
+    seen = printed("inspect", model, "--target", TARGET)
+    fixed = printed("fix", model, "--target", TARGET)
+    both = printed("inspect", model, *written(fixed), "--target", TARGET)
+    for lines in (seen, fixed, both):
+        assert len(lines) <= LINES
+        assert max(map(len, lines)) <= WIDTH
+        (following,) = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
+        printed(*shlex.split(following)[1:], *overwriting(following))
+    assert seen[-1].endswith("--why OP explains one op.")
+    assert all(shlex.split(line)[:2] == ["anesurgery", "fix"] for line in seen if line.startswith("   anes"))
+
+
+def written(lines: list[str]) -> list[str]:
+    return [line.removeprefix("wrote ") for line in lines if line.startswith("wrote ")]
+
+
+def overwriting(command: str) -> list[str]:
+    return ["--overwrite"] if " fix " in command else []
+
+
+def test_a_long_command_is_pasted_as_one() -> None:
+    line = command("see", "a" * 40, "b" * 40, target="iPhone 13")
+    said = pasteable(f"next: {line}")
+    assert max(map(len, said.splitlines())) <= WIDTH
+    assert shlex.split(said.replace("\\\n", ""))[1:] == shlex.split(line)
+    assert pasteable("next: anesurgery fix m") == "next: anesurgery fix m"
+
+
+def test_the_whole_report_is_behind_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ane.example("tiny")
+    short, full = (printed("inspect", "tiny.mlpackage", *more) for more in ([], ["--full"]))
+    assert "notes" in full
+    assert "notes" not in short
+    assert len(full) > LINES >= len(short)
+
+
+def three() -> list[Any]:
+    """Ops that cost little, much, and one that comes out wrong."""
+    little = row(0, "cast", "cpu", False, flop=1, findings=(finding(remedy="compute_fp16", op="cast_0"),))
+    much = finding("axis", message="%linear_1 is too long", remedy="fold_long_axis", op="linear_1")
+    other = finding("other", message="stored with gaps", remedy="pad_last_axis", kind="memory", op="linear_1")
+    lost = finding("lost-epsilon", kind="load", message="it does not load", advice="convert again", op="add_2")
+    return [
+        little,
+        row(1, "linear", "cpu", False, flop=900, findings=(much, other)),
+        row(2, "add", "ane", flop=1, findings=(lost,)),
+        *(row(k, "conv", "ane", flop=10) for k in range(3, 9)),
+    ]
+
+
+def test_what_fails_comes_first_then_what_costs_most() -> None:
+    said = costs(inspection(three()))
+    assert [cost.what.split(" (")[0] for cost in said][:3] == ["add add_2", "linear linear_1", "cast cast_0"]
+    assert said[1].remedies == ("fold_long_axis", "pad_last_axis"), "one set of ops is one thing"
+    assert said[1].why == "too long"
+    assert "CPU, 94% of the work" in said[1].what
+
+
+def test_a_report_has_as_many_things_as_fit() -> None:
+    """The wrong version: three things under any number of lines."""
+    shown = str(inspection(three()))
+    assert len(shown.splitlines()) <= SCREEN
+    assert len(re.findall(r"^\d\. ", shown, re.MULTILINE)) == MOST
+    from anesurgery.show.console import as_text
+
+    crowded = as_text(on_a_screen(["a line"] * (SCREEN - 3), inspection(three()), str))
+    assert len(crowded.splitlines()) <= SCREEN
+    assert "1. " in crowded
+    assert "2. " not in crowded
+
+
+def test_what_was_tried_is_not_named_again() -> None:
+    shown = on_a_screen([], inspection(three()), lambda name: f"fix {name}", {"fold_long_axis", "compute_fp16"})
+    from anesurgery.show.console import as_text
+
+    text = as_text(shown)
+    assert "fix pad_last_axis" in text
+    assert "fold_long_axis" not in text
+    assert "cast_0" not in text

@@ -54,7 +54,7 @@ from anesurgery.mil import (
     quiet_host,
     types,
 )
-from anesurgery.neuralnetwork.naming import identifiers, rename
+from anesurgery.neuralnetwork.importing import identifiers, rename
 
 with quiet_host():
     from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY

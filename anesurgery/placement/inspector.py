@@ -119,6 +119,7 @@ def inspect(
     if inspection is None:
         loaded = load_graph(model)
         inspection = inspect_program(loaded, aim, inputs=inputs, function=function)
+        inspection = replace(inspection, notes=(*inspection.notes, *loaded.notes))
         if (origin := origin_of(loaded.program)) is not None and origin.network:
             inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
         each = {} if function else of_functions(loaded, aim, inspect_program)

@@ -36,6 +36,7 @@ NOT_CALLED = {
     "Build",
     "Builder",
     "Certificate",
+    "CoreAI",
     "Comparison",
     "ExecuTorch",
     "Folder",
@@ -140,6 +141,12 @@ def no_program(folder: Path) -> Any:
         ane.executorch(Path(__file__))
 
 
+def core_ai(folder: Path) -> Any:
+    """A small model in Core AI."""
+    pytest.importorskip("coreai", reason="coreai-core is not installed; it needs Python 3.11")
+    return ane.to_coreai(small(), folder / "small.aimodel", overwrite=True)
+
+
 def checkpoint(folder: Path) -> Path:
     """A checkpoint of Hugging Face; the same one each time."""
     place = folder / "checkpoint"
@@ -213,6 +220,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "size_times": lambda _: ane.size_times(wide, {"x": (None, 64)}, [9000, 40000], "M4/macOS 15"),
     "sizes": lambda _: ane.sizes(dynamic(), {"x": [(1, 4), (2, 4)]}),
     "split": lambda _: ane.split(small(), 2),
+    "to_coreai": core_ai,
     "to_text": lambda _: ane.to_text(small()),
     "upgrade": lambda _: ane.upgrade(small()),
     "var": lambda _: ane.var("x"),

@@ -176,9 +176,11 @@ def test_the_engine_knows_no_pass() -> None:
 
 READERS = {
     "checking.comparison._single": "one side of `compare`",
+    "coreai.running.run_model": "the model of `run`, where Apple's runtime runs it",
     "interpret.predictor._read": "the model of `run` and of `Predictor`",
     "rewriting.ml_program.MLProgram.read": "the model of `apply`",
     "shipping.building._read_stage": "a stage of `build`, which a stopped build finds on disk",
+    "shipping.onnx_models.read": "what the conversion of an ONNX file leaves on disk",
     "shipping.several_sizes._converted": "what a function converts at each size, for `sizes`",
     "testing.apply_pass": "of authors, who give programs",
 }
@@ -217,9 +219,9 @@ UNREAD = {
         rewriting.ml_program.MLProgram.read rewriting.ml_program.Subject.read shipping.building._read_stage
     """,
     "what kind of model it is, before anything reads it": """
-        files.sequence.is_chunked placement.models._Programs.__init__ placement.models._label
-        placement.models.inspect_other placement.models.kind_of placement.models.of_layers
-        placement.models.spec_of registry.converter_of
+        files.sequence.is_chunked placement.models._Programs.__init__ placement.models._is_program
+        placement.models._label placement.models.inspect_other placement.models.kind_of
+        placement.models.of_layers placement.models.spec_of registry.converter_of
     """,
     "an MLModel or a path that Core ML or coremltools gets, whose types are Any": """
         compressing.assignment.Proposal.apply compressing.modes.apply_configs
@@ -281,7 +283,7 @@ def test_a_reason_that_is_raised_is_caught_by_the_driver() -> None:
     drivers = {"anesurgery/rewriting/driver.py", "anesurgery/checking/site.py"}
     own = {
         "anesurgery/regions/compressed_weights.py",
-        "anesurgery/rewriting/loosened.py",
+        "anesurgery/shipping/resized.py",
         "passes/fold_constants.py",
     }
     assert caught == drivers | own

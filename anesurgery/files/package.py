@@ -246,7 +246,7 @@ FOREIGN = {
     ".pt2": "a PyTorch file: give what torch.export.load makes of it to anesurgery.inspect or apply",
     ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
     ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
-    ".tflite": "a LiteRT file, which coremltools does not read: convert the PyTorch or TensorFlow model that it was made of",
+    ".tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",
     ".h5": _KERAS,
     ".keras": _KERAS,
 }

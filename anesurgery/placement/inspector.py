@@ -20,7 +20,7 @@ from anesurgery.files.size_index import is_sized
 from anesurgery.loading import load_graph
 from anesurgery.mil import dtype_name, exclusive, function_of
 from anesurgery.placement import compute_plan, loadable, memory, unit_advice
-from anesurgery.placement.evidence import Rule, rules_beside
+from anesurgery.placement.evidence import Finding, Rule, rules_beside
 from anesurgery.placement.flexible import fixing
 from anesurgery.placement.inspection import NO_TIME, Inspection, OpRow
 from anesurgery.placement.models import inspect_other
@@ -119,6 +119,7 @@ def inspect(
     if inspection is None:
         loaded = load_graph(model)
         inspection = inspect_program(loaded, aim, inputs=inputs, function=function)
+        inspection = replace(inspection, notes=(*inspection.notes, *loaded.notes))
         if (origin := origin_of(loaded.program)) is not None and origin.network:
             inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
         each = {} if function else of_functions(loaded, aim, inspect_program)
@@ -161,14 +162,13 @@ def inspect_program(
     columns = zip(judged, units, numbers, timed.each or [None] * len(judged), strict=True)
     rows = tuple(_row(i, j, unit, number, seen, ms) for i, (j, unit, number, ms) in enumerate(columns))
     label, place = _named(loaded)
-    own = registry.rules_of(loaded.source)
-    of_version = loadable.of_version(_version(loaded), target) if own is None else own.of_model(target)
+    of_version, of_format = _of_format(loaded, target)
     unmoved = lost_in_conversion.of_function(chosen) if advice and loaded.absent is None else ()
     findings = tuple(dict.fromkeys((*of_version, *unmoved, *doubts, *about_load, *about_shapes)))
     each = at_each(loaded, function, shaped.flexible, target, rules, doubts)
     advised = unit_advice.advice(shaped.function, target) if advice else None
     notes = (*_notes(target, advised, loaded.absent), *shaped.notes, *(f"estimated {one}" for one in each))
-    notes += (*((own.NOTE,) if own else ()), *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
+    notes += (*of_format, *((f"{NO_TIME}{timed.why}",) if timed.why else ()))
     return Inspection(
         label,
         target,
@@ -184,6 +184,13 @@ def inspect_program(
         chain=longest_chain(shaped.judged),
         fixing=fixing(shaped.flexible, place),
     )
+
+
+def _of_format(loaded: Loaded, target: Target) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Whether the target loads the format at all, and notes on models of it."""
+    if (own := registry.rules_of(loaded.source)) is None:
+        return tuple(loadable.of_version(_version(loaded), target)), ()
+    return own.of_model(target), (own.NOTE,)
 
 
 def _sampled(loaded: Loaded, inputs: Any, target: Target, function: str | None) -> sampled.Observed | None:

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.exactness import in_decibels, nearness
+from anesurgery.checking.exactness import nearness
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded, mlmodel_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import Array, exclusive, quiet_host
+from anesurgery.semantics.reading import in_decibels
 
 INSTALL = "reading ONNX takes onnx2coreml and onnxruntime: pip install 'anesurgery[onnx]', from Python 3.11 on"
 GATE = 40.0
@@ -74,7 +75,7 @@ def _session(onnxruntime: Any, path: Path) -> Any:
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
-def _with_fixed_sizes(model: Any, path: Path) -> list[str]:
+def _with_fixed_sizes(proto: Any, path: Path) -> list[str]:
     """Make dynamic first axes of inputs 1, in place.
 
     Returns:
@@ -83,8 +84,8 @@ def _with_fixed_sizes(model: Any, path: Path) -> list[str]:
     Raises:
         LoadError: another axis of an input is dynamic.
     """
-    stored, notes = {one.name for one in model.graph.initializer}, list[str]()
-    for value in model.graph.input:
+    stored, notes = {one.name for one in proto.graph.initializer}, list[str]()
+    for value in proto.graph.input:
         sizes = value.type.tensor_type.shape.dim if value.name not in stored else ()
         for axis, size in enumerate(sizes):
             if size.dim_value > 0:

@@ -85,15 +85,12 @@ def slice_update(o: Site) -> Value:
     return mb.slice_update(x=as_var(o[0]), update=as_var(o[4]), **_bounds(o))
 
 
-def _rows(o: Site) -> Var | None:
-    """The rows that `gather_nd` reads along the first axis, where it reads whole rows."""
-    indices = o[1]
-    if sizes_of(indices)[-1] != 1:
-        return None
-    op = producer(indices, "expand_dims") if isinstance(indices, Var) else None
-    if op is not None and list(op.axes.val) == [len(sizes_of(indices)) - 1]:
-        return op.x
-    return mb.squeeze(x=indices, axes=[len(sizes_of(indices)) - 1])
+def _rows(indices: Value) -> Value:
+    """Indices without their last axis, of size 1."""
+    if isinstance(indices, np.ndarray):
+        return indices[..., 0]
+    op, last = producer(indices, "expand_dims"), len(sizes_of(indices)) - 1
+    return op.x if op is not None and list(op.axes.val) == [last] else mb.squeeze(x=indices, axes=[last])
 
 
 NEVER_NEGATIVE = names("reduce_argmax reduce_argmin argsort topk shape non_zero")
@@ -107,23 +104,24 @@ def _counted(indices: Value, sizes: Sequence[int]) -> Value:
 
     Token ids and other inputs of the model are taken as they are, which must not be negative.
     """
+    ahead = np.array(sizes if len(sizes) > 1 else sizes[0], np.int32)
     if isinstance(indices, np.ndarray):
-        return np.where(indices < 0, indices + np.array(sizes, np.int32), indices)
+        return np.where(indices < 0, indices + ahead, indices)
     source: Var | None = indices
     while source is not None and (op := producer(source, *PASSED_ON)) is not None:
         source = op.values[0] if op.op_type == "concat" else op.inputs.get("x")
     if source is None or source.op is None or producer(source, *NEVER_NEGATIVE) is not None:
         return indices
     negative = mb.less(x=indices, y=np.int32(0))
-    return mb.select(cond=negative, a=mb.add(x=indices, y=np.array(sizes, np.int32)), b=indices)
+    return mb.select(cond=negative, a=mb.add(x=indices, y=ahead), b=indices)
 
 
 @lift("gather_nd")
 def gather_nd(o: Site) -> Value:
     """Rows of a table, or elements by several indices."""
-    rows, sizes = _rows(o), shape_read(o[0])
-    if rows is not None:
-        return mb.gather(x=o[0], indices=_counted(rows, sizes[:1]), axis=0)
+    sizes = shape_read(o[0])
+    if sizes_of(o[1])[-1] == 1:
+        return mb.gather(x=o[0], indices=_counted(_rows(o[1]), sizes[:1]), axis=0)
     return mb.gather_nd(x=o[0], indices=_counted(o[1], sizes[: sizes_of(o[1])[-1]]))
 
 

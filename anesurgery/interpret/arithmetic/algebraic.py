@@ -7,12 +7,12 @@ function is a random one.
 
 from __future__ import annotations
 
-from anesurgery.interpret.arithmetic import element_rules, list_rules, sum_rules
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from anesurgery.interpret.arithmetic import element_rules, list_rules, sum_rules
 from anesurgery.interpret.arithmetic.element_rules import Algebraic
 from anesurgery.interpret.arithmetic.field import Image, add, multiply, product, together
 from anesurgery.interpret.arithmetic.symbolic import Rule

@@ -7,14 +7,13 @@ product is taken out, since IEEE arithmetic does so too.
 
 from __future__ import annotations
 
-from anesurgery.interpret.arithmetic import bit_rules, list_rules
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic import field
+from anesurgery.interpret.arithmetic import bit_rules, field, list_rules
 from anesurgery.interpret.arithmetic.bit_rules import Bitwise
 from anesurgery.interpret.arithmetic.field import Image
 from anesurgery.interpret.arithmetic.lattice import MOST_MEMBERS

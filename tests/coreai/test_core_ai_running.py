@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from core_ai_models import linear_asset, needs_core_ai, rehash, save_asset
+from torch_modules import Formula
 
 import anesurgery as ane
 from anesurgery.coreai import running, toolkit
@@ -125,3 +126,35 @@ def test_flipped_bytes_kill_nobody(linear: Path, tmp_path: Path) -> None:
         except (LoadError, InterpretError):
             refused += 1
     assert refused > 0
+
+
+class Constant(torch.nn.Module):
+    """One output that no input moves."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x * 2, (x - x).abs() + 1
+
+
+def test_comparing_runs_the_file_as_it_is(linear: Path) -> None:
+    comparison = ane.compare(linear, linear, engine="coreai")
+    assert comparison.ok
+    assert comparison.engine == comparison.to_json()["engine"] == "coreai"
+
+
+def test_an_output_that_no_input_moves_is_no_success(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", Constant(), [torch.ones(3)], ["moves", "stays"])
+    comparison = ane.compare(path, path, engine="coreai")
+    assert not comparison.ok
+    assert "no input moves output stays" in comparison.verdict
+
+
+def test_values_that_are_not_finite_are_no_success(tmp_path: Path) -> None:
+    module = Formula(lambda s, x: torch.log(x - x))
+    path = save_asset(tmp_path / "m.aimodel", module, [torch.ones(3)])
+    assert not ane.compare(path, path, engine="coreai").ok
+
+
+def test_a_package_is_translated_to_be_run(linear: Path, tmp_path: Path) -> None:
+    package = ane.to_coreml(linear, tmp_path / "m.mlpackage").path
+    assert ane.compare(package, package, engine="coreai").ok
+    assert ane.compare(package, linear, engine="coreai").ok

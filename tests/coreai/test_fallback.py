@@ -1,0 +1,73 @@
+"""The package that devices without Core AI run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from core_ai_models import linear_asset, needs_core_ai, save_asset
+from torch.export import Dim
+from torch_modules import Formula, made
+
+import anesurgery as ane
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
+
+pytestmark = needs_core_ai
+
+
+def test_the_oldest_release_that_has_all_ops_is_taken(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", *made("encoder"))
+    written = ane.to_coreml(path, tmp_path / "m.mlpackage")
+    assert written.ios == 15
+    assert "runs from iOS 15 and macOS 12 on" in str(written)
+    x = {"x": made("encoder")[1][0].numpy()}
+    before, after = ane.run(path, x)["y"], ane.run(written.path, x)["y"]
+    assert np.allclose(before, after, atol=1e-5)  # attention is one op in the one, and several in the other
+
+
+def test_half_inputs_need_a_newer_one(tmp_path: Path) -> None:
+    path = save_asset(tmp_path / "m.aimodel", *made("mlp", half=True))
+    assert ane.to_coreml(path, tmp_path / "m.mlpackage").ios == 16
+    with pytest.raises(LoadError, match="x is fp16, which iOS 15 does not take; give ios=16"):
+        ane.to_coreml(path, tmp_path / "n.mlpackage", ios=15)
+
+
+def test_open_axes_get_an_end(tmp_path: Path) -> None:
+    module, _ = made("layer_norm")
+    shapes = {"input": {1: Dim("rows", min=2, max=64)}}
+    path = save_asset(tmp_path / "m.aimodel", module, [torch.randn(2, 5, 16)], dynamic_shapes=shapes)
+    for rows in (3, 9):
+        x = torch.randn(2, rows, 16)
+        expected = module(x).detach().numpy()
+        assert np.allclose(ane.run(path, {"x": x.numpy()})["y"], expected, atol=1e-5)
+        assert np.allclose(ane.run(path, {"x": x.numpy()}, engine="coreai")["y"], expected, atol=1e-5)
+    written = ane.to_coreml(path, tmp_path / "m.mlpackage", longest=8)
+    assert "open axes of x take 1 to 8" in written.notes
+    assert ane.run(written.path, {"x": np.ones((2, 8, 16))})["y"].shape == (2, 8, 16)
+    with pytest.raises(SurgeryError, match=r"expected \(2, 1..8, 16\)"):
+        ane.run(written.path, {"x": np.ones((2, 9, 16))})
+
+
+def test_truth_values_and_odd_names_are_noted(tmp_path: Path) -> None:
+    module = Formula(lambda s, x: x.logical_not())
+    path = save_asset(tmp_path / "m.aimodel", module, [torch.ones(3).bool()], ["the y"])
+    notes = ane.to_coreml(path, tmp_path / "m.mlpackage").notes
+    assert "input x holds i1 in the file, and int32 here" in notes
+    assert any(note.startswith("the y is called the_y") for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "words"),
+    [({"ios": 14}, UnknownName, "unknown release of iOS '14'"), ({"longest": 0}, SurgeryError, "longest=0")],
+)
+def test_what_cannot_be_is_said(
+    how: dict[str, int], error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    path = linear_asset(tmp_path / "m.aimodel")
+    with pytest.raises(error, match=words):
+        ane.to_coreml(path, tmp_path / "m.mlpackage", **how)
+    with pytest.raises(LoadError, match="give a model of Core AI"):
+        ane.to_coreml(tmp_path / "m.mlpackage", tmp_path / "n.mlpackage")
+    assert not list(tmp_path.glob("*.mlpackage"))

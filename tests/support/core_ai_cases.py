@@ -427,13 +427,15 @@ IMAGES = [
     ),
 ]
 
+UNITS = (
+    ("normalized_minus_one_to_one", True, 1),
+    ("normalized_zero_to_one", False, 1),
+    ("unnormalized", False, 4),
+)
 IMAGES += [
     Case(
-        f"resample {sampling} {padding} {unit} {align}",
-        (
-            f(2, 3, 5, 6),
-            R.uniform(-1.5, 1.5, (2, 4, 3, 2)).astype(np.float32) * (4 if unit == "unnormalized" else 1),
-        ),
+        f"resample {sampling} {padding} {unit}",
+        (f(2, 3, 5, 6), R.uniform(-1.5, 1.5, (2, 4, 3, 2)).astype(np.float32) * scale),
         lambda x, at, how=(sampling, padding, unit, align): mb.resample(
             x=x,
             coordinates=at,
@@ -446,11 +448,7 @@ IMAGES += [
     )
     for sampling in ("bilinear", "nearest")
     for padding in ("constant", "border", "reflection", "symmetric")
-    for unit, align in (
-        ("normalized_minus_one_to_one", True),
-        ("normalized_zero_to_one", False),
-        ("unnormalized", False),
-    )
+    for unit, align, scale in UNITS
 ]
 
 

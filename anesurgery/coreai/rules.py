@@ -147,6 +147,7 @@ class Lint:
     findings: tuple[Finding, ...]
     """In the order of the ops; each says where it was seen, how well it is supported, and who says so."""
     target: Target
+    """The chips and the OS that they are about."""
 
     @property
     def ok(self) -> bool:
@@ -187,6 +188,7 @@ def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> L
 
     Raises:
         LoadError: the model cannot be read.
+        SurgeryError: an argument is not what the call takes.
         UnknownName: an unknown chip or OS.
     """
     path = Path(model).expanduser()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import importlib
 import math
 import re
 import time
@@ -30,25 +31,37 @@ if TYPE_CHECKING:
 VERSION = "1.0.0b3"
 """The version of `coreai-core` that this library was written for."""
 
-ABSENT = ""
-"""Why the package cannot be imported; empty where it can."""
-try:
-    import ml_dtypes
-    from coreai.authoring import AIModelAsset, AIProgram, Context, Module, TensorSpec
-    from coreai.runtime import AIModelAssetMetadata, NDArray
 
-    from coreai._compiler import ir  # isort: skip
-    from coreai._compiler._mlir_libs._coreaiIR._bindings.compiler import (  # isort: skip
-        serialize_module_to_bytecode,
-    )
-    from coreai._compiler._mlir_libs._coreaiIR._bindings.mlir.dialects.coreai import (  # isort: skip
-        register_should_const_folding_hook,
-    )
-    from coreai._compiler.dialects import coreai as ops  # isort: skip
-except ImportError as error:  # pragma: no cover - Python 3.10, or without the extra
-    ABSENT = str(error)
-    AIModelAsset = AIProgram = AIModelAssetMetadata = Context = Module = NDArray = TensorSpec = None
-    ir = ml_dtypes = ops = register_should_const_folding_hook = serialize_module_to_bytecode = None
+def _absent() -> str:
+    """Why the package cannot be imported; empty where it can."""
+    try:
+        import coreai.authoring
+        import coreai.runtime  # noqa: F401
+    except ImportError as error:  # Python 3.10, or without the extra
+        return str(error)
+    return ""
+
+
+ABSENT = _absent()
+"""Why Apple's package cannot be imported; empty where it can."""
+
+
+def _apples(module: str, name: str = "") -> Any:
+    """A module of the package, or a name in it; None where the package is absent."""
+    if ABSENT:
+        return None
+    found = importlib.import_module(module)
+    return getattr(found, name) if name else found
+
+
+AIModelAsset, Context, Module = (_apples("coreai.authoring", n) for n in ("AIModelAsset", "Context", "Module"))
+AIModelAssetMetadata, NDArray = (_apples("coreai.runtime", n) for n in ("AIModelAssetMetadata", "NDArray"))
+ir, ops, ml_dtypes = map(_apples, ("coreai._compiler.ir", "coreai._compiler.dialects.coreai", "ml_dtypes"))
+BINDINGS = "coreai._compiler._mlir_libs._coreaiIR._bindings"
+serialize_module_to_bytecode = _apples(f"{BINDINGS}.compiler", "serialize_module_to_bytecode")
+register_should_const_folding_hook = _apples(
+    f"{BINDINGS}.mlir.dialects.coreai", "register_should_const_folding_hook"
+)
 
 UNVERSIONED = {
     "ops": """

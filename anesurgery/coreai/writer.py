@@ -53,8 +53,8 @@ def check_ops(program: Program) -> None:
 
 def lengths(var: Var) -> list[int]:
     """The shape of a value, -1 where it is dynamic."""
-    kind = var._sym_type.wrapped_type() if types.is_state(var._sym_type) else None
-    shape = kind.get_shape() if kind is not None else var.shape
+    state = types.is_state(var.sym_type)
+    shape = var.sym_type.wrapped_type().get_shape() if state else var.shape
     return [-1 if is_symbolic(length) else int(length) for length in shape]
 
 
@@ -96,7 +96,7 @@ class Writer:
     def write(self, name: str) -> Signature:
         """Write the function into the open program; its inputs, states included, and its outputs."""
         inputs = self.function.inputs
-        states = {n: f"{n}{NEW}" for n, var in inputs.items() if types.is_state(var._sym_type)}
+        states = {n: f"{n}{NEW}" for n, var in inputs.items() if types.is_state(var.sym_type)}
 
         def body(arguments: Sequence[Any]) -> Mapping[str, Any]:
             for (key, var), node in zip(inputs.items(), arguments, strict=True):
@@ -151,19 +151,19 @@ class Writer:
         results = lowering.function(**self._arguments(op), **{name: more[name] for name in lowering.asks})
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for var, value in zip(op.outputs, results, strict=True):
-            fitted = value if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
-            if isinstance(var.val, (np.ndarray, np.generic)):
+            fitted = None if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
+            if fitted is not None and isinstance(var.val, (np.ndarray, np.generic)):
                 fitted.known = np.asarray(var.val)
             self.values[var] = fitted
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
-        arguments = {}
+        arguments: dict[str, Any] = {}
         for name, value in op.inputs.items():
             if value is None or name.startswith("_"):
                 continue
             if isinstance(value, (list, tuple)):
                 arguments[name] = [self.value(v) for v in value]
-            elif types.is_state(value._sym_type):
+            elif types.is_state(value.sym_type):
                 arguments[name] = None
             else:
                 arguments[name] = self._argument(op, name, value)
@@ -213,7 +213,7 @@ class Writer:
 
 
 def _port(name: str, var: Var, forms: Mode, word: str = "") -> Port:
-    kind = "fp32" if types.is_dict(var._sym_type) else forms.dtype(dtype_name(var))
+    kind = "fp32" if types.is_dict(var.sym_type) else forms.dtype(dtype_name(var))
     return Port(name, f"{word}{kind}", tuple(None if n < 0 else n for n in lengths(var)))
 
 
@@ -223,7 +223,7 @@ def _fitted(value: Value, var: Var, dtype: str) -> Value:
     Raises:
         SurgeryError: they cannot be brought together, which is an error of the lowering.
     """
-    if (not types.is_tensor(var._sym_type) and not types.is_scalar(var._sym_type)) or isinstance(value, Spread):
+    if (not types.is_tensor(var.sym_type) and not types.is_scalar(var.sym_type)) or isinstance(value, Spread):
         return value
     value = value.cast(dtype)
     wanted, shape = lengths(var), value.shape

@@ -42,14 +42,14 @@ class Case:
         return self.name.split()[0]
 
 
-def _one(op_type: str, *arrays: Any, opset: Any = ct.target.iOS17, note: str = "", **options: Any) -> Case:
+def _one(op_type: str, *arrays: Any, note: Any = "", **options: Any) -> Case:
     """An op of its first operands, by the names x and y."""
     keys = ("x", "y")[: len(arrays)]
 
     def build(*values: Any) -> Any:
         return getattr(BUILD, op_type)(**dict(zip(keys, values, strict=True)), **options)
 
-    return Case(f"{op_type} {note}".strip(), arrays, build, opset)
+    return Case(f"{op_type} {note}".strip(), arrays, build)
 
 
 X, Y, POS = f(2, 3, 4), f(2, 3, 4), np.abs(f(2, 3, 4)) + 0.5

@@ -70,8 +70,8 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     both = [name for name in left if name in right]
     batch, summed = ("".join(n for n in both if (n in out) is kept) for kept in (True, False))
     rows, columns = ("".join(n for n in one if n not in both) for one in (left, right))
-    x, y = (value.fixed() and value for value in values)
-    lengths = dict(zip(left, x.shape, strict=True)) | dict(zip(right, y.shape, strict=True))
+    x, y = values
+    lengths = dict(zip(left, x.fixed(), strict=True)) | dict(zip(right, y.fixed(), strict=True))
     z = product(_merged(x, left, (batch, rows, summed)), _merged(y, right, (batch, summed, columns)))
     order = batch + rows + columns
     return z.reshape([lengths[name] for name in order]).transpose([order.index(name) for name in out])

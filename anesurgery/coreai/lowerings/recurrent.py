@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from anesurgery.coreai.lowerings.control import Values, loop
@@ -18,7 +19,8 @@ WRITTEN_OUT = 32
 """Steps that are written out at most. A choice: a loop runs on no engine, and a step is about 12 ops."""
 
 ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
-    **{name: (lambda x, name=name: call(name, x)) for name in ("tanh", "sigmoid", "relu")},
+    **{name: partial(call, name) for name in ("tanh", "sigmoid", "relu")},
+    "scaled_tanh": partial(call, "tanh"),
     "linear": lambda x: x,
     **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), lambda x: (x * 0.2 + 0.5).at_least(0.0).at_most(1.0)),
 }

@@ -7,7 +7,6 @@ one that was reported of Core ML a warning; for an `.mlpackage` it is the other 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,6 +194,6 @@ def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> L
     if path.suffix.lower() != SUFFIX:
         raise LoadError(f"{path} is no {SUFFIX}; `anesurgery inspect` tells of other models")
     inspection = inspect(path, target)
-    ids: Mapping[str, object] = {rule.id: rule for rule in (*RULES, RELEASE)} | CARRIED
+    ids = {rule.id for rule in (*RULES, RELEASE)} | CARRIED.keys()
     found = tuple(finding for finding in inspection.all_findings if finding.rule in ids)
     return Lint(found, inspection.target)

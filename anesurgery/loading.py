@@ -24,7 +24,7 @@ from anesurgery.files.compiled import (
 )
 from anesurgery.files.copying import copied
 from anesurgery.files.interface import Interface, saved, signatures
-from anesurgery.files.mil_writer import VERSION, write_mil
+from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import PIPELINES, PROGRAM, Loaded, from_spec, locate, part_names, read_spec
 from anesurgery.files.protobuf import to_proto
 from anesurgery.files.sequence import Chain, ModelSequence, is_chain, is_chunked, read_chain
@@ -37,7 +37,7 @@ from anesurgery.registry import converter_of, reader_of
 from anesurgery.text import to_text as short_text
 
 
-def program_text(loaded: Loaded, version: str = VERSION) -> str:
+def program_text(loaded: Loaded, version: str = WRITTEN_VERSION) -> str:
     """The MIL text of a model (no trailing newline).
 
     A weight that stands unchanged in the model's weight file is written as its place there, every other

@@ -78,5 +78,15 @@ def test_what_is_imported_is_named() -> None:
     modules = set.union(*(imported(ROOT / name) for name in ("anesurgery", "passes", "recipes")))
     named = {wanted.name for wanted in dependencies()} | {"anesurgery"}
     optional = {"PIL", "model_explorer", "tokenizers", "transformers", "typing_extensions", "IPython", "psutil"}
-    optional |= {"starlette", "uvicorn", "safetensors", "dask", "matplotlib"}
+    optional |= {
+        "starlette",
+        "uvicorn",
+        "safetensors",
+        "dask",
+        "matplotlib",
+        "onnx",
+        "onnx2coreml",
+        "onnxruntime",
+    }
+    optional |= {"coreai", "ml_dtypes"}  # the second comes with the first
     assert modules - sys.stdlib_module_names - named - optional == set()

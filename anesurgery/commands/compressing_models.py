@@ -32,11 +32,12 @@ from anesurgery.errors import SurgeryError
 def compress(
     model: Model,
     inputs: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            help="An .npz file of arrays by input name, one sample, or a folder of such; repeat for more."
+            help="An .npz file of arrays by input name, one sample, or a folder of such; repeat for more. "
+            "Random inputs when absent, which correct little."
         ),
-    ],
+    ] = None,
     positional_out: OldOut = None,
     out: Out = None,
     bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
@@ -98,13 +99,16 @@ def compress(
     from anesurgery.compressing.compression import compress as compressed
     from anesurgery.compressing.peers import USUAL
     from anesurgery.files import arrays
+    from anesurgery.files.plot_files import check_plot
     from anesurgery.rewriting.ml_program import check_out
     from anesurgery.show import compressions
 
     check_out(model, place, overwrite)
     check_page(html, overwrite)
     check_page(plot, overwrite)
-    samples: list[Any] = arrays.read_all(inputs) or []
+    if plot is not None:
+        check_plot(plot)
+    samples: list[Any] = arrays.read_all(inputs) or _drawn(model, function)
     options: dict[str, Any] = {
         "target": target,
         "for_": for_,
@@ -130,6 +134,25 @@ def compress(
     wrote = [path for path in (place, html, plot) if path is not None]
     shown = compressions.compression_group(compression)
     show(compression.to_json(), shown, as_json, quiet, wrote, command("compare", model, place))
+
+
+DRAWN = 16
+"""Random samples for whoever gave none; a quarter of them is held out."""
+
+
+def _drawn(model: str, function: str | None) -> list[Any]:
+    """Random inputs, with a warning that says how to give real ones."""
+    from anesurgery.errors import warn
+    from anesurgery.interpret import Predictor
+
+    predictor = Predictor(model, function=function)
+    samples = [predictor.sample(seed) for seed in range(DRAWN)]
+    names = ", ".join(f"{name}=..." for name in samples[0])
+    warn(
+        f"no --inputs: weights are corrected by {DRAWN} random samples, which say little about real ones; "
+        f"save real ones, each with np.savez('1.npz', {names}), and give their folder as --inputs"
+    )
+    return samples
 
 
 def compress_cache(

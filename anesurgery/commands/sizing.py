@@ -44,10 +44,13 @@ def choose_sizes(
     if len({model is None, size is None, target is None}) > 1:
         raise SurgeryError("--model, --size and --target go together, as --size ids=1xN --target 'M4/macOS 15'")
     load_engine(quiet)
+    from anesurgery.files.plot_files import check_plot
     from anesurgery.shipping.size_times import size_times
     from anesurgery.show.size_table import choice_group
     from anesurgery.splitting.size_choice import choose_sizes as choose
 
+    if plot is not None:
+        check_plot(plot)
     time = None
     if model is not None and size is not None and target is not None:
         shapes = dict(map(_open_shape, size.split(",")))

@@ -148,6 +148,15 @@ class Compression(Smaller, Drawn):
     """The norms whose gain and shift were fitted, kept or not."""
     points: tuple[Point, ...] = ()
     """The modes of coremltools that were asked for, on the same samples."""
+    asked: int = 0
+    """Bits of a number that were asked for; 0 where each weight has its own, or forms were asked for."""
+
+    @property
+    def wider(self) -> tuple[CompressedWeight, ...]:
+        """The weights that have more bits than were asked for."""
+        return tuple(
+            one for one in self.compressed if self.asked and read_form(one.form or "").bits > self.asked
+        )
 
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one HTML file that needs no network, atomically; an existing one is replaced.
@@ -446,6 +455,10 @@ class _Plan:
         return {one.form: one for one in kept}
 
 
+INSTEAD = "in its place"
+"""Of a form that stands for one that the model's opset does not have."""
+
+
 def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
     """The model in the opset of iOS 18 where forms that are asked for begin there, if the target has that.
 
@@ -464,7 +477,7 @@ def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
         words = f"{', '.join(wanted)} needs {in_words(IOS18)}, and the model is of {in_words(old)}"
         if reason and wanted:
             instead = " and ".join(dict.fromkeys(now or "plain numbers" for now in wanted.values()))
-            notes.append(f"{words}: {instead} in its place; {reason}")
+            notes.append(f"{words}: {instead} {INSTEAD}; {reason}")
             warn(f"compress: {notes[-1]}")
         elif not reason:
             functions.update(raised(loaded.program, IOS18).functions)
@@ -770,6 +783,7 @@ def _result(
         change(old, new) if old is not None and new is not None else None,
         (_share(placed_[0]), _share(placed_[1])),
         tuple(doubts),
+        asked=int(plan.bits) if plan.how == EVEN and not plan.forms else 0,
     )
 
 

@@ -30,21 +30,27 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded, save, to_mlmodel
-from anesurgery.files.runner_file import NAME, hashed, hashes
+from anesurgery.files.runner_file import NAME, Runner, hashed, hashes
 from anesurgery.files.sizes import read_size
 from anesurgery.files.writing import check_place, scratch_folder, write_atomically
 from anesurgery.interpret.decoder_calls import INPUTS
+from anesurgery.interpret.decoding import Decoder
+from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import (
     Array,
     Program,
+    Var,
     blocks,
+    dtype_name,
     is_compressed,
     is_constexpr,
     mb,
     patched,
     quiet_host,
     replace_uses,
+    static_shape,
+    types,
 )
 from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
@@ -52,14 +58,11 @@ from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
 from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.shipping import agreement
-from anesurgery.shipping.agreement import logits_of
+from anesurgery.shipping.agreement import ALIKE, SLACK, Text, logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
 from anesurgery.shipping.converting import LOGITS, TOKENS, convert
-from anesurgery.shipping.described import runner_of
-from anesurgery.shipping.judging import Judge
 from anesurgery.shipping.mapped_weights import mapped_constants
 from anesurgery.shipping.recurrent_states import Step, convert_step, finished_step, is_step, step_of
-from anesurgery.shipping.text_samples import samples_of
 from anesurgery.splitting.plan import chunk_numbers
 from anesurgery.splitting.split import split
 from anesurgery.surgery import Recipe, Surgery, apply
@@ -658,3 +661,221 @@ def _read(record: Path) -> Any:
         return json.loads(record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+
+
+# Texts as samples for a model that reads a fixed number of tokens.
+
+MOST, LEAST = 64, 2
+"""Samples: more take their time and change little; of one none could be held out."""
+
+
+def samples_of(file: Path, tokenizer: str, context: int) -> list[Array]:
+    """The tokens of a file, in rows as long as the context; the last ones, which fill no row, are left out.
+
+    Args:
+        file: of text in UTF-8.
+        tokenizer: as the text of a file of the tokenizers library.
+        context: tokens in a row.
+
+    Returns:
+        `MOST` rows at most, from the whole length of the file: (1, context), int32.
+
+    Raises:
+        LoadError: the file cannot be read.
+        SurgeryError: there is no tokenizer, or the text fills too few rows.
+    """
+    from tokenizers import Tokenizer
+
+    if not tokenizer:
+        raise SurgeryError("samples are texts, and the checkpoint has no tokenizer to read them with")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LoadError(f"{file} cannot be read as text: {error}") from error
+    ids = Tokenizer.from_str(tokenizer).encode(text).ids
+    count = len(ids) // context
+    if count < LEAST:
+        raise SurgeryError(
+            f"{file} holds {len(ids)} tokens, and a sample is {context} of them, the context; give a text of "
+            f"{LEAST * context} tokens at least, some dozens of times the context if you can"
+        )
+    rows = np.array(ids[: count * context], np.int32).reshape(count, 1, context)
+    return list(rows[np.linspace(0, count - 1, min(count, MOST)).astype(int)])
+
+
+# What a runner must know of a built model, read from the model itself.
+
+
+def runner_of(folder: Path, model: str, checkpoint: Checkpoint, most: int, hashes: dict[str, str]) -> Runner:
+    """The `runner.json` of a folder.
+
+    Args:
+        folder: with the model.
+        model: the package or the folder of chunks in it.
+        checkpoint: that it was built from.
+        most: tokens of a text; a recurrent state has no end of its own.
+        hashes: of the files of the folder.
+    """
+    decoder = Decoder(folder / model)
+    call = decoder.calls[-1]
+    manifest = folder / model / "chain.json"
+    names = json.loads(manifest.read_text(encoding="utf-8"))["models"] if manifest.is_file() else []
+    return Runner(
+        model,
+        tuple(f"{model}/{name}" for name in names) or (model,),
+        functions(folder / model, decoder, most),
+        call.tokens,
+        call.output,
+        min(decoder.context, most),
+        {},
+        "tokenizer.json" if "tokenizer.json" in hashes else "",
+        "chat_template.jinja" if "chat_template.jinja" in hashes else "",
+        checkpoint.special,
+        checkpoint.ends,
+        {} if call.greedy else checkpoint.sampling,
+        hashes,
+        call.values,
+    )
+
+
+def functions(model: Path, decoder: Decoder, most: int) -> dict[str, Any]:
+    """What each function of a model reads and gives."""
+    contexts = {call.name: min(call.context, most) for call in decoder.calls}
+    pickers = {call.name: call.picker for call in decoder.calls}
+    whole = Predictor(model)
+    names = whole.functions
+    found = {}
+    for name in names:
+        given, made = Predictor(whole, function=name).ports
+        states = {n: v for n, v in given.items() if types.is_state(v.sym_type)}
+        inputs = {n: v for n, v in given.items() if n not in states}
+        maker = f"{name}{INPUTS}" if f"{name}{INPUTS}" in names else ""
+        found[name] = {
+            "inputs": _ports(inputs),
+            "outputs": _ports(made),
+            "states": {n: _state(v) for n, v in states.items()},
+            "inputs_from": maker,
+            "chunks": [i for i, part in enumerate(whole.parts) if name in part.program.functions],
+            "context": contexts.get(name.removesuffix(INPUTS), most),
+            "picks": pickers.get(name, ""),
+            "units": "cpuOnly" if name.endswith(INPUTS) else "cpuAndNeuralEngine",
+        }
+    return found
+
+
+def _ports(values: Mapping[str, Var]) -> dict[str, Any]:
+    return {n: {"shape": list(static_shape(v) or ()), "dtype": dtype_name(v)} for n, v in values.items()}
+
+
+def _state(state: Var) -> dict[str, Any]:
+    held = state.sym_type.wrapped_type()
+    return {"shape": [int(d) for d in held.get_shape()], "dtype": types.builtin_to_string(held.get_primitive())}
+
+
+# Whether a model may be handed over, by its logits (`agreement`): refuse it, or say what it loses.
+
+AGREE = 30.0
+"""PSNR in dB below which logits of a model that was not compressed are no rounding: fp16 leaves 50 and more."""
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What a checkpoint gives for a text, and the checkpoint itself."""
+
+    of: Text
+    wanted: Array
+    """Its logits."""
+    rounded: Array
+    """The same with its weights rounded to fp16."""
+    module: Callable[[], Any]
+    """Gives the checkpoint as a module of transformers, where that is needed."""
+
+    def agrees(self, rows: Array) -> None:
+        """See that a model computes what the checkpoint does, but for the rounding of its weights.
+
+        Args:
+            rows: of the model, computed in fp32.
+
+        Raises:
+            SurgeryError: it does not.
+        """
+        far = agreement.unexplained(rows, self.of, self.rounded, self.module)
+        if far:
+            place, most = max(far.items(), key=lambda one: one[1])
+            count = len(self.of.ids)
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint after {len(far)} of {count} tokens, "
+                f"and not by rounding: computed in fp32, beside weights that are rounded to fp16, they are "
+                f"{most:.1%} of their range apart after token {place + 1}; this is a defect of the conversion"
+            )
+
+    def keeps(self, rows: Array, decoded: Array, bits: int) -> None:
+        """See that compressed weights give what the numbers give to which they decode.
+
+        Args:
+            rows: of the model with compressed weights, computed in fp32.
+            decoded: of the model that was made in the same way from these numbers.
+            bits: of a weight.
+
+        Raises:
+            SurgeryError: they do not.
+        """
+        far = agreement.off(rows, decoded)
+        if not np.all(far < ALIKE):
+            raise SurgeryError(
+                f"weights of {bits} bits give other logits than the numbers to which they decode: computed in "
+                f"fp32, they are {far.max():.1%} of their range apart after token "
+                f"{int(self.of.places[np.argmax(far)]) + 1}; this is a defect of the build"
+            )
+
+    def rounds(self, psnr: float, model: Path) -> str | None:
+        """See that a model computed in fp16 is no further from the checkpoint than rounding leads.
+
+        Args:
+            psnr: of its logits, in dB.
+            model: where it lies.
+
+        Returns:
+            A note where rounding leads far.
+
+        Raises:
+            SurgeryError: it is further.
+        """
+        if psnr >= AGREE:
+            return None
+        noise = agreement.noise(self.of, self.wanted, self.module())
+        if not psnr >= noise - SLACK:
+            raise SurgeryError(
+                f"the model gives other logits than the checkpoint in fp16 arithmetic: {psnr:.1f} dB for "
+                f"{len(self.of.ids)} tokens, where numbers of the checkpoint that are moved by a rounding give "
+                f"{noise:.1f} dB; look for values beyond fp16 with `anesurgery.ranges` on {model}"
+            )
+        return (
+            f"fp16 is coarse for this checkpoint: its own logits are {noise:.1f} dB from themselves where its "
+            "numbers move by a rounding, as where other experts are chosen next to a threshold"
+        )
+
+    def loses(self, psnr: float, bits: int) -> str:
+        """See that compressed weights lead no further from the checkpoint than its own, rounded to the nearest.
+
+        Args:
+            psnr: of the model's logits, in dB.
+            bits: of a weight.
+
+        Returns:
+            A note with both.
+
+        Raises:
+            SurgeryError: they lead further, by more than twice.
+        """
+        usual = agreement.nearest(self.of, self.wanted, self.module(), bits)
+        if not psnr >= usual - SLACK:
+            raise SurgeryError(
+                f"weights of {bits} bits lose more than they must: the logits are {psnr:.1f} dB from those of "
+                f"the checkpoint, where its own weights, rounded to the nearest, lead to {usual:.1f} dB; give "
+                "more bits, or none"
+            )
+        return (
+            f"weights of {bits} bits change the logits: {psnr:.1f} dB beside those of the checkpoint, where "
+            f"its own weights, rounded to the nearest, lead to {usual:.1f} dB"
+        )

@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.checking.exactness import in_decibels, nearness
+from anesurgery.checking.exactness import nearness
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded, mlmodel_of
 from anesurgery.interpret.predictor import Predictor
 from anesurgery.loading import load
 from anesurgery.mil import Array, exclusive, quiet_host
+from anesurgery.semantics.reading import in_decibels
 
 INSTALL = "reading ONNX takes onnx2coreml and onnxruntime: pip install 'anesurgery[onnx]', from Python 3.11 on"
 GATE = 40.0

@@ -2,43 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import redirect_stderr
+from dataclasses import dataclass, replace
+from inspect import signature
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from anesurgery import frontend
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
 from anesurgery.files.interface import describe, new_spec
-from anesurgery.files.joining import default_function
+from anesurgery.files.joining import default_function, join
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
 from anesurgery.files.protobuf import proto, to_proto
+from anesurgery.files.sequence import ModelSequence
 from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_sized, written
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
 from anesurgery.interpret.features import allows
-from anesurgery.loading import load
-from anesurgery.mil import Function, any_symbolic, exclusive, function_of
+from anesurgery.loading import load, load_sequence
+from anesurgery.mil import (
+    Function,
+    Operation,
+    Var,
+    any_symbolic,
+    constant,
+    ct,
+    exclusive,
+    function_of,
+    quiet_host,
+)
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.registry import make_pass
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.newer_opsets import raised
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.reading import each_axis, slice_places
 from anesurgery.shipping.added_mask import with_mask
 from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
-from anesurgery.shipping.joined_models import joined
-from anesurgery.shipping.lengthened import REFUSED, REMEDY, lengthened
 from anesurgery.shipping.resampled_tables import compute_tables
-from anesurgery.shipping.same_functions import first_difference
+from anesurgery.shipping.resized import REFUSED, REMEDY, lengthened
 from anesurgery.shipping.shared_tables import share_tables
-from anesurgery.shipping.traced import converter
 from anesurgery.splitting.merge import FUNCTIONS, merge
 
 Shape = tuple[int, ...]
@@ -423,3 +440,188 @@ def _checked(loaded: Loaded, shapes: Shapes) -> Loaded:
                 f"{tuple(chosen.inputs[name].shape)}"
             )
     return loaded
+
+
+# Models that run one after the other as one model: what is padded for the first is followed through all.
+
+
+def joined(place: str | os.PathLike[str]) -> Loaded:
+    """The models of a pipeline or of a chain as one, which gives what the last ones give.
+
+    Args:
+        place: its package or folder.
+
+    Raises:
+        LoadError: it cannot be read, or one reads what none gives.
+        SurgeryError: a picture passes between two of them, which rounds to whole numbers there, or an op would
+            mean something else in the newest opset among them.
+    """
+    path = Path(place).expanduser()
+    models = load_sequence(path)
+    described = models.spec.description
+    ends = {f.name for f in (*described.input, *described.output)}
+    for part in models.parts:
+        for feature in () if part.spec is None else part.spec.description.output:
+            if feature.name not in ends and feature.type.WhichOneof("Type") == "imageType":
+                raise SurgeryError(
+                    f"sizes: the picture {feature.name} passes between two models of {path}, and is rounded "
+                    "there to whole numbers; make each model of the pipeline at its sizes by itself"
+                )
+    version = max(part.version for part in models.parts)
+    parts = [
+        replace(part, program=raised(part.program, version, f"model {i} of {path}"))
+        for i, part in enumerate(models.parts, 1)
+    ]
+    whole = join(ModelSequence.of_parts(models.spec, parts), [f.name for f in described.output])
+    spec = proto.Model_pb2.Model(specificationVersion=version)
+    spec.description.CopyFrom(described)
+    spec.mlProgram.SetInParent()
+    files = tuple(f for part in parts for f in (part.weights, *part.other_weights) if f is not None)
+    return Loaded(whole, spec, path.resolve(), other_weights=files)
+
+
+# Whether two functions are the same, op by op: names apart, and shapes and slices by what they come to.
+
+TOLD = {"reshape": {"shape"}, "slice_by_index": {"begin", "end", "stride", "begin_mask", "end_mask"}}
+"""Parameters that may say the same in several ways: the shapes of the results show it, and `_sliced_alike`."""
+
+
+def first_difference(one: Function, other: Function) -> str:
+    """The name of the first op that is not in the other function too; "" where all are.
+
+    Args:
+        one: a function; its inputs are in the order of the other's.
+        other: the same, or not.
+    """
+    partners = dict(zip(one.inputs.values(), other.inputs.values(), strict=False))
+    for a, b in zip_longest(*([op for op in f.operations if op.op_type != "const"] for f in (one, other))):
+        if a is None or b is None or not _alike(a, b, partners):
+            return str((a or b).name)
+        partners.update(zip(a.outputs, b.outputs, strict=True))
+    same = len(one.outputs) == len(other.outputs) and all(map(_of(partners), one.outputs, other.outputs))
+    return "" if same else "an output"
+
+
+def _alike(a: Operation, b: Operation, partners: dict[Var, Var]) -> bool:
+    """Is it the same op, of the same values?"""
+    shapes = [[(v.shape, v.dtype) for v in op.outputs] for op in (a, b)]
+    if a.op_type != b.op_type or shapes[0] != shapes[1] or a.blocks or b.blocks:
+        return False
+    if a.op_type == "slice_by_index" and not _sliced_alike(a, b):
+        return False
+    told, defaults, same = TOLD.get(a.op_type, set()), dict(a.default_inputs().items()), _of(partners)
+    for name in (a.inputs.keys() | b.inputs.keys()) - told:
+        x, y = (_list(op.inputs.get(name)) for op in (a, b))
+        if not x or not y:
+            stated = [v.val for v in (*x, *y)]
+            if any(not _equal(val, defaults.get(name)) for val in stated):
+                return False
+        elif len(x) != len(y) or not all(map(same, x, y)):
+            return False
+    return True
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    """What an operand holds, one or several."""
+    return () if value is None else tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _of(partners: dict[Var, Var]) -> Any:
+    """Says of two values whether they are the same: made by the same op, or equal constants."""
+
+    def same(x: Var, y: Var) -> bool:
+        held, other = constant(x), constant(y)
+        if held is None or other is None:
+            return held is other and partners.get(x) is y
+        return _equal(held, other)
+
+    return same
+
+
+def _equal(x: Any, y: Any) -> bool:
+    """Are two constants equal, bit for bit?"""
+    a, b = np.asarray(x), np.asarray(y)
+    if a.dtype.kind in "US" or b.dtype.kind in "US":
+        return bool(np.array_equal(a, b))
+    return a is b or (a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes())
+
+
+def _sliced_alike(a: Operation, b: Operation) -> bool:
+    """Do two slices take the same places? Where they begin and end must be known."""
+    places = slice_places(a)
+    steps = [each_axis(op, "stride", 1) for op in (a, b)]
+    return places is not None and places == slice_places(b) and steps[0] == steps[1]
+
+
+# A PyTorch module as a model of one size: traced and converted at the shapes of that size.
+
+KINDS = {"float32": np.float32, "int32": np.int32}
+"""Types of inputs that a module may be given."""
+
+
+def converter(module: Any, dtypes: Mapping[str, str] | None) -> Callable[[Mapping[str, tuple[int, ...]]], Any]:
+    """What converts a module at given shapes, for iOS 18 and in fp16.
+
+    Args:
+        module: of PyTorch; its inputs have the names of the parameters of `forward`.
+        dtypes: input -> "int32" or "float32"; float32 for those left out.
+
+    Returns:
+        A function of input -> shape, which raises `LoadError` where the module cannot be converted and
+        `UnknownName` where `forward` has no such parameter.
+
+    Raises:
+        SurgeryError: a type that is not known.
+    """
+    kinds = dict(dtypes or {})
+    for name, kind in kinds.items():
+        if kind not in KINDS:
+            raise SurgeryError(f"sizes: the type of {name} is {kind!r}; give one of {', '.join(KINDS)}")
+    parameters = [p for p in signature(module.forward).parameters.values() if p.kind < p.VAR_POSITIONAL]
+
+    def at(shapes: Mapping[str, tuple[int, ...]]) -> Any:
+        names = [p.name for p in parameters if p.name in shapes]
+        for name in (*shapes, *kinds):
+            if name not in shapes or name not in names:
+                raise UnknownName("input", name, [p.name for p in parameters])
+        missing = [p.name for p in parameters if p.default is p.empty and p.name not in shapes]
+        if missing or names != [p.name for p in parameters[: len(names)]]:
+            listed = ", ".join(p.name for p in parameters)
+            raise SurgeryError(
+                f"sizes: forward takes {listed}; give the shapes of the first ones without a gap"
+            )
+        return _converted_at(
+            module, {name: (shapes[name], KINDS[kinds.get(name, "float32")]) for name in names}
+        )
+
+    return at
+
+
+def _converted_at(module: Any, inputs: Mapping[str, tuple[tuple[int, ...], Any]]) -> Any:
+    """The module at some shapes and types.
+
+    Raises:
+        LoadError: it cannot be traced or converted; says why.
+    """
+    import torch
+
+    frontend.register()
+    examples = tuple(torch.from_numpy(np.zeros(shape, kind)) for shape, kind in inputs.values())
+    was_training = module.training
+    try:
+        with torch.no_grad(), quiet_host(), redirect_stderr(io.StringIO()):  # coremltools' progress bars
+            trace: Any = torch.jit.trace
+            return ct.convert(
+                trace(module.eval(), examples, check_trace=False),
+                inputs=[ct.TensorType(name, shape, dtype=kind) for name, (shape, kind) in inputs.items()],
+                minimum_deployment_target=ct.target.iOS18,
+                skip_model_load=True,
+            )
+    except Exception as error:  # torch and coremltools raise what they like
+        words = ", ".join(f"{name} {np.dtype(kind)}" for name, (_, kind) in inputs.items())
+        raise LoadError(
+            f"{type(module).__name__} was not converted with {words} (other types: dtypes=): "
+            f"{str(error).strip()}"
+        ) from error
+    finally:
+        module.train(was_training)

@@ -7,10 +7,13 @@ from rich.console import Group
 from rich.filesize import decimal
 from rich.table import Table
 
-from anesurgery.compressing.compression import CompressedWeight, Compression
+from anesurgery.compressing.compression import INSTEAD, CompressedWeight, Compression
 from anesurgery.display import short_name
 from anesurgery.show.console import plain, shows
 from anesurgery.show.weight_costs import ROWS
+
+NEWER = "iPhone16/iOS18"
+"""A target that has int4."""
 
 
 @shows("Compression")
@@ -31,6 +34,7 @@ def whole_lines(compression: Compression) -> list[str]:
     """What holds for the whole, the first a sentence."""
     before, after = compression.bytes
     lines = [
+        *_not_as_asked(compression),
         f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
         f"{compression.purpose} on {compression.target}, corrected by {compression.samples[0]} samples",
         "error: of the products on those samples, squared, as a share; rounded: without correction",
@@ -52,6 +56,21 @@ def whole_lines(compression: Compression) -> list[str]:
     ]
     lines += [*_inputs(compression), *_balanced(compression), *_norms(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
+
+
+def _not_as_asked(compression: Compression) -> list[str]:
+    """That weights have more bits than were asked for, why, and what gives as few."""
+    if not (wider := compression.wider):
+        return []
+    forms, asked = ", ".join(dict.fromkeys(str(one.form) for one in wider)), compression.asked
+    count = f"{len(wider)} of {len(compression.compressed)} weights"
+    older = any(INSTEAD in note for note in compression.notes)
+    why = (
+        f"int4 needs iOS 18: name a target that has it (--target {NEWER})"
+        if older
+        else f"forms of {asked} bits are slower on {compression.target}"
+    )
+    return [f"Not {asked} bits: {count} became {forms}. {why}; --for size takes {asked} bits anyway."]
 
 
 def _inputs(compression: Compression) -> list[str]:

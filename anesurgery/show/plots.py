@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from anesurgery.errors import SurgeryError
+from anesurgery.files.plot_files import NO_MATPLOTLIB
 
 
 def can_plot() -> bool:
@@ -26,7 +27,7 @@ def picture(draw: Callable[[Any], None], kind: str) -> bytes:
         SurgeryError: matplotlib is not installed.
     """
     if not can_plot():
-        raise SurgeryError('plots are drawn by matplotlib: pip install "anesurgery[plot]"')
+        raise SurgeryError(NO_MATPLOTLIB)
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import anesurgery as ane
 from anesurgery import surgery
 from anesurgery.commands import app as cli
 from anesurgery.commands import applying
@@ -258,3 +259,22 @@ def test_a_warning_is_a_line_of_ours(package: Path, monkeypatch: pytest.MonkeyPa
 def test_list_shows_one_kind(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     _, out, _ = call(monkeypatch, capsys, "list", "recipes", "--json")
     assert {row["kind"] for row in json.loads(out)} == {"recipe"}
+
+
+def test_compress_draws_inputs_with_a_warning_and_looks_for_matplotlib_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ane.example("tiny")
+    words = ("compress", "tiny.mlpackage", "--bits", 8, "-o", "small.mlpackage")
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        code, out, err = call(monkeypatch, capsys, *words)
+    assert code == 0
+    assert "wrote small.mlpackage" in out
+    assert "warning: no --inputs: weights are corrected by 16 random samples" in err
+    assert "np.savez('1.npz', input_ids=...)" in err
+    monkeypatch.setattr("anesurgery.files.plot_files.importlib.util.find_spec", lambda _: None)
+    code, _, err = call(monkeypatch, capsys, *words, "--overwrite", "--plot", "a.png")
+    assert code == BAD_INPUT
+    assert err == 'anesurgery: plots are drawn by matplotlib: pip install "anesurgery[plot]"\n'

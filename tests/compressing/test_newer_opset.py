@@ -133,3 +133,27 @@ def test_a_pipeline_and_a_step_of_a_recipe(tmp_path: Path) -> None:
 )
 def test_what_every_os_of_a_target_loads(target: str, version: int) -> None:
     assert newest_for(Target.parse(target)) == version
+
+
+def wide(x: Var) -> Var:
+    """Many positions, for which a palette of 4 bits is slower than fp16."""
+    weight = np.random.default_rng(0).standard_normal((128, 64)).astype(np.float16)
+    return mb.linear(x=x, weight=weight, name="y")
+
+
+def test_the_first_line_says_that_weights_have_more_bits_than_were_asked_for() -> None:
+    """The wrong version: `compress --bits 4` gives int8, and a note behind the table says so."""
+    spec = mb.TensorSpec((1, 256, 64), dtype=types.fp16)
+    program = mb.program(input_specs=[spec], opset_version=ct.target.iOS16)(wide)
+    samples = [
+        {"x": np.random.default_rng(k).standard_normal((1, 256, 64)).astype(np.float32)} for k in range(4)
+    ]
+    found = {
+        t: ane.compress(program, 4, inputs=samples, target=t, smallest=100) for t in (None, "iPhone 16/iOS 18")
+    }
+    first = " ".join(str(found[None]).split("\n\n")[0].split())
+    assert first.startswith(
+        "Not 4 bits: 1 of 1 weights became int8. int4 needs iOS 18: name a target that has it"
+    )
+    assert "--target iPhone16/iOS18" in first
+    assert str(found["iPhone 16/iOS 18"]).startswith("weights: ")

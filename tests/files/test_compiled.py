@@ -179,7 +179,7 @@ def test_weights_outside_of_the_folder_are_refused(copied: Path, tmp_path: Path)
 def test_the_command_line_decompiles(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "made.mlpackage"
     app(["decompile", str(corpus / "fluid_argmax.mlmodelc"), str(target)], standalone_mode=False)
-    assert capsys.readouterr().out.replace("\n", "") == f"wrote {target}"
+    assert capsys.readouterr().out.replace("\n", "").startswith(f"wrote {target}")
     assert ane.compare(target, corpus / "fluid_argmax.mlmodelc").ok
 
 

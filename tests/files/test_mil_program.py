@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import anesurgery as ane
 from anesurgery.errors import LoadError, UnknownName
-from anesurgery.files.mil_text import read_mil
-from anesurgery.files.mil_writer import write_mil
+from anesurgery.files.mil_text import read_mil, write_mil
 from anesurgery.loading import load, program_text
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
 

@@ -14,7 +14,7 @@ from structure import ops
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, LoadError
-from anesurgery.files.mil_writer import write_mil
+from anesurgery.files.mil_text import write_mil
 from anesurgery.files.package import read_spec, save
 from anesurgery.loading import load
 

@@ -14,9 +14,9 @@ from torch.nn.functional import linear, one_hot
 
 from anesurgery import frontend
 from anesurgery.errors import NotExpressible
-from anesurgery.frontend.traceable import Traceable, check
 from anesurgery.interpret import run
 from anesurgery.mil import Array, ct, quiet_host
+from anesurgery.shipping.converting import Traceable, check
 
 TOKENS, WIDTH, EXPERTS, CHOSEN = 6, 4, 3, 2
 

@@ -30,7 +30,7 @@ from structure import mutate
 import anesurgery as ane
 from anesurgery.errors import SurgeryError
 from anesurgery.files.compiled import operations, values_of
-from anesurgery.files.mil_writer import VERSION, write_mil
+from anesurgery.files.mil_text import WRITTEN_VERSION, write_mil
 from anesurgery.files.package import read_spec
 from anesurgery.files.protobuf import proto
 
@@ -123,7 +123,7 @@ def uses(model: Path, spec: Any, folder: Path) -> Iterator[tuple[str, Callable[[
                     value.blobFileValue.fileName = "@model_path/weights/weight.bin"
         if (model / SPECIFICATION.parent / "weights").is_dir():
             shutil.copytree(model / SPECIFICATION.parent / "weights", compiled / "weights")
-        (compiled / "model.mil").write_text(write_mil(spec.mlProgram, VERSION), encoding="utf-8")
+        (compiled / "model.mil").write_text(write_mil(spec.mlProgram, WRITTEN_VERSION), encoding="utf-8")
         return ane.decompile(compiled, folder / "decompiled.mlpackage")
 
     yield "inspect", lambda: str(ane.inspect(model))

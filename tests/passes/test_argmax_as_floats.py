@@ -97,4 +97,4 @@ def test_pixel_labels_reach_the_engine() -> None:
     assert after.cost > before.cost  # so many pixels are labelled sooner on the CPU, by the estimate
     chosen = ane.apply(program, "auto", target="M4/macOS 15", quiet=True, prove=None)
     assert not chosen.changes
-    assert "the expected time would rise" in " ".join(str(chosen).split())
+    assert "the expected time would rise" in " ".join(chosen.details.split())

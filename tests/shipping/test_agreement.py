@@ -27,8 +27,8 @@ from anesurgery.shipping.agreement import (
     noise,
     rounded,
 )
+from anesurgery.shipping.building import AGREE, Judge
 from anesurgery.shipping.converting import convert
-from anesurgery.shipping.judging import AGREE, Judge
 
 WINDOW = TRIED + 6
 

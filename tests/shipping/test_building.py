@@ -26,8 +26,8 @@ from anesurgery.interpret.decoding import Decoder
 from anesurgery.loading import load
 from anesurgery.mil import Array, mb, walk_ops
 from anesurgery.shipping import building
+from anesurgery.shipping.building import AGREE
 from anesurgery.shipping.checkpoint import Checkpoint
-from anesurgery.shipping.judging import AGREE
 
 
 @pytest.fixture(scope="module")

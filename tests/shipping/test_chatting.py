@@ -17,7 +17,7 @@ from anesurgery.commands.app import app
 from anesurgery.errors import InterpretError, LoadError, SurgeryError
 from anesurgery.files.runner_file import read_runner
 from anesurgery.interpret.sampler import Sampler
-from anesurgery.shipping.prompts import Text, until
+from anesurgery.shipping.chatting import Text, until
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import anesurgery as ane
 from anesurgery.mil import Function, Var, mb, types
-from anesurgery.shipping.same_functions import first_difference
+from anesurgery.shipping.several_sizes import first_difference
 
 TABLE = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 CHANGED = TABLE.copy()

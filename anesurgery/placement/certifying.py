@@ -195,15 +195,14 @@ def certify(
         SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it.
     """
     loaded = load(model)
-    engine = arithmetic_of(target)
+    both = ("fp16", arithmetic_of(target))
     first = Predictor(loaded, function=function)
     samples = (
         [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     )
-    if not samples:
+    if not (called_with := samples):
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
-    called_with = samples
-    trial = _Trial(loaded, function, ("fp16", engine), gate)
+    trial = _Trial(loaded, function, both, gate)
     samples = [bound(loaded, v, function) for v in samples]
     one = len(samples) == 1 and not search
     worst = _Tried(samples[0]) if one else min(map(trial.judged, samples), key=_Tried.badness)
@@ -215,7 +214,7 @@ def certify(
     walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
     rows, outputs = walked.rows, walked.outputs
     choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
-    over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
+    over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
     beside = _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
@@ -237,12 +236,12 @@ def certify(
 
 
 def _judged(
-    loaded: Loaded, model: Any, values: Values, function: str | None, gate: float, engine: str
+    loaded: Loaded, subject: Any, values: Values, function: str | None, gate: float, engine: str
 ) -> tuple[str, str]:
     """What another engine makes of the model: it fails where the outputs are not those of the interpreter."""
     if engine == INTERPRETER:
         return "holds", ""
-    found = compare(loaded.program, model, values, gate=gate, function=function, engine=engine)
+    found = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
     return ("holds", "") if found.ok else ("fails", f"run by {engine}: {found.verdict}")
 
 

@@ -26,6 +26,7 @@ from anesurgery.commands.options import (
     show,
 )
 from anesurgery.commands.waiting import load_engine, progress, waiting
+from anesurgery.registry import INTERPRETER
 
 Share = Annotated[
     str | None, typer.Option(help="Only a share of the work, as 3/8; --merge joins them.", show_default=False)
@@ -125,6 +126,9 @@ def certify(
         Path | None, typer.Option(help="A page to write: the ops coloured by error.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Let --html and --worst replace files.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="coreai: Apple's Core AI runtime must give the same outputs too.")
+    ] = INTERPRETER,
     function: Function = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -149,6 +153,7 @@ def certify(
             search=search,
             steps=steps,
             feedback=_pairs(feedback),
+            engine=engine,
             seed=seed,
         )
     if html is not None:

@@ -75,8 +75,6 @@ UNVERSIONED = {
 }
 """Where a name that Apple does not version lives, and the names that are used here."""
 
-FLOATS: dict[str, type[np.generic]] = {"fp16": np.float16, "fp32": np.float32}
-"""dtype of MIL -> dtype of numpy; `fp64` has no values in a program of Core ML."""
 RESOURCE = 64
 """Elements from which on a constant is a resource of the file. A choice: shapes, axes and paddings, which the
 compiler folds, have fewer."""

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.checking.comparison import compare
 from anesurgery.checking.exactness import nearness, repairs_of_squares
 from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
@@ -56,6 +57,7 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
+from anesurgery.registry import INTERPRETER
 from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
@@ -160,6 +162,7 @@ def certify(
     steps: int = 1,
     feedback: Mapping[str, str] | None = None,
     seed: int = 0,
+    engine: str = INTERPRETER,
 ) -> Certificate:
     """Say whether a model keeps its numbers in fp16 and on the engine, op by op.
 
@@ -176,6 +179,8 @@ def certify(
             of inputs are used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
+        engine: "coreai" lets Apple's Core AI runtime run the model too, as it is stored: it must give the same
+            outputs up to the gate.
 
     Returns:
         The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
@@ -190,15 +195,14 @@ def certify(
         SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it.
     """
     loaded = load(model)
-    engine = arithmetic_of(target)
+    both = ("fp16", arithmetic_of(target))
     first = Predictor(loaded, function=function)
     samples = (
         [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     )
-    if not samples:
+    if not (called_with := samples):
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
-    called_with = samples
-    trial = _Trial(loaded, function, ("fp16", engine), gate)
+    trial = _Trial(loaded, function, both, gate)
     samples = [bound(loaded, v, function) for v in samples]
     one = len(samples) == 1 and not search
     worst = _Tried(samples[0]) if one else min(map(trial.judged, samples), key=_Tried.badness)
@@ -210,10 +214,11 @@ def certify(
     walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
     rows, outputs = walked.rows, walked.outputs
     choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
-    over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
+    over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
-    for other in (_beside(trial, choices, over, worst.values, first.sample(seed + 1), gate), unseen(found)):
+    beside = _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    for other in (beside, unseen(found), _judged(loaded, model, worst.values, function, gate, engine)):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,
@@ -228,6 +233,16 @@ def certify(
         over,
         (*filter(None, [as_given.refused]), *reported(found)),
     )
+
+
+def _judged(
+    loaded: Loaded, subject: Any, values: Values, function: str | None, gate: float, engine: str
+) -> tuple[str, str]:
+    """What another engine makes of the model: it fails where the outputs are not those of the interpreter."""
+    if engine == INTERPRETER:
+        return "holds", ""
+    found = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
+    return ("holds", "") if found.ok else ("fails", f"run by {engine}: {found.verdict}")
 
 
 def arithmetic_of(target: str | None) -> str:

@@ -86,6 +86,33 @@ def test_flexible_lengths_are_dynamic(tmp_path: Path) -> None:
         assert_close(outputs["first"], ane.run(program, {"x": x})["first"], 1e-5)
 
 
+def test_slices_of_dynamic_axes(tmp_path: Path) -> None:
+    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4)), mb.TensorSpec((2,), types.int32)])
+    def program(x: Var, at: Var) -> Any:
+        last = mb.slice_by_index(x=x, begin=[-2, 0], end=[0, 0], end_mask=[True, True], name="last")
+        rest = mb.slice_by_index(x=x, begin=[0, 1], end=[-1, -1], name="rest")
+        row = mb.slice_by_index(
+            x=x, begin=at, end=mb.add(x=at, y=1), end_mask=[False, True], squeeze_mask=[True, False], name="row"
+        )
+        flat = mb.reshape(x=mb.concat(values=(last, x), axis=0), shape=[-1], name="flat")
+        back = mb.slice_by_index(
+            x=x,
+            begin=[0, 0],
+            end=[0, 0],
+            stride=[-1, 1],
+            begin_mask=[True, True],
+            end_mask=[True, True],
+            name="back",
+        )
+        return last, rest, row, flat, back, mb.tile(x=x, reps=[2, 1], name="twice")
+
+    made = ane.to_coreai(program, tmp_path / "m.aimodel")
+    for length in (2, 5):
+        values = {"x": R.standard_normal((length, 4)).astype(np.float32), "at": np.array([-1, 1], np.int32)}
+        outputs, wanted = running.run(made.path, values)[0], ane.run(program, values)
+        assert [name for name, value in wanted.items() if not np.array_equal(outputs[name], value)] == []
+
+
 def counter() -> Program:
     inputs = [mb.TensorSpec((1, 3), types.fp16), mb.StateTensorSpec((4, 3), types.fp16)]
 

@@ -427,6 +427,32 @@ IMAGES = [
     ),
 ]
 
+IMAGES += [
+    Case(
+        f"resample {sampling} {padding} {unit} {align}",
+        (
+            f(2, 3, 5, 6),
+            R.uniform(-1.5, 1.5, (2, 4, 3, 2)).astype(np.float32) * (4 if unit == "unnormalized" else 1),
+        ),
+        lambda x, at, how=(sampling, padding, unit, align): mb.resample(
+            x=x,
+            coordinates=at,
+            sampling_mode=how[0],
+            padding_mode=how[1],
+            padding_value=0.5,
+            coordinates_mode=how[2],
+            align_corners=how[3],
+        ),
+    )
+    for sampling in ("bilinear", "nearest")
+    for padding in ("constant", "border", "reflection", "symmetric")
+    for unit, align in (
+        ("normalized_minus_one_to_one", True),
+        ("normalized_zero_to_one", False),
+        ("unnormalized", False),
+    )
+]
+
 
 def _recurrent(op_type: str, gates: int, steps: int, ways: int = 1, **form: Any) -> Case:
     weights = {"weight_ih": f(gates * 4, 3), "weight_hh": f(gates * 4, 4), "bias": f(gates * 4)}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops, tensor
@@ -14,6 +13,7 @@ from anesurgery.coreai.values import Value, array, call, scalar, unsigned
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops.conv import cuts, padding, steps
 from anesurgery.interpret.ops.pooling import Windows, counted, windows
+from anesurgery.mil import Operation
 
 LEAST_AXES = 2
 """Spatial axes that Core AI's convolutions and pools have at least."""
@@ -114,46 +114,20 @@ def _pooled(x: Value, w: Windows, name: str) -> Value:
     return flat.narrow(Value(flat.build("maxpool")(tensor(shape, x.dtype), *(v.node for v in form))))
 
 
-class _Sizes:
-    """What `windows` asks of a tensor."""
-
-    def __init__(self, shape: Sequence[int]) -> None:
-        self.shape = shape
-
-
 def _windows(x: Value, kernel: Any, strides: Any, pad_type: str, pad: Any, ceil_mode: bool) -> Windows:
     """Where the windows lie; of dynamic lengths all that is padded is used."""
     if -1 not in x.shape[2:]:
-        where: Any = _Sizes(x.shape)
-        return windows(where, kernel, strides, pad_type, pad, bool(ceil_mode))
+        return windows(SimpleNamespace(shape=x.shape), kernel, strides, pad_type, pad, bool(ceil_mode))  # type: ignore[arg-type]
     if ceil_mode:
         raise NotExpressible(f"ceil_mode needs the lengths, and the shape {x.shape} is dynamic")
     asked = padding(pad_type, pad, _sizes(x, pad_type), kernel, steps(strides, x.rank - 2))
     return Windows(list(kernel), steps(strides, x.rank - 2), asked, asked)
 
 
-def _padded(x: Value, w: Windows, value: float) -> Value:
-    """Padded as the windows need it; what no window reads at the end stays."""
-    return x.pad([(begin, max(end, 0)) for begin, end in w.used], value)
-
-
-@lowers("max_pool")
-def max_pool(
+@lowers("max_pool", "avg_pool", "l2_pool")
+def pool(
     x: Value,
-    kernel_sizes: Any,
-    strides: Any = None,
-    pad_type: str = "valid",
-    pad: Any = None,
-    ceil_mode: bool = False,
-) -> Value:
-    """Padding never wins."""
-    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    return _pooled(_padded(x, w, -math.inf), w, "maxpool")
-
-
-@lowers("avg_pool")
-def avg_pool(
-    x: Value,
+    op: Operation,
     kernel_sizes: Any,
     strides: Any = None,
     pad_type: str = "valid",
@@ -161,24 +135,17 @@ def avg_pool(
     exclude_padding_from_average: bool = False,
     ceil_mode: bool = False,
 ) -> Value:
-    """The sum of each window over how many elements count."""
+    """Of what is padded as the windows need it: the maximum, over which padding never wins, or a sum.
+
+    A mean divides by how many elements count; what no window reads at the end stays.
+    """
     w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    total, padded = _pooled(_padded(x, w, 0.0), w, "sumpool"), any(map(any, w.used))
-    if not (exclude_padding_from_average and padded):
+    pairs = [(begin, max(end, 0)) for begin, end in w.used]
+    if op.op_type == "max_pool":
+        return _pooled(x.pad(pairs, -math.inf), w, "maxpool")
+    if op.op_type == "l2_pool":
+        return call("sqrt", _pooled((x * x).pad(pairs), w, "sumpool"))
+    total = _pooled(x.pad(pairs), w, "sumpool")
+    if not (exclude_padding_from_average and any(map(any, w.used))):
         return total * (1 / math.prod(w.kernel))
-    count = counted(w, x.fixed()[2:], exclude=True)
-    return total * array(1 / count.numpy().astype(np.float64), x.dtype)
-
-
-@lowers("l2_pool")
-def l2_pool(
-    x: Value,
-    kernel_sizes: Any,
-    strides: Any = None,
-    pad_type: str = "valid",
-    pad: Any = None,
-    ceil_mode: bool = False,
-) -> Value:
-    """The root of the sum of squares of each window."""
-    w = _windows(x, kernel_sizes, strides, pad_type, pad, ceil_mode)
-    return call("sqrt", _pooled(_padded(x * x, w, 0.0), w, "sumpool"))
+    return total * array(1 / counted(w, x.fixed()[2:], exclude=True).numpy(), x.dtype)

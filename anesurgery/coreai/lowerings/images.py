@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.lowerings.elementwise import floor
 from anesurgery.coreai.lowerings.indexing import taken
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, array, attribute, indices
+from anesurgery.coreai.values import Value, array, attribute, call, indices, where
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.image import GRIDS, NEAREST, UPSAMPLE
+from anesurgery.interpret.ops.image import COORDINATES, GRIDS, NEAREST, UPSAMPLE
 from anesurgery.mil import Operation, static_shape
 
 
@@ -60,28 +63,15 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     return x
 
 
-@lowers("upsample_nearest_neighbor")
-def upsample_nearest(
-    x: Value, op: Operation, scale_factor_height: Any = 1, scale_factor_width: Any = 1
-) -> Value:
-    """The pixel before each place; the factors only make the size."""
-    return _nearest(x, _sizes(op, x), 0.0)
-
-
-@lowers("resize_nearest_neighbor")
-def resize_nearest(x: Value, op: Operation, target_size_height: Any, target_size_width: Any) -> Value:
-    """The nearest pixel."""
-    return _nearest(x, _sizes(op, x), 0.5)
+@lowers("upsample_nearest_neighbor", "resize_nearest_neighbor")
+def nearest(x: Value, op: Operation, **size: Any) -> Value:
+    """The pixel before each place, or the nearest; factors and sizes only make the shape."""
+    return _nearest(x, _sizes(op, x), 0.5 if op.op_type == "resize_nearest_neighbor" else 0.0)
 
 
 @lowers("upsample_bilinear")
 def upsample_bilinear(
-    x: Value,
-    op: Operation,
-    scale_factor_height: Any = 1,
-    scale_factor_width: Any = 1,
-    align_corners: bool = True,
-    half_pixel_centers: bool | None = None,
+    x: Value, op: Operation, align_corners: bool = True, half_pixel_centers: Any = None, **factors: Any
 ) -> Value:
     """Larger or smaller by factors, which only make the size."""
     half = not align_corners if half_pixel_centers is None else bool(half_pixel_centers)
@@ -89,13 +79,7 @@ def upsample_bilinear(
 
 
 @lowers("resize_bilinear")
-def resize_bilinear(
-    x: Value,
-    op: Operation,
-    target_size_height: Any = 1,
-    target_size_width: Any = 1,
-    sampling_mode: str = "DEFAULT",
-) -> Value:
+def resize_bilinear(x: Value, op: Operation, sampling_mode: str = "DEFAULT", **size: Any) -> Value:
     """A given size."""
     return _linear(x, _sizes(op, x), sampling_mode)
 
@@ -116,3 +100,62 @@ def resize(
     if sampling_mode not in ("DEFAULT", "UNALIGN_CORNERS"):
         raise NotExpressible(f"the nearest pixel by {sampling_mode}")
     return _nearest(x, sizes, 0.5, axes)
+
+
+def _reflected(at: Value, low: float, high: float) -> Value:
+    """Places mirrored at two ends, as often as needed."""
+    turn = 2 * (high - low)
+    if not turn:
+        return at * 0.0 + low
+    away = abs(at - low).with_("modulo", turn)
+    return away.at_most(turn - away) + low
+
+
+FOLDS: dict[str, Callable[[Value, int], Value]] = {
+    "constant": lambda at, size: at.at_least(-1.0).at_most(float(size)),
+    "border": lambda at, size: at.at_least(0.0).at_most(size - 1.0),
+    "reflection": lambda at, size: _reflected(at, 0, size - 1),
+    "symmetric": lambda at, size: _reflected(at, -0.5, size - 0.5).at_least(0.0).at_most(size - 1.0),
+}
+"""Padding mode -> how a place outside of the pixels is brought back."""
+
+
+def _taps(at: Value, nearest: bool) -> list[tuple[Value, Value]]:
+    """The pixels along an axis that make a value, and how much of each."""
+    if nearest:
+        return [(call("round_", at), at * 0.0 + 1.0)]
+    low = floor(at)
+    return [(low, low - at + 1.0), (low + 1.0, at - low)]
+
+
+@lowers("resample")
+def resample(
+    x: Value,
+    coordinates: Value,
+    sampling_mode: str,
+    padding_mode: str,
+    padding_value: float,
+    coordinates_mode: str,
+    align_corners: bool,
+) -> Value:
+    """An image at places (x, y) for each pixel of the result: one pixel that is looked up, or four."""
+    b, c, h, w = x.fixed()
+    out, axes = coordinates.fixed()[1:3], []
+    for i, size in ((1, h), (0, w)):
+        at = coordinates.along(3, i, i + 1).reshape([b, 1, math.prod(out)]).cast("fp32")
+        if (unit := COORDINATES[coordinates_mode.lower()]) is not None:
+            at = at * unit[0] + unit[1]
+            at = at * (size - 1.0) if align_corners else at * float(size) - 0.5
+        at = FOLDS[padding_mode.lower()](where(at.equal(at), at, -1.0), size)
+        axes.append(_taps(at, sampling_mode.lower() == "nearest"))
+    flat, total = x.reshape([b, c, h * w]), None
+    pad = float(padding_value) if padding_mode.lower() == "constant" else 0.0
+    for (row, up), (column, left) in product(*axes):
+        inside = (row >= 0.0) & (row < float(h)) & (column >= 0.0) & (column < float(w))
+        place = row.at_least(0.0).at_most(h - 1.0) * float(w) + column.at_least(0.0).at_most(w - 1.0)
+        index = place.cast("int32").broadcast([b, c, math.prod(out)])
+        found = where(inside, Value(ops.gather_along_axis(flat.node, index.node, 2)), pad)
+        part = found * (up * left).cast(x.dtype)
+        total = part if total is None else total + part
+    assert total is not None
+    return total.reshape([b, c, *out])

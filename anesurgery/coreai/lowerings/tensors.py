@@ -168,28 +168,20 @@ def slice_by_index(
 ) -> Value:
     """A part of each axis, or one element, whose axis is dropped."""
     x, bounds, dropped = _bounds(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)
-    part = x.slice(*bounds)
-    if dropped and any(part.shape[axis] != 1 for axis in dropped):
-        part = part.reshape([n for axis, n in enumerate(part.shape) if axis not in dropped])
-        return part
-    return part.squeeze(dropped)
+    return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.rank)]).squeeze(dropped)
 
 
 @lowers("slice_by_size")
 def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
     """Blocks that start at `begin`; size -1 reaches to the end."""
     sizes = whole(size, "size")
-    masks = [[False] * x.rank, [n == -1 for n in sizes], [False] * x.rank]
-    steps = [1] * x.rank
-    if begin.known is not None:
-        first = whole(begin, "begin")
-        first = [b + n if b < 0 and n > 0 else b for b, n in zip(first, x.shape, strict=True)]
-        end = [b + n for b, n in zip(first, sizes, strict=True)]
-        x, bounds = _known_bounds(x, first, end, steps, masks)
-        return x.slice(*bounds)
-    lengths = x.lengths() if -1 in x.shape else indices(x.shape)
-    front = _from_front(begin.cast("int32"), lengths)
-    return x.slice(*_computed_bounds(x, front, front + indices(sizes), steps, masks))
+    if begin.known is None:
+        first = _from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
+    else:
+        places = zip(whole(begin, "begin"), x.shape, strict=True)
+        first = indices([b + n if b < 0 < n else b for b, n in places])
+    last = first + indices(sizes) if first.known is None else indices(np.add(first.known, sizes))
+    return slice_by_index(x, first, last, end_mask=[n == -1 for n in sizes])
 
 
 @lowers("slice_update")

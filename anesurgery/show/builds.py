@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Group
 
 from anesurgery.semantics.reading import in_decibels, in_words
-from anesurgery.shipping.building import Build
 from anesurgery.show.console import plain, shows
 
 
 @shows("Build")
-def build_group(build: Build) -> Group:
-    """A build as lines, the first with its folder and size."""
+def build_group(build: Any) -> Group:
+    """A `Build` as lines, the first with its folder and size."""
     parts = f" in {build.chunks} chunks" if build.chunks > 1 else ""
     context = " or ".join(map(str, (build.options.context, *build.options.contexts)))
     first = f"{build.folder}: {in_words(build.bytes)}{parts}, a context of {context} tokens"

@@ -125,7 +125,6 @@ from anesurgery.placement.rules import legality as legality
 from anesurgery.placement.rules import slow as slow
 from anesurgery.placement.target import Target as Target
 from anesurgery.regions import axis_phases as axis_phases
-from anesurgery.regions import caches as caches
 from anesurgery.regions import channel_ops as channel_ops
 from anesurgery.regions import channel_products as channel_products
 from anesurgery.regions import channel_steps as channel_steps

@@ -103,7 +103,7 @@ def _ranges_folder(
 
     refuse_for_folders(asked)
     with progress("models", quiet or as_json) as told:
-        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], told=told)
+        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=told)
     show(folder.to_json(), folder_group(folder), as_json, quiet)
     if not all(getattr(one, "ok", False) for one in folder.models.values()):
         raise typer.Exit(1)
@@ -239,7 +239,7 @@ def sensitivity(
             "smallest": smallest,
         }
         with progress("weights", quiet or as_json) as told:
-            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), told=told, **options)
+            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), progress=told, **options)
     _save(costs, save)
     proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:

@@ -1,8 +1,8 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): once with errors carried
-along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one set of
-inputs; `search` looks for worse ones between the least and the largest number of each input.
+The model runs exactly and in each arithmetic at once, op by op (`interpret.batched_decoding`): once with errors
+carried along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one
+set of inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
-from anesurgery.interpret.abreast import Abreast, Shown
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
+from anesurgery.interpret.batched_decoding import Abreast, Shown
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
 from anesurgery.mil import (
@@ -317,7 +317,7 @@ class _Walk:
 
     def worst_of(self, rounds: int, rng: np.random.Generator) -> _Tried:
         """The worst inputs after some tries, each way in turn; a way that torch cannot go is left."""
-        left = ways(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
+        left = trials(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
         while left and self.tried < rounds:
             way = left.pop(0)
             if way.uphill is None:
@@ -681,7 +681,7 @@ SMALLEST = 1e-30
 
 
 @dataclass
-class Way:
+class Trial:
     """How the next inputs follow from those before.
 
     Attributes:
@@ -760,16 +760,16 @@ def described(values: Tensors, ranges: Ranges) -> str:
     return ", ".join(words)
 
 
-def ways(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Way]:
+def trials(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Trial]:
     """All ways from the first inputs: gradients where there are floats, and random changes."""
     floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
     every = []
     if floats:
         slopes = Slopes(program, function, floats)
         for op in slopes.largest(first):
-            every.append(Way(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        every.append(Way("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*every, Way("random changes", first)]
+            every.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        every.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*every, Trial("random changes", first)]
 
 
 class Peaks(Listener):

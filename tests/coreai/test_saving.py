@@ -22,9 +22,9 @@ def package(tmp_path: Path) -> Path:
 
 def test_both_formats_come_of_one_surgery(package: Path, tmp_path: Path) -> None:
     surgery = ane.apply(package, ["select_last_token"], quiet=True)
-    both = [surgery.save(tmp_path / f"out{suffix}") for suffix in (".mlpackage", ".aimodel")]
-    assert ane.compare(*both).ok
-    assert ane.compare(*both, engine="coreai").ok
+    old, new = (surgery.save(tmp_path / f"out{suffix}") for suffix in (".mlpackage", ".aimodel"))
+    assert ane.compare(old, new).ok
+    assert ane.compare(old, new, engine="coreai").ok
     assert "select_last_token" not in to_text(package)
     with pytest.raises(LoadError, match="exists; choose another name"):
         surgery.save(tmp_path / "out.aimodel")

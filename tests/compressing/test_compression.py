@@ -330,9 +330,8 @@ def test_fewer_rows_than_columns_are_said() -> None:
     assert found.weights[0].calibration_rows == (28, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SurgeryWarning)
-        assert ane.compress(program, 4, inputs=enough, target="M5", smallest=100).weights[
-            0
-        ].calibration_rows == (36, WIDTH)
+        weight = ane.compress(program, 4, inputs=enough, target="M5", smallest=100).weights[0]
+        assert weight.calibration_rows == (36, WIDTH)
 
 
 def test_good_samples_make_no_warning(package: Path) -> None:

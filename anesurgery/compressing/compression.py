@@ -114,7 +114,10 @@ class CompressedWeight:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        lists = {name: list(getattr(self, name)) for name in ("readers", "bytes", "ops", "scales", "met")}
+        lists = {
+            name: list(getattr(self, name))
+            for name in ("readers", "bytes", "ops", "scales", "calibration_rows")
+        }
         return {**vars(self), **lists}
 
 

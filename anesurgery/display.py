@@ -18,6 +18,7 @@ RENDERERS = tuple(
     for name in (
         "surgeries",
         "plans",
+        "builds",
         "terminal",
         "page",
         "chunk_table",

@@ -29,6 +29,8 @@ INTERPRETER = "interpreter"
 """The engine that runs models unless another one is asked for."""
 FORMATS = {".aimodel": "coreai.reading", ".onnx": "shipping.onnx_models"}
 """Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
+WRITERS = {".aimodel": "coreai.translating"}
+"""Suffix of a format that an ML Program can be written in -> the module whose `to_coreai` does it."""
 RULES = {".aimodel": "coreai.rules"}
 """Suffix of a format of Apple's -> what is known of models of that format."""
 ENGINES = {"coreai": "coreai.running"}
@@ -49,6 +51,12 @@ def reader_of(path: Path) -> Callable[[Path], Any] | None:
     """What reads a model of another format into an ML Program; None where the path is not of one."""
     module = FORMATS.get(path.suffix.lower())
     return None if module is None else importlib.import_module(f"anesurgery.{module}").read
+
+
+def writer_of(path: Path) -> Callable[..., Any] | None:
+    """What writes an ML Program in the format of a path; None where that is Core ML's own."""
+    module = WRITERS.get(path.suffix.lower())
+    return None if module is None else importlib.import_module(f"anesurgery.{module}").to_coreai
 
 
 def rules_of(path: Path | None) -> ModuleType | None:

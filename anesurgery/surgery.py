@@ -128,6 +128,10 @@ class Surgery(Report):
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model atomically, and the artifacts beside it.
 
+        Args:
+            path: ends in .mlpackage, in .mlmodel for the layers of a network, or in .aimodel for Core AI.
+            overwrite: may what is there be replaced?
+
         Raises:
             LoadError: the path, or that of an artifact, exists, is the input or in it, has another suffix, or
                 cannot be written.

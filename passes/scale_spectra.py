@@ -33,7 +33,7 @@ class ScaleSpectra(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal:
         """Accept the logarithm of mixed powers that may overflow."""
-        spectrum = an.spectra.spectrum(m.root)
+        spectrum = an.log_mel.spectrum(m.root)
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return an.NO_MATCH
         most = self.most(spectrum.squares.values, spectrum.squares.most)

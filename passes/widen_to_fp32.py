@@ -61,7 +61,7 @@ class WidenToFp32(Rewrite):
     """Ops between values of fp16 compute in fp32 where fp16 does not hold what they make."""
 
     name: ClassVar[str] = "widen_to_fp32"
-    kinds = frozenset(an.wide_values.ENDS)
+    kinds = frozenset(an.overflow_regions.ENDS)
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
     ops: tuple[str, ...] = ()
@@ -81,8 +81,8 @@ class WidenToFp32(Rewrite):
         """An operand does not fit, and the result does; or it is a named op of fp16."""
         if self.ops:
             return _named(m, self.ops)
-        region = an.wide_values.wide_region(m.root)
-        if region is None or an.wide_values.goes_on(m.root):
+        region = an.overflow_regions.wide_region(m.root)
+        if region is None or an.overflow_regions.goes_on(m.root):
             return an.NO_MATCH
         outside = [op for op in region.ops if op.enclosing_block is not m.root.enclosing_block]
         if outside:
@@ -126,7 +126,7 @@ def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
         return an.NO_MATCH
     if op.blocks:
         return Refusal(f"{op.op_type} has blocks; name the ops in them", op)
-    return m.bind(ops=(op,), region=an.wide_values.WideRegion((op,), op, "it is named"))
+    return m.bind(ops=(op,), region=an.overflow_regions.WideRegion((op,), op, "it is named"))
 
 
 def _entries(ops: tuple[Operation, ...]) -> set[Var]:

@@ -421,7 +421,7 @@ def operated(folder: Path) -> set[tuple[str, ...]]:
 def test_calls_lead_to_the_saved_package_in_few_hops_and_never_upwards(tmp_path: Path) -> None:
     """Upwards the engine calls the pass alone, which the check of a site asks (`sample`) what to draw.
 
-    `unedited` holds a decorator, which calls what it decorates.
+    `analysis_cache` holds a decorator, which calls what it decorates.
     """
     chains = operated(tmp_path)
     assert any("anesurgery.files.writing" in c for c in chains)
@@ -429,7 +429,7 @@ def test_calls_lead_to_the_saved_package_in_few_hops_and_never_upwards(tmp_path:
     assert len(set(longest)) <= HOPS, longest
     calls = {call for c in chains for call in pairwise(c) if not call[1].startswith("anesurgery.passes")}
     order = {name: ROOMS.index(room(name)) for call in calls for name in call if room(name)}
-    calls = {(a, b) for a, b in calls if a != "anesurgery.semantics.unedited"}
+    calls = {(a, b) for a, b in calls if a != "anesurgery.semantics.analysis_cache"}
     upward = [(a, b) for a, b in calls if order.get(a, -1) > order.get(b, len(ROOMS))]
     assert not [(a, b) for a, b in upward if (room(a), b) != ("checking", "anesurgery.rewriting.rewrite")]
 

@@ -36,11 +36,13 @@ NOT_CALLED = {
     "Build",
     "Builder",
     "Certificate",
-    "CoreAI",
     "Comparison",
+    "CoreAI",
     "ExecuTorch",
+    "Fallback",
     "Folder",
     "Inspection",
+    "Lint",
     "Match",
     "OpPattern",
     "Ops",
@@ -147,6 +149,11 @@ def core_ai(folder: Path) -> Any:
     return ane.to_coreai(small(), folder / "small.aimodel", overwrite=True)
 
 
+def of_core_ai(call: Callable[[Path, Path], Any]) -> Callable[[Path], Any]:
+    """A call that takes a Core AI model, and a place to write to."""
+    return lambda folder: call(core_ai(folder).path, folder / "fallback.mlpackage")
+
+
 def checkpoint(folder: Path) -> Path:
     """A checkpoint of Hugging Face; the same one each time."""
     place = folder / "checkpoint"
@@ -199,6 +206,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "generate": lambda _: ane.generate(counting(), [1, 2], 2, quiet=True),
     "inspect": lambda _: ane.inspect(small()),
     "inspect_folder": lambda at: ane.inspect_folder(at),
+    "lint": of_core_ai(lambda path, _: ane.lint(path)),
     "load": lambda at: ane.load(at / "small.mlpackage"),
     "merge": lambda at: ane.merge(
         {"one": at / "small.mlpackage", "two": at / "small.mlpackage"}, at / "merged.mlpackage", overwrite=True
@@ -221,6 +229,7 @@ CALLS: dict[str, Callable[[Path], Any]] = {
     "sizes": lambda _: ane.sizes(dynamic(), {"x": [(1, 4), (2, 4)]}),
     "split": lambda _: ane.split(small(), 2),
     "to_coreai": core_ai,
+    "to_coreml": of_core_ai(lambda path, out: ane.to_coreml(path, out, overwrite=True)),
     "to_text": lambda _: ane.to_text(small()),
     "upgrade": lambda _: ane.upgrade(small()),
     "var": lambda _: ane.var("x"),

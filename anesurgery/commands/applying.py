@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from anesurgery import registry
 from anesurgery.commands.next_steps import FULL, beside, command
 from anesurgery.commands.options import (
     Full,
@@ -102,7 +103,8 @@ def apply(
         gate=gate,
         quiet=quiet or as_json,
     )
-    stays = place is not None and place.suffix != surgery.subject.suffix and not surgery.changes
+    written = (surgery.subject.suffix, *registry.WRITERS)
+    stays = place is not None and place.suffix not in written and not surgery.changes
     if stays or (named is None and not surgery.changes):
         place = None
     if place is not None:

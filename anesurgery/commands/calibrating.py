@@ -26,6 +26,7 @@ from anesurgery.commands.options import (
     show,
 )
 from anesurgery.commands.waiting import load_engine, progress, waiting
+from anesurgery.registry import INTERPRETER
 
 Share = Annotated[
     str | None, typer.Option(help="Only a share of the work, as 3/8; --merge joins them.", show_default=False)
@@ -102,7 +103,7 @@ def _ranges_folder(
 
     refuse_for_folders(asked)
     with progress("models", quiet or as_json) as told:
-        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], told=told)
+        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=told)
     show(folder.to_json(), folder_group(folder), as_json, quiet)
     if not all(getattr(one, "ok", False) for one in folder.models.values()):
         raise typer.Exit(1)
@@ -125,6 +126,9 @@ def certify(
         Path | None, typer.Option(help="A page to write: the ops coloured by error.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Let --html and --worst replace files.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="coreai: Apple's Core AI runtime must give the same outputs too.")
+    ] = INTERPRETER,
     function: Function = None,
     seed: Seed = 0,
     as_json: Json = False,
@@ -149,6 +153,7 @@ def certify(
             search=search,
             steps=steps,
             feedback=_pairs(feedback),
+            engine=engine,
             seed=seed,
         )
     if html is not None:
@@ -234,7 +239,7 @@ def sensitivity(
             "smallest": smallest,
         }
         with progress("weights", quiet or as_json) as told:
-            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), told=told, **options)
+            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), progress=told, **options)
     _save(costs, save)
     proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:

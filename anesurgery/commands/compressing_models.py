@@ -125,7 +125,7 @@ def compress(
         "against": tuple(against if against is not None else USUAL if plot is not None else ()),
     }
     with progress("weights", quiet or as_json) as told:
-        compression = compressed(model, bits, inputs=samples, told=told, **options)
+        compression = compressed(model, bits, inputs=samples, progress=told, **options)
     compression.save(place, overwrite=overwrite)
     if html is not None:
         compression.save_html(html)

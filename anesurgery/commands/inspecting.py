@@ -141,7 +141,7 @@ def _inspect_folder(
 
     options: dict[str, Any] = {"compute_units": units, "jobs": where[0], "scheduler": where[1]}
     with progress("models", quiet or as_json) as told:
-        folder = inspect_folder(model, target, told=told, **options)
+        folder = inspect_folder(model, target, progress=told, **options)
     show(folder.to_json(), folder_group(folder), as_json, quiet)
 
 

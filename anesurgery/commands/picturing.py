@@ -14,7 +14,7 @@ from anesurgery.commands.waiting import load_engine, waiting
 
 def draw(
     model: Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The .svg file to write.", show_default=False)],
+    out: Annotated[Path, typer.Option("--out", "-o", help="An .svg or .html file.", show_default=False)],
     around: Annotated[str | None, typer.Option(help="An op by name; the whole function when absent.")] = None,
     before: Annotated[int, typer.Option(min=0, help="Steps upstream.")] = 2,
     after: Annotated[int, typer.Option(min=0, help="Steps downstream.")] = 2,
@@ -26,8 +26,10 @@ def draw(
     """Draw ops as an SVG picture; with --target, in the colour of their unit."""
     load_engine(quiet)
     from anesurgery.files.writing import check_place
+    from anesurgery.show.pictures import check_picture
     from anesurgery.show.pictures import draw as picture
 
+    check_picture(out)
     check_place(out.expanduser().absolute(), overwrite, Path(model).expanduser())
     with waiting("drawing", quiet):
         drawing = picture(model, around, before, after, function=function, target=target)

@@ -78,7 +78,7 @@ WEIGHT, INPUTS = "weight", "inputs"
 EVEN, ESTIMATED, TRIED = "even", "estimated", "tried"
 LEAVES = "an op that reads it would leave the Neural Engine"
 PAIR_LEAVES = "quantizing them would leave the Neural Engine on a chip of the target; name yours by target="
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """(weights done, weights in all)."""
 LeftOut = dict[tuple[str, str], str]
 """(name of a weight, "weight" or "inputs" of its ops) -> why that stays as it is."""
@@ -109,12 +109,15 @@ class CompressedWeight:
     """Of the inputs of each op, where they are 8 bits."""
     cosine: float | None = None
     """Between products with inputs of 8 bits and those without, of the op that stands it least."""
-    met: tuple[int, int] = (0, 0)
+    calibration_rows: tuple[int, int] = (0, 0)
     """Rows of inputs that it was corrected by, and columns of each; (0, 0) of a table that is looked up."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
-        lists = {name: list(getattr(self, name)) for name in ("readers", "bytes", "ops", "scales", "met")}
+        lists = {
+            name: list(getattr(self, name))
+            for name in ("readers", "bytes", "ops", "scales", "calibration_rows")
+        }
         return {**vars(self), **lists}
 
 
@@ -235,7 +238,7 @@ def compress(
     jobs: int = 1,
     scheduler: Any = None,
     against: Sequence[str] = (),
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Compression:
     """Compress the weights of a model, each corrected for what the ops that read it see.
 
@@ -274,7 +277,7 @@ def compress(
         scheduler: of Dask, whose workers take the place of these: its address, or a client.
         against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
             report and its plot.
-        told: called after each weight with (done, total).
+        progress: called after each weight with (done, total).
 
     Returns:
         The `Compression`: the compressed model, a row for each weight (form, bytes, error), and the loss on the
@@ -306,7 +309,7 @@ def compress(
         newer, raised_ = _newer(given, plan)
         while True:
             edited = newer.clone()
-            weights, scaled, norms = _corrected(edited, samples.calibration, plan, left_out, told)
+            weights, scaled, norms = _corrected(edited, samples.calibration, plan, left_out, progress)
             after = [one for part in edited.parts for one in placed(part, aim)]
             if not (lost := _lost(before, after, weights)):
                 break
@@ -323,9 +326,9 @@ def compress(
 
 def _short(weights: Sequence[CompressedWeight]) -> Iterable[str]:
     """What the samples lack for the weights with the most columns."""
-    few = [one for one in weights if one.met[0] < one.met[1]]
+    few = [one for one in weights if one.calibration_rows[0] < one.calibration_rows[1]]
     if few:
-        rows, columns = min((one.met for one in few), key=lambda met: met[0] / met[1])
+        rows, columns = min((one.calibration_rows for one in few), key=lambda met: met[0] / met[1])
         yield (
             f"{len(few)} of {len(weights)} weights read more columns than the samples have rows ({columns:,} "
             f"against {rows:,}): what corrects them there may not hold elsewhere; give more samples"
@@ -501,7 +504,11 @@ def _must_stay(program: Program, target: Target) -> str:
 
 
 def _corrected(
-    edited: MLProgram, samples: Sequence[Mapping[str, Any]], plan: _Plan, left_out: LeftOut, told: Told | None
+    edited: MLProgram,
+    samples: Sequence[Mapping[str, Any]],
+    plan: _Plan,
+    left_out: LeftOut,
+    progress: Progress | None,
 ) -> tuple[list[CompressedWeight], list[Balanced], list[CorrectedNorm]]:
     """Compress the weights of all programs, one program after the other.
 
@@ -532,7 +539,7 @@ def _corrected(
             scaled += balance_channels(loaded, name, taken, forms, reach)
         further = loaded is not parts[-1]
         part = _Part(loaded, name, replace(plan, room=room), left_out)
-        outputs, weights = part.run(taken, plain_taken, told, further)
+        outputs, weights = part.run(taken, plain_taken, progress, further)
         found += weights
         norms += part.normed
         if further:
@@ -587,7 +594,7 @@ class _Part:
         self,
         samples: Sequence[Mapping[str, Any]],
         plain: Sequence[Mapping[str, Any]],
-        told: Told | None,
+        progress: Progress | None,
         wanted: bool,
     ) -> tuple[tuple[list[dict[str, Any]], list[dict[str, Any]]], list[CompressedWeight]]:
         """Compress, and let the program hold what came out.
@@ -601,8 +608,8 @@ class _Part:
         chosen = [one for one in self.found if self.choices[one.var].form]
         quantized = self._quantize(chosen, samples)
         work = Correction(self.loaded, self.name, samples, chosen, lambda one: self.choices[one.var].form)
-        if told is not None:
-            work.told = lambda done: told(done, len(chosen))
+        if progress is not None:
+            work.progress = lambda done: progress(done, len(chosen))
         work.biased, work.correct, work.plain = self._biased, self.plan.finished.hand_in, plain
         work.ahead, work.arrays, work.outputs = self.plan.finished.workers.count, False, wanted
         work.folder = self.plan.finished.folder
@@ -706,7 +713,7 @@ class _Part:
             made.error,
             made.rounded,
             self.ops[one.var],
-            met=made.met,
+            calibration_rows=made.calibration_rows,
         )
 
 

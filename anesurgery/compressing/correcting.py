@@ -84,7 +84,7 @@ class Corrected:
     """The same for the nearest numbers of the grid that it began with."""
     shifts: Mapping[Operation, Array] = field(default_factory=dict)
     """What the bias of each op gains, [output channels], so that the mean of its results stays."""
-    met: tuple[int, int] = (0, 0)
+    calibration_rows: tuple[int, int] = (0, 0)
     """Rows of inputs that it was corrected by, and columns of each; (0, 0) of a table, which reads none."""
 
 
@@ -131,7 +131,7 @@ class _Begun:
     """Of what each op reads whose bias is corrected."""
     off: Array | None
     """How far the mean of what the first op reads is from that of the plain model."""
-    met: tuple[int, int]
+    calibration_rows: tuple[int, int]
     """Rows of what the first op reads, and columns."""
 
 
@@ -145,7 +145,7 @@ class Correction:
         samples: as the function takes them.
         chosen: the weights to compress.
         choose: the form of each.
-        told: called after each weight with how many are done.
+        progress: called after each weight with how many are done.
     """
 
     loaded: Loaded
@@ -153,7 +153,7 @@ class Correction:
     samples: Sequence[Mapping[str, Any]]
     chosen: Sequence[Candidate]
     choose: Choose
-    told: Callable[[int], None] = lambda _: None
+    progress: Callable[[int], None] = lambda _: None
     biased: Callable[[Candidate], bool] = lambda _: True
     """May the biases of the ops that read a weight be corrected too?"""
     correct: Callable[..., Callable[[], Corrected]] = lambda *arguments: partial(correct, *arguments)
@@ -247,7 +247,7 @@ class Correction:
         met = [(r.op, seen if n == 0 else later) for n, r in enumerate(one.readers)]
         met = [(op, each) for op, each in met if op in each.moments]
         shifted = {op: each.mean(op) for op, each in met if self.biased(one) and takes_bias(op)}
-        hessians, centres = joined(one, [each.met(op, op in shifted) for op, each in met])
+        hessians, centres = joined(one, [each.moments_of(op, op in shifted) for op, each in met])
         reader = one.readers[0]
         apart = Apart.of(reader, read, wanted, shifted.get(reader.op))
         crossed = None if apart is None or len(one.readers) > 1 else apart.crossed
@@ -258,9 +258,9 @@ class Correction:
         """Wait for what a weight became."""
         corrected = begun.due()
         shifts = _shifts(one, corrected.array, begun.means, begun.off)
-        corrected = replace(corrected, shifts=shifts, met=begun.met)
+        corrected = replace(corrected, shifts=shifts, calibration_rows=begun.calibration_rows)
         self.made.append(corrected if self.arrays else _aside(corrected, self.folder))
-        self.told(len(self.made))
+        self.progress(len(self.made))
         return corrected
 
 
@@ -583,11 +583,11 @@ def plain_moments(
     executable = Executable(loaded.program, function=name, fuse=False)
     for values in samples:
         executable(values, listener=seen)
-    return {one.var: joined(one, [seen.met(r.op) for r in one.readers])[0] for one in chosen}
+    return {one.var: joined(one, [seen.moments_of(r.op) for r in one.readers])[0] for one in chosen}
 
 
 @dataclass(frozen=True)
-class Met:
+class Moments:
     """The second moments of what an op reads."""
 
     moments: Array
@@ -613,12 +613,12 @@ class Seen(Listener):
         """Rows that an op has read, and columns; (0, 0) of a table."""
         return (self._counts[op], int(self.moments[op].shape[-1])) if op in self._counts else (0, 0)
 
-    def met(self, op: Operation, centred: bool = False) -> Met:
+    def moments_of(self, op: Operation, centred: bool = False) -> Moments:
         """The moments of what an op reads; about the mean, where a bias takes that up."""
         if not centred:
-            return Met(self.moments[op])
+            return Moments(self.moments[op])
         centre = self.mean(op) * np.sqrt(self._counts[op])
-        return Met(self.moments[op] - centre[:, :, None] * centre[:, None], centre)
+        return Moments(self.moments[op] - centre[:, :, None] * centre[:, None], centre)
 
     def before(self, op: Operation, inputs: Mapping[str, Any]) -> None:
         """An op is about to run."""
@@ -718,7 +718,7 @@ def _taken_up(shares: Shares, rows: Array, crossed: Array) -> Array:
     return shares.solved(rows @ crossed)
 
 
-def joined(one: Candidate, each: Sequence[Met]) -> tuple[Array, Array | None]:
+def joined(one: Candidate, each: Sequence[Moments]) -> tuple[Array, Array | None]:
     """The moments for all readers of a weight, and the means that these are about.
 
     Each counts by its share of what it makes.

@@ -182,7 +182,7 @@ def _trials(
         seen.see(step.op, given)
         for one in by_op[step.op]:
             if all(r.op in seen.moments for r in one.readers):
-                met, _ = joined(one, [seen.met(r.op) for r in one.readers])
+                met, _ = joined(one, [seen.moments_of(r.op) for r in one.readers])
                 wait(list(due.values())[: -workers.count])
                 due[one] = workers.submit(_trial, one if workers.here else portable(one), kinds[one], met)
         if all(one in due for one in by_op[step.op]):

@@ -48,7 +48,7 @@ from anesurgery.splitting.graph import read_graph
 MODES = ("palettize-2", "palettize-3", "palettize-4", "palettize-6", "palettize-8")
 """What is measured where nothing is asked for."""
 
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """(weights done, weights in all)."""
 
 
@@ -151,7 +151,7 @@ def sensitivity(
     jobs: int = 1,
     scheduler: Any = None,
     seed: int = 0,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Sensitivity:
     """Measure what each weight costs at the outputs when coremltools compresses it alone.
 
@@ -168,7 +168,7 @@ def sensitivity(
         scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model
             under the same path; one in memory is written to a temporary folder.
         seed: of sampled inputs.
-        told: called after each weight with (done, total); with workers after each share.
+        progress: called after each weight with (done, total); with workers after each share.
 
     Returns:
         The `Sensitivity`: for each weight its bytes, and for each mode the KL divergence in nats and the PSNR
@@ -181,7 +181,7 @@ def sensitivity(
     if jobs != 1 or scheduler is not None:
         options = {"precision": precision, "function": function, "smallest": smallest, "seed": seed}
         held = model if isinstance(model, (str, os.PathLike)) else load(model)
-        return _spread(held, data, tuple(modes), part, (jobs, scheduler), options, told)
+        return _spread(held, data, tuple(modes), part, (jobs, scheduler), options, progress)
     loaded = load(model)
     pictures = images(loaded.described_inputs)
     samples = _samples(
@@ -190,7 +190,7 @@ def sensitivity(
     if wrong := [mode.name for mode in chosen if not fits(mode, loaded.version)]:
         raise SurgeryError(f"{wrong[0]} needs iOS 18; convert the model for that, or leave the mode out")
     work = _Work(loaded, samples, chosen, precision, function, smallest)
-    rows = work.rows(part, told)
+    rows = work.rows(part, progress)
     content = (work.digest(), *modes, str(smallest), precision)
     key = hashlib.blake2b("\n".join(content).encode(), digest_size=12).hexdigest()
     return Sensitivity(rows, tuple(modes), len(samples), key, len(work.weights), smallest, loaded.source)
@@ -227,7 +227,7 @@ class _Work:
         self.weights = [constants[n] for n in self.readers if n in constants]
         self.samples = [bound(loaded, values, name) for values in samples]
 
-    def rows(self, part: Shard, told: Told | None) -> tuple[Row, ...]:
+    def rows(self, part: Shard, progress: Progress | None) -> tuple[Row, ...]:
         """The weights of a share, each with its modes."""
         mine = part.of(range(len(self.weights)))
         made = {self.weights[n]: State(self._row(n)) for n in mine}
@@ -235,8 +235,8 @@ class _Work:
         expected = [run.whole() for run in runs]
         for done, forks in enumerate(zip(*runs, strict=True), 1):
             self._measure(made[forks[0].weight], forks, expected)
-            if told is not None:
-                told(done, len(made))
+            if progress is not None:
+                progress(done, len(made))
         return tuple(state.row() for state in made.values())
 
     def _measure(self, state: State, forks: Sequence[Fork], expected: Sequence[Mapping[str, Any]]) -> None:
@@ -285,7 +285,7 @@ def _spread(
     part: Shard,
     where: tuple[int, Any],
     options: Mapping[str, Any],
-    told: Told | None,
+    progress: Progress | None,
 ) -> Sensitivity:
     """The shares of one share, each by a worker."""
     with tempfile.TemporaryDirectory() as folder, workers(*where) as those:
@@ -293,7 +293,7 @@ def _spread(
         values = None if data is None else _samples(data, dict)
         shares = [part.share(number, those.count) for number in range(1, those.count + 1)]
         tasks = [(str(path.absolute()), values, modes, one.words, dict(options)) for one in shares]
-        count = None if told is None else lambda done: told(done, those.count)
+        count = None if progress is None else lambda done: progress(done, those.count)
         first, *others = map(Sensitivity.from_json, those.each(_one, tasks, count))
     return replace(first.merge(*others), source=None if isinstance(model, Loaded) else path)
 

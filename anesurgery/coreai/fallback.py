@@ -73,7 +73,7 @@ def to_coreml(
 
     Raises:
         LoadError: the model cannot be read, the release lacks an op of it, or the place cannot be written to.
-        SurgeryError: `longest` is below 1.
+        SurgeryError: an argument is not what the call takes; or `longest` is below 1.
         UnknownName: no such release.
     """
     source, target = Path(model).expanduser(), Path(path).expanduser().absolute()

@@ -7,7 +7,6 @@ one that was reported of Core ML a warning; for an `.mlpackage` it is the other 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +146,7 @@ class Lint:
     findings: tuple[Finding, ...]
     """In the order of the ops; each says where it was seen, how well it is supported, and who says so."""
     target: Target
+    """The chips and the OS that they are about."""
 
     @property
     def ok(self) -> bool:
@@ -187,12 +187,13 @@ def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> L
 
     Raises:
         LoadError: the model cannot be read.
+        SurgeryError: an argument is not what the call takes.
         UnknownName: an unknown chip or OS.
     """
     path = Path(model).expanduser()
     if path.suffix.lower() != SUFFIX:
         raise LoadError(f"{path} is no {SUFFIX}; `anesurgery inspect` tells of other models")
     inspection = inspect(path, target)
-    ids: Mapping[str, object] = {rule.id: rule for rule in (*RULES, RELEASE)} | CARRIED
+    ids = {rule.id for rule in (*RULES, RELEASE)} | CARRIED.keys()
     found = tuple(finding for finding in inspection.all_findings if finding.rule in ids)
     return Lint(found, inspection.target)

@@ -33,6 +33,7 @@ class CoreAI:
     """A Core AI model that was written."""
 
     path: Path
+    """The folder."""
     functions: dict[str, Signature]
     """Name -> inputs (states included) and outputs, in order."""
     stored: int
@@ -77,6 +78,7 @@ def to_coreai(
     Raises:
         LoadError: Apple's package is absent, the model cannot be read, or the place not written to.
         NotExpressible: Core AI lacks an op of the model; nothing was written.
+        SurgeryError: an argument is not what the call takes.
         UnknownName: there is no such mode.
     """
     toolkit.require()

@@ -19,7 +19,7 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.facts.attention import MASKED
 from anesurgery.facts.integer_masks import FILLING, fills_scores, masks_scores, only_softmax_reads
-from anesurgery.facts.wide_values import wide_region
+from anesurgery.facts.overflow_regions import wide_region
 from anesurgery.mil import (
     Operation,
     Var,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files.compiled_interface import Described, read_container
-from anesurgery.files.espresso import SHAPES, Espresso, read_files
-from anesurgery.files.espresso_layers import LAYERS, Layer
+from anesurgery.files.espresso import AXES, SHAPES, Espresso, read_files
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile, system_failed
+from anesurgery.ops import names
 
 DATA = "coremldata.bin"
 IMAGES = "image inputs are arrays of what the first layer reads: where scale and bias are is not known"
@@ -104,3 +106,321 @@ def _describe(description: Any, model: Espresso) -> None:
         array.dataType = FLOAT32
     for name in ("predictedFeatureName", "predictedProbabilitiesName"):
         description.ClearField(name)
+
+
+# Layers of a compiled neural network, each as the layers of a specification that compute the same.
+#
+# `LAYERS` has a function for each type. A layer whose numbers say more than is known here is refused: its entry
+# may hold only the keys that the function reads, those in `QUIET`, and those in `NEUTRAL` at the value given.
+
+QUIET = names("name type bottom top weights debug_info attributes nd_mode version")
+"""Keys that change nothing that is computed, or are read for every layer."""
+NEUTRAL: Mapping[str, Any] = {
+    "n_parallel": 1, "fused_tanh": 0, "has_batch_norm": 0, "has_tanh": 0, "has_prelu": 0, "pad_fill_mode": 0,
+    "pad_value": 0, "dynamic_shape": False, "align_corners": 0, "quantization_mode": 0, "is_lookup": 0,
+}  # fmt: skip
+"""Keys of options that are off, and the value that switches them off."""
+SAME, VALID = 1, 2
+"""`pad_mode` other than 0, which means the amounts that are given."""
+
+
+class Layer:
+    """One entry of the network, and what was read of it."""
+
+    def __init__(self, model: Espresso, entry: dict[str, Any], number: int) -> None:
+        self.model, self._entry, self._number = model, entry, number
+        self.kind = str(entry["type"])
+        self.inputs = [name for name in str(entry.get("bottom", "")).split(",") if name]
+        self.outputs = str(entry["top"]).split(",")
+        self._read: set[str] = set()
+
+    def __str__(self) -> str:
+        return f"layer {self._number} ({self.kind} {self.outputs[0]!r})"
+
+    def error(self, reason: str) -> LoadError:
+        """An error at this layer."""
+        return LoadError(f"{self}: {reason}")
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A number of the entry; an error where it has none and there is no default."""
+        self._read.add(key)
+        value = self._entry.get(key, default)
+        if value is None:
+            raise self.error(f"it has no {key!r}")
+        return value
+
+    def shape(self, blob: str) -> tuple[int, ...]:
+        """The shape of a blob, outermost axis first."""
+        try:
+            return self.model.shapes[blob]
+        except KeyError:
+            raise self.error(f"the blob {blob!r} has no shape") from None
+
+    def weights(self, key: str, shape: tuple[int, ...]) -> dict[str, Any]:
+        """The fields of a `WeightParams`: of the blob that `key` names in fp32, and `key`_f16 in fp16."""
+        for name, dtype, place in ((key, "<f4", "floatValue"), (f"{key}_f16", "<f2", "float16Value")):
+            self._read.add(name)
+            if name in self._entry:
+                values = self.model.numbers(self._entry[name], shape, dtype)
+                return {place: values.tobytes() if dtype == "<f2" else values.ravel().tolist()}
+        raise self.error(f"its {key} are stored in a way that no public file explains")
+
+    def check(self, inputs: Sequence[int] = (1,)) -> None:
+        """See that the entry says nothing that was not read.
+
+        Raises:
+            LoadError: it does, or it has another number of inputs.
+        """
+        if len(self.inputs) not in inputs:
+            raise self.error(f"it reads {len(self.inputs)} blobs")
+        for key, value in self._entry.items():
+            expected = key in QUIET or key in self._read or key.startswith("hint_")
+            if not expected and not (key in NEUTRAL and value == NEUTRAL[key]):
+                raise self.error(f"it has {key} = {value!r}, and no public file shows what that does")
+        if self._entry.get("weights"):
+            raise self.error(f"its weights are stored as {', '.join(sorted(self._entry['weights']))}")
+
+
+def _make(layer: Layer, kind: str, relu: bool = False, **fields: Any) -> list[Any]:
+    """A layer of the specification; with a relu after it where one is fused."""
+    out = layer.outputs[0]
+    first = f"{out}.before_relu" if relu else out
+    layers = [_one(kind, layer.inputs, [first] if relu else layer.outputs, first, **fields)]
+    return [*layers, _one("activation", [first], [out], out, ReLU={})] if relu else layers
+
+
+def _one(kind: str, inputs: Sequence[str], outputs: Sequence[str], name: str, **fields: Any) -> Any:
+    layer = proto.NeuralNetwork_pb2.NeuralNetworkLayer(name=name, input=inputs, output=outputs)
+    params = getattr(layer, kind)
+    params.SetInParent()
+    params.MergeFrom(type(params)(**fields))
+    return layer
+
+
+def _padding(layer: Layer) -> dict[str, Any]:
+    """How a window is padded, as the specification has it."""
+    mode = layer.get("pad_mode", 0)
+    amounts = [[layer.get(f"pad_{side}", 0) for side in sides] for sides in ("tb", "lr")]
+    if mode == SAME:
+        return {"same": {}}
+    if mode not in (0, VALID):
+        raise layer.error(f"it has pad_mode {mode}, which no public file explains")
+    borders = [{"startEdgeSize": a, "endEdgeSize": b} for a, b in amounts] if mode == 0 else [{}, {}]
+    return {"valid": {"paddingAmounts": {"borderAmounts": borders}}}
+
+
+def _steps(layer: Layer, padding: dict[str, Any], kernel: Sequence[int], stride: Sequence[int]) -> list[float]:
+    """Windows along height and width, less one; a fraction where the last one does not fit."""
+    sizes = layer.shape(layer.inputs[0])[-2:]
+    if "same" in padding:
+        return [math.ceil(n / s) - 1 for n, s in zip(sizes, stride, strict=True)]
+    borders = padding["valid"]["paddingAmounts"]["borderAmounts"]
+    return [(n + sum(b.values()) - k) / s for n, b, k, s in zip(sizes, borders, kernel, stride, strict=True)]
+
+
+def _convolution(layer: Layer) -> list[Any]:
+    out, into, groups = layer.get("C"), layer.get("K"), layer.get("n_groups", 1)
+    kernel = (layer.get("Ny"), layer.get("Nx"))
+    stride = (layer.get("stride_y", 1), layer.get("stride_x", 1))
+    padding = _padding(layer)
+    bias = {"bias": layer.weights("blob_biases", (out,))} if layer.get("has_biases", 0) else {}
+    weights = layer.weights("blob_weights", (out, into // groups, *kernel))
+    relu = bool(layer.get("fused_relu", 0))
+    layer.check()
+    shape = tuple(math.floor(n) + 1 for n in _steps(layer, padding, kernel, stride))
+    if shape != layer.shape(layer.outputs[0])[-2:]:
+        raise layer.error(f"its result is {shape} by its numbers, and another by its shape")
+    return _make(
+        layer, "convolution", relu, outputChannels=out, kernelChannels=into // groups, nGroups=groups,
+        kernelSize=kernel, stride=stride, hasBias=bool(bias), weights=weights, **bias, **padding,
+    )  # fmt: skip
+
+
+def _pool(layer: Layer) -> list[Any]:
+    kernel = (layer.get("size_y"), layer.get("size_x"))
+    stride = (layer.get("stride_y", 1), layer.get("stride_x", 1))
+    kind = "MAX" if layer.get("avg_or_max") == 1 else "AVERAGE"
+    inside = bool(layer.get("average_count_exclude_padding", 0))
+    padding, everywhere = _padding(layer), bool(layer.get("is_global", 0))
+    layer.get("top_shape_style", 0)
+    layer.check()
+    wanted = layer.shape(layer.outputs[0])[-2:]
+    steps = _steps(layer, padding, kernel, stride)
+    if not everywhere and tuple(math.floor(n) + 1 for n in steps) != wanted:
+        amounts = _even(layer, padding)
+        if amounts is None or tuple(math.ceil(n) + 1 for n in steps) != wanted:
+            raise layer.error("its result has another size than its numbers give")
+        padding = {"includeLastPixel": {"paddingAmounts": amounts}}
+    return _make(
+        layer, "pooling", type=kind, kernelSize=kernel, stride=stride, globalPooling=everywhere,
+        avgPoolExcludePadding=inside, **padding,
+    )  # fmt: skip
+
+
+def _even(layer: Layer, padding: dict[str, Any]) -> list[int] | None:
+    """Amounts that are the same on both sides; None where they are not."""
+    pairs = [(layer.get(f"pad_{a}", 0), layer.get(f"pad_{b}", 0)) for a, b in ("tb", "lr")]
+    even = "valid" in padding and all(a == b for a, b in pairs)
+    return [a for a, _ in pairs] if even else None
+
+
+def _inner_product(layer: Layer) -> list[Any]:
+    into, out = layer.get("nB"), layer.get("nC")
+    bias = {"bias": layer.weights("blob_biases", (out,))} if layer.get("has_biases", 0) else {}
+    weights = layer.weights("blob_weights", (out, into))
+    relu = bool(layer.get("has_relu", 0))
+    layer.check()
+    return _make(
+        layer, "innerProduct", relu, inputChannels=into, outputChannels=out, hasBias=bool(bias),
+        weights=weights, **bias,
+    )  # fmt: skip
+
+
+def _activation(layer: Layer) -> list[Any]:
+    mode, alpha, beta = layer.get("mode"), layer.get("alpha", 1), layer.get("beta", 0)
+    forms: dict[int, dict[str, Any]] = {
+        0: {"ReLU": {}},
+        1: {"tanh": {}},
+        3: {"sigmoid": {}},
+        6: {"linear": {"alpha": alpha, "beta": beta}},
+    }
+    if mode not in forms:
+        raise layer.error(f"it has mode {mode}, which no public file explains")
+    layer.check()
+    return _make(layer, "activation", **forms[mode])
+
+
+def _elementwise(layer: Layer) -> list[Any]:
+    operation, alpha, beta = layer.get("operation"), layer.get("alpha", 1), layer.get("beta", 0)
+    relu = bool(layer.get("fused_relu", 0))
+    single: dict[int, tuple[str, dict[str, Any]]] = {
+        2: ("activation", {"linear": {"alpha": 1, "beta": alpha}}),
+        3: ("activation", {"linear": {"alpha": alpha, "beta": 0}}),
+        24: ("unary", {"type": "ABS"}),
+        119: ("clip", {"minVal": alpha, "maxVal": beta}),
+    }
+    both = {0: "addBroadcastable", 1: "multiplyBroadcastable"}
+    layer.check((1, 2))
+    if len(layer.inputs) == 2 and operation in both and (alpha, beta) == (1, 0):
+        return _make(layer, both[operation], relu)
+    if len(layer.inputs) == 1 and operation in single:
+        kind, message = single[operation]
+        return _make(layer, kind, relu, **message)
+    raise layer.error(
+        f"it has operation {operation} of {len(layer.inputs)} blobs with alpha {alpha} and beta {beta}, "
+        "which no public file explains"
+    )
+
+
+def _instance_norm(layer: Layer) -> list[Any]:
+    """`batchnorm` where mean and variance are those of each image; how fixed ones are stored is unknown."""
+    if not (layer.get("training", 0) and layer.get("training_instancenorm", 0)):
+        raise layer.error("no public file shows how the parameters of a fixed batch norm are stored")
+    channels, epsilon = layer.get("C"), layer.get("training_eps")
+    layer.get("training_momentum", 0)
+    params = layer.model.numbers(layer.get("blob_batchnorm_params"), (channels, 4))
+    layer.check()
+    return _make(
+        layer, "batchnorm", channels=channels, computeMeanVar=True, instanceNormalization=True, epsilon=epsilon,
+        gamma={"floatValue": params[:, 0].tolist()}, beta={"floatValue": params[:, 1].tolist()},
+    )  # fmt: skip
+
+
+def _transpose(layer: Layer) -> list[Any]:
+    """`axis_w` is the axis of the input, counted from the innermost one, that becomes the last; and so on."""
+    rank = len(layer.shape(layer.inputs[0]))
+    places = [layer.get(f"axis_{name}") for name in AXES[: -rank - 1 : -1]]
+    axes = [rank - 1 - axis for axis in reversed(places)]
+    for name in ("n", "seq"):
+        layer.get(f"axis_{name}", 0)
+    layer.check()
+    if sorted(axes) != list(range(rank)):
+        raise layer.error(f"its axes {places} are not those of a blob of rank {rank}")
+    return _make(layer, "transpose", axes=axes)
+
+
+def _reshape(layer: Layer) -> list[Any]:
+    """The numbers stay in their order; the shape is that of the result."""
+    for key in (
+        "mode",
+        "nd_axis",
+        "size_of_axes",
+        "dst_nd_rank",
+        *(f"dst_{a}" for a in ("seq", "n", "k", "h", "w")),
+    ):
+        layer.get(key, 0)
+    for number in range(5):
+        layer.get(f"axes_{number}", 0)
+    layer.check()
+    if layer.get("mode", 0) != 0:
+        raise layer.error(f"it has mode {layer.get('mode')}, which no public file explains")
+    target = layer.shape(layer.outputs[0])
+    if math.prod(target) != math.prod(layer.shape(layer.inputs[0])):
+        raise layer.error(f"it makes {target} of {layer.shape(layer.inputs[0])}")
+    return _make(layer, "reshapeStatic", targetShape=target)
+
+
+def _softmax(layer: Layer) -> list[Any]:
+    axis = layer.get("nd_axis") if layer.kind == "softmax_nd" else -3
+    layer.check()
+    return _make(layer, "softmaxND", axis=axis)
+
+
+def _concat(layer: Layer) -> list[Any]:
+    layer.check(range(1, 1 << 16))
+    return _make(layer, "concatND", axis=-3)
+
+
+def _split(layer: Layer) -> list[Any]:
+    axis = layer.get("nd_axis")
+    for number in range(128):
+        if layer.get(f"begin_{number}", 0) != 0:
+            raise layer.error("it names where its parts begin, which no public file explains")
+    layer.check()
+    sizes = [layer.shape(name)[axis] for name in layer.outputs]
+    return _make(layer, "splitND", axis=axis, splitSizes=sizes)
+
+
+def _upsample(layer: Layer) -> list[Any]:
+    mode = layer.get("mode", 0)
+    factors = [layer.get("scaling_factor_y"), layer.get("scaling_factor_x")]
+    layer.check()
+    if mode not in (0, 1):
+        raise layer.error(f"it has mode {mode}, which no public file explains")
+    return _make(layer, "upsample", scalingFactor=factors, mode="BILINEAR" if mode else "NN")
+
+
+def _copy(layer: Layer) -> list[Any]:
+    layer.check()
+    return _make(layer, "activation", linear={"alpha": 1})
+
+
+def _constant(layer: Layer) -> list[Any]:
+    for key in ("n", "k", "h", "w", "nd_rank"):
+        layer.get(key, 1)
+    shape = layer.shape(layer.outputs[0])
+    values = layer.model.numbers(layer.get("constant_blob"), shape)
+    layer.check((0,))
+    return _make(layer, "loadConstantND", shape=shape, data={"floatValue": values.ravel().tolist()})
+
+
+LAYERS: dict[str, Callable[[Layer], list[Any]]] = {
+    "activation": _activation,
+    "batchnorm": _instance_norm,
+    "concat": _concat,
+    "convolution": _convolution,
+    "copy": _copy,
+    "elementwise": _elementwise,
+    "expand_dims": _reshape,
+    "inner_product": _inner_product,
+    "load_constant": _constant,
+    "pool": _pool,
+    "reshape": _reshape,
+    "softmax": _softmax,
+    "softmax_nd": _softmax,
+    "split_nd": _split,
+    "squeeze": _reshape,
+    "transpose": _transpose,
+    "upsample": _upsample,
+}
+"""Type of a layer -> what makes the layers of the specification."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from anesurgery.errors import SurgeryError, warn
 
-Told = Callable[[int], None]
+Progress = Callable[[int], None]
 """How many pieces are done."""
 SECONDS = 30
 """That a scheduler may take to answer: one that is there answers in less than one. A choice."""
@@ -54,23 +54,23 @@ class Workers:
         return done
 
     def each(
-        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], told: Told | None = None
+        self, function: Callable[..., Any], tasks: Sequence[tuple[Any, ...]], progress: Progress | None = None
     ) -> list[Any]:
         """The results of calls, in their order.
 
         Args:
             function: that can be imported.
             tasks: the arguments of each call.
-            told: called after each result that came.
+            progress: called after each result that came.
         """
-        told = told or (lambda done: None)
+        progress = progress or (lambda done: None)
         futures: list[Future[Any]] = []
         for task in tasks:
             futures.append(self.submit(function, *task))
             if self.executor is None:
-                told(len(futures))
+                progress(len(futures))
         for done, _ in enumerate(as_completed(futures) if self.executor is not None else (), 1):
-            told(done)
+            progress(done)
         return [result(future) for future in futures]
 
 

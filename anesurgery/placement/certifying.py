@@ -1,8 +1,8 @@
 """`certify`: the error of every op in fp16 and in the engine's arithmetic, what it grows to, and a verdict.
 
-The model runs exactly and in each arithmetic at once, op by op (`interpret.abreast`): once with errors carried
-along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one set of
-inputs; `search` looks for worse ones between the least and the largest number of each input.
+The model runs exactly and in each arithmetic at once, op by op (`interpret.batched_decoding`): once with errors
+carried along, and once with exact inputs to each op, which isolates the op's own error. An error is that of one
+set of inputs; `search` looks for worse ones between the least and the largest number of each input.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.checking.comparison import compare
 from anesurgery.checking.exactness import nearness, repairs_of_squares
 from anesurgery.checking.grades import OutputComparison, compare_arrays, psnr
 from anesurgery.display import Drawn, drawn, finite
@@ -29,9 +30,9 @@ from anesurgery.facts.logits import logits_of
 from anesurgery.files import arrays
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener, Predictor, run, sampling
-from anesurgery.interpret.abreast import Abreast, Shown
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.interpret.arithmetic.properties import CHIPS
+from anesurgery.interpret.batched_decoding import Abreast, Shown
 from anesurgery.interpret.predictor import bound
 from anesurgery.loading import load
 from anesurgery.mil import (
@@ -56,6 +57,7 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.op_errors import OpError, op_error, with_repairs_beside
 from anesurgery.placement.rules.lost_in_conversion import LEAST_CHANGE, grown_epsilon
 from anesurgery.placement.target import Target
+from anesurgery.registry import INTERPRETER
 from anesurgery.semantics.reading import in_decibels
 
 Values = Mapping[str, Array]
@@ -160,6 +162,7 @@ def certify(
     steps: int = 1,
     feedback: Mapping[str, str] | None = None,
     seed: int = 0,
+    engine: str = INTERPRETER,
 ) -> Certificate:
     """Say whether a model keeps its numbers in fp16 and on the engine, op by op.
 
@@ -176,6 +179,8 @@ def certify(
             of inputs are used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
+        engine: "coreai" lets Apple's Core AI runtime run the model too, as it is stored: it must give the same
+            outputs up to the gate.
 
     Returns:
         The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
@@ -190,15 +195,14 @@ def certify(
         SurgeryError: an empty list of inputs; or no output feeds an input, though `steps` asks for it.
     """
     loaded = load(model)
-    engine = arithmetic_of(target)
+    both = ("fp16", arithmetic_of(target))
     first = Predictor(loaded, function=function)
     samples = (
         [first.sample(seed)] if inputs is None else [inputs] if isinstance(inputs, Mapping) else list(inputs)
     )
-    if not samples:
+    if not (called_with := samples):
         raise SurgeryError("certify: the list of inputs is empty; give at least one set")
-    called_with = samples
-    trial = _Trial(loaded, function, ("fp16", engine), gate)
+    trial = _Trial(loaded, function, both, gate)
     samples = [bound(loaded, v, function) for v in samples]
     one = len(samples) == 1 and not search
     worst = _Tried(samples[0]) if one else min(map(trial.judged, samples), key=_Tried.badness)
@@ -210,10 +214,11 @@ def certify(
     walked = trial.rows(worst.values, _findings(inspection), _norms(loaded.program, function))
     rows, outputs = walked.rows, walked.outputs
     choices = _kept(walked.choices, loaded.program, function, worst.values, inspection)
-    over = step_errors(loaded, function, ("fp16", engine), called_with, steps, feedback) if steps > 1 else None
+    over = step_errors(loaded, function, both, called_with, steps, feedback) if steps > 1 else None
     verdict, why = _verdict(rows, outputs, trial.misses(outputs), worst.described, gate)
     found = tuple(without_small(inspection.all_findings, walked.norms_off))
-    for other in (_beside(trial, choices, over, worst.values, first.sample(seed + 1), gate), unseen(found)):
+    beside = _beside(trial, choices, over, worst.values, first.sample(seed + 1), gate)
+    for other in (beside, unseen(found), _judged(loaded, model, worst.values, function, gate, engine)):
         verdict, why = _worse((verdict, why), other)
     return Certificate(
         rows,
@@ -228,6 +233,16 @@ def certify(
         over,
         (*filter(None, [as_given.refused]), *reported(found)),
     )
+
+
+def _judged(
+    loaded: Loaded, subject: Any, values: Values, function: str | None, gate: float, engine: str
+) -> tuple[str, str]:
+    """What another engine makes of the model: it fails where the outputs are not those of the interpreter."""
+    if engine == INTERPRETER:
+        return "holds", ""
+    found = compare(loaded.program, subject, values, gate=gate, function=function, engine=engine)
+    return ("holds", "") if found.ok else ("fails", f"run by {engine}: {found.verdict}")
 
 
 def arithmetic_of(target: str | None) -> str:
@@ -302,7 +317,7 @@ class _Walk:
 
     def worst_of(self, rounds: int, rng: np.random.Generator) -> _Tried:
         """The worst inputs after some tries, each way in turn; a way that torch cannot go is left."""
-        left = ways(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
+        left = trials(self._program, self._function, self._worst.values, self._ranges) if self._ranges else []
         while left and self.tried < rounds:
             way = left.pop(0)
             if way.uphill is None:
@@ -666,7 +681,7 @@ SMALLEST = 1e-30
 
 
 @dataclass
-class Way:
+class Trial:
     """How the next inputs follow from those before.
 
     Attributes:
@@ -745,16 +760,16 @@ def described(values: Tensors, ranges: Ranges) -> str:
     return ", ".join(words)
 
 
-def ways(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Way]:
+def trials(program: Program, function: str | None, first: Tensors, ranges: Ranges) -> list[Trial]:
     """All ways from the first inputs: gradients where there are floats, and random changes."""
     floats = [n for n in ranges if np.asarray(first[n]).dtype.kind == "f" and ranges[n][0] < ranges[n][1]]
     every = []
     if floats:
         slopes = Slopes(program, function, floats)
         for op in slopes.largest(first):
-            every.append(Way(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
-        every.append(Way("the gradient of the error of the outputs", first, slopes.of_error))
-    return [*every, Way("random changes", first)]
+            every.append(Trial(f"the gradient of {op.outputs[0].name}", first, partial(slopes.of, op)))
+        every.append(Trial("the gradient of the error of the outputs", first, slopes.of_error))
+    return [*every, Trial("random changes", first)]
 
 
 class Peaks(Listener):

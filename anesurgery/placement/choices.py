@@ -17,9 +17,9 @@ import torch
 from anesurgery.checking.exactness import rounded_halves
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import run
-from anesurgery.interpret.abreast import Shown
 from anesurgery.interpret.arithmetic.neural_engine import chip_of, rounding
 from anesurgery.interpret.arithmetic.precision import meaning
+from anesurgery.interpret.batched_decoding import Shown
 from anesurgery.interpret.table import Meaning
 from anesurgery.mil import (
     Array,

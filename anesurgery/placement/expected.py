@@ -44,7 +44,7 @@ class Ratio:
     best: float
     high: float
     """The most that it may be."""
-    told: bool = True
+    distinct: bool = True
     """Does its band leave out 1, or what is as good as 1, so that one of the two is faster?"""
     cost: float = 1.0
     """The ratio of what Core ML itself counts."""
@@ -62,7 +62,7 @@ class Ratio:
     @property
     def equal(self) -> bool:
         """Can no difference in time be told, and does Core ML itself count no more?"""
-        return not self.told and self.cost <= 1 + SAME
+        return not self.distinct and self.cost <= 1 + SAME
 
     @property
     def clear(self) -> bool:

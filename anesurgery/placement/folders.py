@@ -22,7 +22,7 @@ from anesurgery.placement.target import Target
 from anesurgery.registry import RULES
 
 SUFFIXES = (".mlpackage", ".mlmodel", ".mlmodelc", *RULES)
-Told = Callable[[int, int], None]
+Progress = Callable[[int, int], None]
 """(models done, models in all)."""
 
 
@@ -76,7 +76,7 @@ def inspect_folder(
     compute_units: str | None = None,
     jobs: int = 1,
     scheduler: Any = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Folder:
     """Inspect every model in a folder: see `inspect`.
 
@@ -86,7 +86,7 @@ def inspect_folder(
         compute_units: a name; CPU_AND_NE by default.
         jobs: processes of this machine.
         scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
-        told: called after each model.
+        progress: called after each model.
 
     Returns:
         By the name in the folder, the inspection of each model, or the reason in words why there is none.
@@ -97,7 +97,7 @@ def inspect_folder(
         SurgeryError: no such workers.
     """
     Target.parse(target, compute_units)
-    return _each(folder, _inspected, (target, compute_units), jobs, scheduler, told)
+    return _each(folder, _inspected, (target, compute_units), jobs, scheduler, progress)
 
 
 @door("seed")
@@ -108,7 +108,7 @@ def ranges_folder(
     seed: int = 0,
     jobs: int = 1,
     scheduler: Any = None,
-    told: Told | None = None,
+    progress: Progress | None = None,
 ) -> Folder:
     """The ranges of every model in a folder on sampled inputs: see `ranges`.
 
@@ -118,7 +118,7 @@ def ranges_folder(
         seed: of the sampled inputs.
         jobs: processes of this machine.
         scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.
-        told: called after each model.
+        progress: called after each model.
 
     Returns:
         By the name in the folder, the ranges of each model, or the reason in words why there is none.
@@ -127,7 +127,7 @@ def ranges_folder(
         LoadError: the folder holds no model.
         SurgeryError: no such workers.
     """
-    return _each(folder, _ranged, (chip, seed), jobs, scheduler, told)
+    return _each(folder, _ranged, (chip, seed), jobs, scheduler, progress)
 
 
 def _each(
@@ -136,12 +136,12 @@ def _each(
     options: tuple[Any, ...],
     jobs: int,
     scheduler: Any,
-    told: Told | None,
+    progress: Progress | None,
 ) -> Folder:
     path = Path(folder).expanduser().absolute()
     models = models_in(path)
     with workers(jobs, scheduler) as those:
-        count = None if told is None else lambda done: told(done, len(models))
+        count = None if progress is None else lambda done: progress(done, len(models))
         reports = those.each(look, [(str(model), *options) for model in models], count)
     return Folder(path, {model.name: one for model, one in zip(models, reports, strict=True)})
 

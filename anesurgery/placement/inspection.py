@@ -25,6 +25,8 @@ SOFT = ("speed", "numeric", "conversion")
 """Kinds of findings that do not take an op off the ANE."""
 NO_TIME = "no time: "
 """Before the note that says why there is none."""
+FORMAT, VERSION = "anesurgery.inspection", 1
+"""What the JSON of an inspection is. The version rises when a key goes or means something else."""
 UNITS = ("ane", "gpu", "cpu", None)
 """Compute units; None where nothing allows a verdict."""
 
@@ -331,8 +333,10 @@ class Inspection(Drawn):
         return self.ops + tuple(r for part in self.parts.values() for r in part._rows())
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: what `--json` prints."""
+        """Plain data: what `--json` prints; docs/static/inspect.schema.json describes it."""
         return {
+            "format": FORMAT,
+            "version": VERSION,
             "model": self.model,
             "target": str(self.target),
             "summary": self.summary,

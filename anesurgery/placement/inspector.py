@@ -47,8 +47,8 @@ from anesurgery.placement.verdicts import (
     segments_of,
     with_times,
 )
+from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import shape_in_words, shape_of
-from anesurgery.semantics.unedited import unedited
 
 NO_PROMISE = (
     "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
@@ -139,7 +139,7 @@ def _named(loaded: Loaded) -> tuple[str, str]:
     return label, "MODEL" if loaded.source is None or label == THIS else label
 
 
-@unedited()
+@caching()
 def inspect_program(
     loaded: Loaded, target: Target, *, inputs: Any = None, function: str | None = None, advice: bool = True
 ) -> Inspection:

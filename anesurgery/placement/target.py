@@ -14,7 +14,7 @@ from typing import Any
 
 from anesurgery.errors import SurgeryError, UnknownName
 from anesurgery.placement.corrections import Corrections
-from anesurgery.semantics.unedited import kept
+from anesurgery.semantics.analysis_cache import cached
 
 PRODUCTS: dict[str, str] = {
     product.strip(): chip
@@ -377,7 +377,7 @@ class Target:
         return _least(self.chips, limit)
 
 
-@kept
+@cached
 def _least(chips: tuple[str, ...], limit: str) -> tuple[int, str]:
     """The same, asked once for each limit: rules ask it of every op."""
     limits = [(v, n) for n in chips if (v := getattr(CHIPS[n], limit)) is not None]

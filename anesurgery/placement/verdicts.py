@@ -44,9 +44,9 @@ from anesurgery.placement.rules.legality import (
 )
 from anesurgery.placement.rules.slow import FIXED, makers
 from anesurgery.placement.target import Target
+from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import kind_of, shape_of
 from anesurgery.semantics.rows import Work, runtime, work_of
-from anesurgery.semantics.unedited import unedited
 
 
 class Legality:
@@ -286,7 +286,7 @@ def judge(function: Function, target: Target, rules: Iterable[Rule] = ()) -> lis
             for nested in op.blocks:
                 walk(nested, depth + 1, inner)
 
-    with unedited():
+    with caching():
         walk(function, 0, 1)
     return rows
 

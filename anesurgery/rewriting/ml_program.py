@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
 
+from anesurgery import registry
 from anesurgery.checking.comparison import Comparison, compare_as_stored
 from anesurgery.checking.lengths import NOTHING, Declared, declared_lengths
 from anesurgery.errors import InterfaceError, IsPipeline, Refusal, SurgeryError, UnknownName
@@ -463,7 +464,9 @@ class MLProgram(Subject):
         return to_mlmodel(self.loaded)
 
     def save(self, path: Path, *, overwrite: bool, edited: bool) -> Path:
-        """Write the package."""
+        """Write the package, or the model of another format that the suffix names."""
+        if (write := registry.writer_of(path)) is not None:
+            return Path(write(self.loaded, path, overwrite=overwrite).path)
         return save(self.loaded, path, overwrite=overwrite)
 
 
@@ -629,7 +632,8 @@ def check_out(
     if is_chunked(source) and not target.suffix:
         check_folder(source, target, overwrite)
     else:
-        check_target(source, target, overwrite, suffix)
+        other = suffix == MLProgram.suffix and target.suffix in registry.WRITERS
+        check_target(source, target, overwrite, target.suffix if other else suffix)
 
 
 def read_subject(model: Any, kind: type[Subject] = MLProgram) -> Any:

@@ -51,7 +51,7 @@ class Outputs:
         return cls([Yardstick(p, engine, inputs, session.images, session.seed, **how) for p in programs], gate)
 
     @property
-    def told(self) -> bool:
+    def can_run(self) -> bool:
         """Are all programs small enough to be run for this?"""
         return all(one.is_small for one in self.measures)
 
@@ -156,8 +156,8 @@ def repairs_of(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Out
     samples = trials.session.samples
     if not steps or not outputs.measures:
         return
-    told = samples or outputs.told
-    found = start.findings if told else start.found_by(faulty_ops.RULES)
+    judged = samples or outputs.can_run
+    found = start.findings if judged else start.found_by(faulty_ops.RULES)
     if not samples and not any(finding.kind == "numeric" for finding in found):
         return
     claims = {f.rule: f.remedy for f in found if f.rule in CLAIMS}

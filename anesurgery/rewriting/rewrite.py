@@ -49,8 +49,8 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.session import ROUNDED, Change, Needs, Session
+from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.intervals import stored_score
-from anesurgery.semantics.unedited import unedited
 from anesurgery.text import operand_text, type_text
 
 
@@ -343,7 +343,7 @@ class _Walk:
         Raises:
             PassError: there are too many edits; or a place raised.
         """
-        with visiting(block, self.edited), unedited() as forget:
+        with visiting(block, self.edited), caching() as forget:
             ops = list(block.operations)
             queue = deque(op for op in ops if op.op_type in self.pattern.op_types)
             left = EDITS_PER_OP * len(ops) + 8

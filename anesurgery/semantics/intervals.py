@@ -19,6 +19,7 @@ from anesurgery import fp16
 from anesurgery.interpret.arithmetic.precision import as_tensor, forget
 from anesurgery.mil import Array, Operation, Var, constant, is_symbolic, np_dtype, producer, static_shape
 from anesurgery.ops import MOVING, PADDING, UNROUNDED, names
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import (
     ANY,
     CORRECT,
@@ -33,7 +34,6 @@ from anesurgery.semantics.bounds import (
 )
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
 from anesurgery.semantics.rows import MEANINGS, Meaning, reach
-from anesurgery.semantics.unedited import kept
 
 STEPS = 48
 """Ops that are looked at for one interval: more are seldom needed, and each question costs as many."""
@@ -145,7 +145,7 @@ def stored_interval(var: Var) -> Interval:
     return _interval(var, 0, stored=True)
 
 
-@kept
+@cached
 def _interval(var: Var, products: int, *, stored: bool) -> Interval:
     return Intervals(products, stored=stored).at(var)
 
@@ -318,7 +318,7 @@ ROUNDED_HALVES = 1.1
 
 
 UNKNOWN = 2048.0
-"""What a value of which nothing is known is taken for, as `facts.wide_values` does."""
+"""What a value of which nothing is known is taken for, as `facts.overflow_regions` does."""
 
 
 def overflows_scaled(softmax: Operation) -> bool:

@@ -16,10 +16,10 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.mil import Operation, Var, constant, is_stored, np_dtype, op_inputs, operands, producer
 from anesurgery.ops import CARRIERS, MOVING, names
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.intervals import interval, magnitude
 from anesurgery.semantics.reading import beside_number, number, scaled
-from anesurgery.semantics.unedited import kept
 
 MEAN_OPS = names("reduce_mean avg_pool conv")
 """Ops that take means; a convolution does whose weights add up to 1."""
@@ -110,7 +110,7 @@ def lost_digits(op: Operation, bits: int) -> Loss | None:
     return None if rule is None else rule(op, bits)
 
 
-@kept
+@cached
 def computes_in(op: Operation, bits: int) -> bool:
     """Does an op compute with floats of so many bits?"""
     values = [v for _, v in operands(op) if not is_stored(v) and np_dtype(v).kind == "f"]

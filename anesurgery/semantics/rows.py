@@ -33,6 +33,7 @@ from anesurgery.mil import (
     static_shape,
 )
 from anesurgery.ops import ALONG, BROADCASTING, MONOTONE, MOVING, REDUCTIONS, UNARY, names
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import (
     ANY,
     CORRECT,
@@ -62,7 +63,6 @@ from anesurgery.semantics.reading import (
     shape_of,
     size_of,
 )
-from anesurgery.semantics.unedited import kept
 
 
 def image(op: Operation, numbers: Interval) -> Interval | None:
@@ -1157,7 +1157,7 @@ class Work:
         return Work(self.read * count, self.constant, self.written * count, self.flop * count)
 
 
-@kept
+@cached
 def runtime(op: Operation) -> list[Var]:
     """The operands that are not stored, each once."""
     return list(dict.fromkeys(v for _, v in operands(op) if not is_stored(v)))

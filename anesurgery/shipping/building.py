@@ -26,6 +26,7 @@ from anesurgery import __version__, registry
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.compressing.compression import compress
 from anesurgery.compressing.modes import read_mode
+from anesurgery.display import Drawn
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible, PassError, SurgeryError, Unsuited
 from anesurgery.files import arrays
@@ -56,7 +57,6 @@ from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
-from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import ALIKE, SLACK, Text, logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
@@ -101,7 +101,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Build:
+class Build(Drawn):
     """A folder that was built, and what is known of it."""
 
     folder: Path
@@ -132,22 +132,6 @@ class Build:
             "notes": list(self.notes),
         }
         return {name: value for name, value in found.items() if name != "folder"}
-
-    def __str__(self) -> str:
-        size = in_words(self.bytes)
-        parts = f" in {self.chunks} chunks" if self.chunks > 1 else ""
-        smaller = "".join(f" or {c}" for c in self.options.contexts)
-        lines = [f"{self.folder}: {size}{parts}, a context of {self.options.context}{smaller} tokens"]
-        lines += [f"{name}: {words}" for name, words in self.placed.items()]
-        lines.append(
-            f"beside the checkpoint: {in_decibels(self.psnr)}, and the same likeliest token after "
-            f"{self.top:.1%} of the sampled tokens (fp16 arithmetic)"
-        )
-        lines.append(
-            f"its logits are at most {self.off:.1e} of their range off: where two tokens are nearer than twice "
-            "that, its text may take the other"
-        )
-        return "\n".join([*lines, *(f"note: {words}" for words in self.notes)])
 
 
 @door()

@@ -53,7 +53,7 @@ MOST_MARKS = 1000
 
 
 @dataclass
-class Loosened:
+class Resized:
     """What was found at all sizes.
 
     Attributes:
@@ -67,7 +67,7 @@ class Loosened:
     assumed: tuple[str, ...] = ()
 
 
-def followed(worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> Loosened | Refusal:
+def followed(worlds: Sequence[Function], wanted: Sequence[Mapping[str, Sequence[int]]]) -> Resized | Refusal:
     """What of a function says lengths, by following it at several sizes at once.
 
     Args:
@@ -104,7 +104,7 @@ class _Walk:
         """The lengths of an axis."""
         return tuple(int(there[var.name].shape[axis]) for there in self.vars)
 
-    def result(self) -> Loosened:
+    def result(self) -> Resized:
         """Follow all ops.
 
         Raises:
@@ -126,7 +126,7 @@ class _Walk:
         for refusal in self.follows.open.values():
             raise Refused(refusal)
         columns = {v.name: self.follows.columns(v) for v in (*base.inputs.values(), *_results(base))}
-        return Loosened(
+        return Resized(
             columns, {n: e for n, e in self.edits.items() if e}, tuple(self.follows.assumed.values())
         )
 
@@ -233,10 +233,10 @@ def _replaced(op: Operation, new: Mapping[Operand, Var]) -> dict[str, Any]:
     return changed
 
 
-def loosen(function: Function, loosened: Loosened) -> Refusal | None:
+def resize(function: Function, resized: Resized) -> Refusal | None:
     """Let a function take all sizes at which it was followed; a reason where a length is not there in time."""
     try:
-        _Emitter(function, loosened).run()
+        _Emitter(function, resized).run()
     except Refused as refused:
         return _reason(refused)
     return None
@@ -250,8 +250,8 @@ def _reason(refused: Refused) -> Refusal:
 class _Emitter:
     """What writes how lengths are read."""
 
-    def __init__(self, function: Function, loosened: Loosened) -> None:
-        self.function, self.loosened = function, loosened
+    def __init__(self, function: Function, resized: Resized) -> None:
+        self.function, self.resized = function, resized
         self.symbols: dict[Column, Any] = {}
         self.holders: dict[Column, tuple[Var, int]] = {}
         self.lengths: dict[Column, Var] = {}
@@ -262,7 +262,7 @@ class _Emitter:
             self._type(var)
         with self.function:  # once: coremltools follows the whole function each time that it is left
             for op in list(self.function.operations):
-                changes = self.loosened.edits.get(op.name, {})
+                changes = self.resized.edits.get(op.name, {})
                 kept = {o: edit for o, edit in changes.items() if not isinstance(edit, Absent)}
                 _change(op, changes, {o: self._built(op, o, edit) for o, edit in kept.items()})
                 for var in op.outputs:
@@ -270,7 +270,7 @@ class _Emitter:
 
     def _type(self, var: Var) -> None:
         """A symbol for each length that differs between sizes."""
-        columns = self.loosened.columns.get(var.name, [])
+        columns = self.resized.columns.get(var.name, [])
         longer = {a: c for a, c in enumerate(columns) if varies(c)}
         if not longer:
             return
@@ -399,14 +399,14 @@ def lengthened(
     copies = [function_of(clone(loaded).program, name) for _ in range(len(wanted) + 1)]
     for shapes in wanted:
         _check_ranks(copies[0], shapes)
-    loosened = followed(copies, wanted)
-    if isinstance(loosened, Refusal):
-        raise SurgeryError(f"{REFUSED}: {loosened}; {REMEDY}")
+    resized = followed(copies, wanted)
+    if isinstance(resized, Refusal):
+        raise SurgeryError(f"{REFUSED}: {resized}; {REMEDY}")
     copied = replace(clone(loaded), spec=_ranged(loaded.spec, wanted))
-    refusal = loosen(function_of(copied.program, name), loosened)
+    refusal = resize(function_of(copied.program, name), resized)
     if refusal is not None:
         raise SurgeryError(f"{REFUSED}: {refusal}; {REMEDY}")
-    return copied, loosened.assumed
+    return copied, resized.assumed
 
 
 def _ranged(spec: Any, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> Any:

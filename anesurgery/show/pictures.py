@@ -19,7 +19,7 @@ import networkx as nx
 
 from anesurgery.display import printable, short_name
 from anesurgery.doors import door
-from anesurgery.errors import SurgeryError, UnknownName
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
 from anesurgery.loading import load_graph
 from anesurgery.mil import Block, Operation, Program, function_of, reads, walk_ops
@@ -70,12 +70,34 @@ class Picture:
         return f"a picture of {len(self.ops)} op{'s' * (len(self.ops) != 1)}; .save('ops.svg') writes it"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture atomically; what was there is replaced.
+        """Write the picture atomically, as an .svg or as an .html page; what was there is replaced.
 
         Raises:
-            LoadError: the folder does not exist.
+            LoadError: the folder does not exist, or the name ends otherwise.
         """
-        return write_text(Path(path).expanduser(), self.svg)
+        place = check_picture(path)
+        return write_text(place, self.svg if place.suffix == ".svg" else PAGE.format(svg=self.svg))
+
+
+PAGE = """<!doctype html>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>anesurgery draw</title>
+<body style="margin: 0; overflow: auto">
+{svg}
+"""
+
+
+def check_picture(path: str | os.PathLike[str]) -> Path:
+    """See that a picture can be written as what its name says.
+
+    Raises:
+        LoadError: it ends neither in .svg nor in .html.
+    """
+    place = Path(path).expanduser()
+    if place.suffix not in (".svg", ".html"):
+        raise LoadError(f"{place} ends in {place.suffix!r}; name it .svg or .html; browsers open both")
+    return place
 
 
 @door()

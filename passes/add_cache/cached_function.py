@@ -22,11 +22,11 @@ from anesurgery.facts.token_axes import NEW, SEEN, WEIGHTS, Tokens, follow, leng
 from anesurgery.files.copying import copied
 from anesurgery.frontend.length_choices import in_words, limit_passed
 from anesurgery.mil import Function, Operation, Program, Var, dtype_name, operands, types
-from anesurgery.passes.add_cache import frequencies
+from anesurgery.passes.add_cache import caches, frequencies
+from anesurgery.passes.add_cache.caches import Kept, Tables
 from anesurgery.placement.rules.shapes import MOST_STATES, two_states_may_fail
 from anesurgery.placement.target import Target
-from anesurgery.regions import caches, rotary
-from anesurgery.regions.caches import Kept, Tables
+from anesurgery.regions import rotary
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.decoder_inputs import fixed_value
 from anesurgery.rewriting.driver import remove_dead

@@ -29,7 +29,7 @@ import torch
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, SurgeryError
-from anesurgery.facts.wide_values import wide_region
+from anesurgery.facts.overflow_regions import wide_region
 from anesurgery.files.package import Loaded
 from anesurgery.interpret import Executable, Listener
 from anesurgery.interpret.predictor import Predictor

@@ -96,7 +96,8 @@ def converted(model: GPT2LMHeadModel, path: Path) -> Path:
     frontend.register()
     example = torch.zeros((1, LENGTH), dtype=torch.long)
     with quiet_host(), torch.no_grad():
-        traced = torch.jit.trace(Logits(model).eval(), example)
+        trace: Any = torch.jit.trace
+        traced = trace(Logits(model).eval(), example)
         package: Any = ct.convert(
             traced,
             inputs=[ct.TensorType("ids", shape=example.shape, dtype=np.int32)],

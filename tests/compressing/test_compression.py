@@ -247,7 +247,7 @@ def test_a_held_out_sample_that_does_not_fit_is_said_before_the_work(package: Pa
     given[3] = {"tokens": given[3]["ids"]}
     told: list[int] = []
     with pytest.raises(SurgeryError, match="unknown input 'tokens'"):
-        ane.compress(package, 4, inputs=given, smallest=1000, told=lambda done, _: told.append(done))
+        ane.compress(package, 4, inputs=given, smallest=1000, progress=lambda done, _: told.append(done))
     assert not told
 
 
@@ -327,10 +327,11 @@ def test_fewer_rows_than_columns_are_said() -> None:
     )
     with pytest.warns(SurgeryWarning, match=r"1 of 1 weights read more columns .*\(32 against 28\)"):
         found = ane.compress(program, 4, inputs=short, target="M5", smallest=100)
-    assert found.weights[0].met == (28, WIDTH)
+    assert found.weights[0].calibration_rows == (28, WIDTH)
     with warnings.catch_warnings():
         warnings.simplefilter("error", SurgeryWarning)
-        assert ane.compress(program, 4, inputs=enough, target="M5", smallest=100).weights[0].met == (36, WIDTH)
+        weight = ane.compress(program, 4, inputs=enough, target="M5", smallest=100).weights[0]
+        assert weight.calibration_rows == (36, WIDTH)
 
 
 def test_good_samples_make_no_warning(package: Path) -> None:

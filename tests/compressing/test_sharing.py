@@ -75,7 +75,7 @@ def test_sensitivity_over_a_cluster_is_that_of_one_process(package: Path, addres
     modes, told = ("linear-8", "palettize-4-uniform"), list[tuple[int, int]]()
     whole = ane.sensitivity(package, SAMPLES[:2], modes, smallest=256)
     found = ane.sensitivity(
-        package, SAMPLES[:2], modes, smallest=256, scheduler=address, told=lambda *done: told.append(done)
+        package, SAMPLES[:2], modes, smallest=256, scheduler=address, progress=lambda *done: told.append(done)
     )
     assert found.rows == whole.rows
     assert found.source == package

@@ -158,3 +158,12 @@ def test_a_package_is_translated_to_be_run(linear: Path, tmp_path: Path) -> None
     package = ane.to_coreml(linear, tmp_path / "m.mlpackage").path
     assert ane.compare(package, package, engine="coreai").ok
     assert ane.compare(package, linear, engine="coreai").ok
+
+
+def test_a_certificate_asks_the_runtime_too(linear: Path, tmp_path: Path) -> None:
+    assert ane.certify(linear, engine="coreai").verdict == "holds"
+    pool = torch.nn.AvgPool2d(3, 2, 1, count_include_pad=False)  # whose ops count the padding all the same
+    path = save_asset(tmp_path / "p.aimodel", pool, [torch.randn(1, 2, 9, 9)])
+    certificate = ane.certify(path, engine="coreai")
+    assert certificate.verdict == "fails"
+    assert "run by coreai: " in certificate.why

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_truth_values_and_odd_names_are_noted(tmp_path: Path) -> None:
     [({"ios": 14}, UnknownName, "unknown release of iOS '14'"), ({"longest": 0}, SurgeryError, "longest=0")],
 )
 def test_what_cannot_be_is_said(
-    how: dict[str, int], error: type[Exception], words: str, tmp_path: Path
+    how: dict[str, Any], error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     path = linear_asset(tmp_path / "m.aimodel")
     with pytest.raises(error, match=words):

@@ -313,6 +313,6 @@ def test_the_page_lists_every_form_with_its_modes() -> None:
         for cells in (line.split("|") for line in page.splitlines())
         if len(cells) == 5
     }
-    words = {MODES: "both"}
+    words: dict[tuple[str, ...], str] = {MODES: "both"}
     wanted = {form.name: words.get(form.modes, form.modes[0]) for form in FORMS}
     assert {name: rows.get(name) for name in wanted} == wanted

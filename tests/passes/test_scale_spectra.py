@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anesurgery.errors import ProofError
-from anesurgery.facts.spectra import spectrum
+from anesurgery.facts.log_mel import spectrum
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.scale_spectra import ScaleSpectra

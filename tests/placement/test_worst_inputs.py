@@ -10,7 +10,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.placement import certifying
-from anesurgery.placement.certifying import Slopes, Way, drawn_anew, moved, ranges_of
+from anesurgery.placement.certifying import Slopes, Trial, drawn_anew, moved, ranges_of
 
 HALF = np.float16
 
@@ -60,7 +60,7 @@ def test_gradients_find_what_random_inputs_do_not(monkeypatch: pytest.MonkeyPatc
     assert low <= found.worst_inputs["x"].min() <= found.worst_inputs["x"].max() <= high
     assert found.worst_inputs["x"].dtype == HALF
     assert ane.certify(aligned(), found.worst_inputs).verdict == "fails"
-    monkeypatch.setattr(certifying, "ways", lambda *rest: [Way("random changes", rest[2])])
+    monkeypatch.setattr(certifying, "trials", lambda *rest: [Trial("random changes", rest[2])])
     blind = ane.certify(aligned(), uniform(), search=40)
     assert (blind.verdict, blind.searched) == ("holds", 40)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.errors import SurgeryError, UnknownName
+from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, mb
 from anesurgery.show.pictures import GAP_Y, HEIGHT, types_in_words
 
@@ -274,3 +274,14 @@ def test_what_cannot_be_drawn_is_said(program: Program) -> None:
     with pytest.raises(SurgeryError, match="401 boxes are too many"):
         ane.draw(long)
     assert len(ane.draw(long, around="relu_200", before=3, after=3).ops) == 7
+
+
+def test_a_picture_is_written_as_its_name_says(program: Program, tmp_path: Path) -> None:
+    """The wrong version: a.png is an SVG."""
+    picture = ane.draw(program)
+    page = picture.save(tmp_path / "a.html").read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert picture.svg in page
+    with pytest.raises(LoadError, match=r"ends in '\.png'; name it \.svg or \.html"):
+        picture.save(tmp_path / "a.png")
+    assert not (tmp_path / "a.png").exists()

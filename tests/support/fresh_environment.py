@@ -12,7 +12,7 @@ from pathlib import Path
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 COMMANDS = re.compile(
-    r"^## Three commands$.*?^```sh\n(.*?)^```\n+^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
+    r"^## See, fix, prove$.*?^```sh\n(.*?)^```\n+^```text\n(.*?)^```$", re.MULTILINE | re.DOTALL
 )
 
 
@@ -31,7 +31,7 @@ def first_commands(readme: str = "") -> tuple[str, str]:
     """The commands, and what the README says that they print."""
     block = COMMANDS.search(readme or README.read_text(encoding="utf-8"))
     if block is None:
-        raise SystemExit("README.md has no commands and output under `## Three commands`")
+        raise SystemExit("README.md has no commands and output under `## See, fix, prove`")
     return block[1], block[2]
 
 

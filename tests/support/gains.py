@@ -17,6 +17,8 @@ ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- gain -->", "<!-- end of gain -->"
 PAGES = {
     "README.md": ("gpt2", "gpt2_ane", "iPhone 13"),
+    "docs/index.md": ("gpt2", "gpt2_ane", "iPhone 13"),
+    "docs/ios-developers.md": ("llama", "decoder_ane", "iPhone 15"),
     "docs/inspect.md": ("gpt2", "auto", "iPhone 13"),
     "docs/convert.md": ("gpt2", "gpt2_ane", "iPhone 12"),
     "docs/convert-hugging-face.md": ("whisper", "whisper_ane", "iPhone 15"),

@@ -55,15 +55,22 @@ def _best(x: Var, axis: int, k: int, ascending: bool) -> Sequence[Var]:
 
 def _first_of_order(o: Site, bounds: Mapping[str, Any]) -> Var | None:
     """The first elements of a sorted axis, where a slice takes no more."""
-    op = producer(o[0], "topk") if isinstance(o[0], Var) else None
-    if op is None or "end_mask" not in bounds or any(bounds["begin"]) or set(bounds["stride"]) != {1}:
+    given = o[0]
+    op = producer(given, "topk") if isinstance(given, Var) else None
+    if (
+        op is None
+        or not isinstance(given, Var)
+        or "end_mask" not in bounds
+        or any(bounds["begin"])
+        or set(bounds["stride"]) != {1}
+    ):
         return None
     axis = int(op.axis.val)
     if any(
         a != axis and n != size for a, (n, size) in enumerate(zip(bounds["end"], sizes_of(o[0]), strict=True))
     ):
         return None
-    return _best(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(o[0])]
+    return _best(op.x, axis, bounds["end"][axis], bool(op.ascending.val))[op.outputs.index(given)]
 
 
 @lift("slice")

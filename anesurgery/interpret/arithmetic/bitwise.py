@@ -7,21 +7,408 @@ product is taken out, since IEEE arithmetic does so too.
 
 from __future__ import annotations
 
+import functools
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from anesurgery.interpret.arithmetic import bit_rules, field, list_rules
-from anesurgery.interpret.arithmetic.bit_rules import Bitwise
-from anesurgery.interpret.arithmetic.field import Image
-from anesurgery.interpret.arithmetic.lattice import MOST_MEMBERS
-from anesurgery.interpret.arithmetic.symbolic import Rule
-from anesurgery.interpret.ops.conv import pad_axes
+from anesurgery.interpret.arithmetic import field, list_rules
+from anesurgery.interpret.arithmetic.field import PRIMES, Image, key, opaque, packed
+from anesurgery.interpret.arithmetic.lattice import MOST_MEMBERS, Lattice, WholeExtremes
+from anesurgery.interpret.arithmetic.precision import narrows
+from anesurgery.interpret.arithmetic.products import Axes, axes_of
+from anesurgery.interpret.arithmetic.sum_rules import matrices
+from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
+from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.ops.pooling import Windows, counted, windows
-from anesurgery.interpret.table import ints
-from anesurgery.mil import Operation, np_dtype
+from anesurgery.interpret.table import Meaning, Unsupported, ints
+from anesurgery.mil import Array, Operation, dtype_name, np_dtype
+from anesurgery.ops import REDUCTIONS, names
+
+# How the arithmetic of bits names floats, and computes elementwise ops, products and reductions.
+
+HALVES = 1 << 16
+"""Numbers that fp16 has."""
+SAMPLE = 64
+"""Numbers that are looked at first: those that fp16 does not hold are told by the first few."""
+
+
+def of(array: Array) -> Image:
+    """The names of floats; many that fp16 holds are looked up."""
+    if array.size > HALVES:
+        numbers = torch.from_numpy(np.ascontiguousarray(array))
+        if (at := bits(numbers)) is not None:
+            return _halves().map(lambda v: v.index_select(0, at).reshape(numbers.shape))
+    wide = torch.from_numpy(np.array(array, np.float64))
+    turned = torch.signbit(wide)
+    image = opaque(PRIMES, key("float"), wide.abs_().view(torch.int64))
+    return field.with_sign(image, turned) if bool(turned.any()) else image
+
+
+def bits(numbers: torch.Tensor) -> torch.Tensor | None:
+    """The bits of numbers as fp16 holds them, in a row; None where it does not hold them all."""
+    some = numbers.reshape(-1)[:SAMPLE]
+    if not torch.equal(some.half().to(numbers.dtype), some):
+        return None
+    half = numbers.half()
+    if half is not numbers and not torch.equal(half.to(numbers.dtype), numbers):
+        return None
+    return half.contiguous().view(torch.int16).int().bitwise_and_(HALVES - 1).reshape(-1)
+
+
+def sums(flat: torch.Tensor, places: Image) -> Image | None:
+    """For each row the sum of the names, each times its place; None where fp16 does not hold all numbers."""
+    terms = flat.shape[1]
+    at = bits(flat) if terms <= field.LONGEST else None
+    if at is None:
+        return None
+    return Image(
+        [
+            torch.mv(names.index_select(0, at).view(-1, terms), factors.double()).long() % prime
+            for names, factors, prime in zip(_halves_in_float64(), places.lanes, PRIMES, strict=True)
+        ],
+        PRIMES,
+    )
+
+
+@functools.cache
+def _halves_in_float64() -> list[torch.Tensor]:
+    """The names as float64, in which sums of `LONGEST` products are exact."""
+    return [lane.double() for lane in _halves().lanes]
+
+
+@functools.cache
+def _halves() -> Image:
+    """The names of all numbers of fp16, by their bits."""
+    return of(np.arange(HALVES, dtype=np.uint16).view(np.float16))
+
+
+EXACT_POWERS = 14
+"""Exponents of powers of two whose reciprocals every float dtype holds: 2^-14 is the least normal number of
+fp16."""
+
+SOME = 1 << 17
+"""Weights that are named at a time: their names stay in the cache."""
+POLES = {"real_div": "y", "floor_div": "y", "mod": "y", "inverse": "x", "rsqrt": "x", "pow": "x"}
+"""Op type -> the operand whose zeros lead to infinities of their sign."""
+
+
+class Bitwise(Symbolic):
+    """Hashes of how elements are computed; the rules are in `bitwise`."""
+
+    name = "bits"
+
+    def __init__(
+        self, seed: int = 0, largest: int = 2 * LARGEST, *, finite: bool = False, one_zero: bool = False
+    ) -> None:
+        super().__init__(seed, largest)
+        self.one_zero = one_zero
+        """Are both zeros one? Then ops that tell them apart are not known."""
+        self.lattice = Lattice(seed)
+        self.whole = WholeExtremes(seed)
+        self.finite = finite
+        """Do only finite numbers count? Then the largest one is no bound."""
+        self._rows: dict[Any, tuple[torch.Tensor, Image]] = {}
+
+    def fresh(self) -> Bitwise:
+        """Another one of the same kind, which knows nothing yet."""
+        other = Bitwise(self.seed, self.largest, finite=self.finite, one_zero=self.one_zero)
+        other.stand_ins = self.stand_ins
+        return other
+
+    def _run(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
+        if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):
+            raise Unsupported(f"{op.op_type} tells 0 from -0")
+        return super()._run(op, meaning, arguments)
+
+    def lift(self, value: Any) -> Image:
+        """Constants by their value: one hash for each magnitude, so that -c is the negative of c."""
+        array = np.asarray(value)
+        if array.dtype.kind in "iub":
+            image = opaque(self.primes, key("integer"), torch.from_numpy(np.asarray(array.astype(np.int64))))
+            self.whole.know(image, array)
+        else:
+            image = of(array)
+            self.lattice.know(image, array)
+        return image
+
+    def extremes(self, op: Operation) -> Lattice | WholeExtremes:
+        """What is known of the extremes that an op takes."""
+        return self.whole if np_dtype(op.outputs[0]).kind in "iu" else self.lattice
+
+    def rounds_to(self, op: Operation) -> str:
+        """Every result is rounded to the dtype of the op."""
+        return dtype_name(op.outputs[0])
+
+    def ordered(self, op: Operation, terms: Image) -> Image:
+        """The value of a sum, from the fingerprint of its terms."""
+        even, turned = field.signed(terms)
+        return field.with_sign(self.function(("sum", self.rounds_to(op)), even), turned)
+
+    def places(self, count: int) -> Image:
+        """A factor for each place in a sum."""
+        return field.positions(self.primes, count, key(self.seed, "term"))
+
+    def factors(self, x: Image, axes: Sequence[int]) -> Image:
+        """One element for all those along some axes, in their order; the axes keep the length 1.
+
+        That of their negatives is its negative.
+        """
+        return field.weighted(x, self.places(math.prod(x.shape[a] for a in axes)), axes)
+
+    def rows(self, weight: Any) -> Image:
+        """The factors of each output, of a weight whose first axis holds outputs.
+
+        Of numbers that stand for weights they are found once for both sides.
+        """
+        terms = math.prod(weight.shape[1:])
+        if isinstance(weight, Image):
+            return self._rows_of(weight.map(lambda v: v.reshape(-1, terms)))
+        flat = weight.reshape(-1, terms)
+        place = flat.data_ptr(), flat.dtype, tuple(flat.shape), flat.stride()
+        if place not in self._rows:
+            parts = [self._rows_in(part) for part in torch.split(flat, max(1, SOME // terms))]
+            factors = field.together(parts, torch.cat)
+            if not self.stand_ins and flat.dtype != torch.float16:  # what is stored in fp16 stays where it is
+                return factors
+            self._rows[place] = flat, factors  # kept with it, so that nothing else can come to lie there
+        return self._rows[place][1]
+
+    def _rows_in(self, flat: torch.Tensor) -> Image:
+        """Of numbers; where fp16 holds them, their names are looked up as they are multiplied."""
+        terms = flat.shape[1]
+        found = sums(flat, self.places(terms)) if flat.numel() > HALVES else None
+        return self._rows_of(self.image(flat)) if found is None else found
+
+    def _rows_of(self, flat: Image) -> Image:
+        return self.factors(flat, [1]).map(lambda v: v.reshape(-1))
+
+    def contracted(self, op: Operation, x: Image, y: Image) -> Image:
+        """A sum of products, from its two lists of factors; which of them is first does not matter."""
+        elements = math.prod(np.broadcast_shapes(x.shape, y.shape))
+        if elements > self.largest:
+            raise Unsupported(f"{elements} elements")
+        (left, s), (right, t) = field.signed(x), field.signed(y)
+        return _sorted(self, ("sum", self.rounds_to(op)), left, right, s ^ t)
+
+
+def _as_long(terms: int, others: int) -> None:
+    """Two lists of factors must be as long as each other: their hashes would hide it.
+
+    Raises:
+        Unsupported: they are not.
+    """
+    if terms != others:
+        raise Unsupported(f"a sum of {terms} times {others} factors")
+
+
+def added(a: Bitwise, op: Operation, x: Image, y: Image) -> Image:
+    """X + y, in whichever order; adding 0 turns -0.0 into 0.0."""
+    total = _sorted(a, ("add", a.rounds_to(op)), x, y)
+    for one, other in ((x, y), (y, x)) if a.one_zero else ():
+        empty = packed(other) == packed(a.lift(0.0))
+        total = field.together([one, total], functools.partial(_chosen, empty))
+    return total
+
+
+def _chosen(first: torch.Tensor, each: list[torch.Tensor]) -> torch.Tensor:
+    """Elements of the first of two where told, else of the second."""
+    return torch.where(first, each[0], each[1])
+
+
+def _sorted(a: Bitwise, name: Any, x: Image, y: Image, turned: torch.Tensor | None = None) -> Image:
+    """A random function of two operands that commute; negative where told."""
+    image = field.commuting(a.primes, key(a.seed, name), packed(x), packed(y), turned)
+    a.evaluations += image.numel()
+    return image
+
+
+def _number(value: Any) -> float | None:
+    """The one number that a constant holds."""
+    if isinstance(value, torch.Tensor) and value.numel() and bool((value == value.reshape(-1)[0]).all()):
+        return float(value.reshape(-1)[0])
+    return None
+
+
+def _mul(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, Image) and (number := _number(other)) in (1.0, -1.0):
+            spread = one.map(lambda v, other=other: v + torch.zeros_like(other, dtype=v.dtype))  # type: ignore[misc]
+            return field.negated(spread) if number == -1 else spread
+    (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
+    return _sorted(a, ("mul", a.rounds_to(op)), left, right, s ^ t)
+
+
+def _divide(a: Bitwise, op: Operation, x: Any, y: Any) -> Image:
+    if isinstance(y, torch.Tensor) and _powers_of_two(y):
+        return _mul(a, op, x, 1 / y)
+    if np_dtype(op.outputs[0]).kind != "f":  # the negative of the least integer is itself
+        return a.function("real_div", x, y)
+    (left, s), (right, t) = field.signed(a.image(x)), field.signed(a.image(y))
+    return field.with_sign(a.function(("real_div", a.rounds_to(op)), left, right), s ^ t)
+
+
+def _powers_of_two(y: torch.Tensor) -> bool:
+    """Are all numbers powers of two whose reciprocals are exact?"""
+    if not y.is_floating_point():
+        return False
+    mantissa, exponent = torch.frexp(y.double().abs())
+    return bool((mantissa == 0.5).all()) and bool((exponent.abs() <= EXACT_POWERS).all())
+
+
+def _linear_activation(a: Bitwise, op: Operation, x: Any, alpha: float, beta: float = 0.0) -> Any:
+    """One rounding or two, who knows, unless alpha is 1 or -1, or beta is 0."""
+    if abs(alpha) != 1 and beta != 0:
+        return a.uninterpreted(op, {"x": x, "alpha": alpha, "beta": beta})
+    scaled = _mul(a, op, x, torch.tensor(float(alpha), dtype=torch.float64))
+    return added(a, op, scaled, a.lift(float(beta)))
+
+
+def _batch_norm(a: Bitwise, op: Operation, x: Any, epsilon: float = 1e-5, **channels: Any) -> Image:
+    """A function of an element, and of the numbers of its channel."""
+    image = a.image(x)
+    named = {k: a.image(v) for k, v in sorted(channels.items()) if v is not None}
+    shape = [-1, *(1,) * (image.ndim - 2)]
+    rest = [v.map(lambda t: t.reshape(shape)) for v in named.values()]
+    return a.function(("batch_norm", list(named), a.rounds_to(op)), image, a.lift(float(epsilon)), *rest)
+
+
+def _by_channel(a: Bitwise, op: Operation, x: Any, **channels: Any) -> Image:
+    """A function of an element, and of numbers of its channel (axis 1)."""
+    image = a.image(x)
+    shape = [-1, *(1,) * (image.ndim - 2)]
+    rest = [a.image(v).map(lambda t: t.reshape(shape)) for _, v in sorted(channels.items())]
+    return a.function((op.op_type, a.rounds_to(op)), image, *rest)
+
+
+def _cast(a: Bitwise, op: Operation, x: Any, dtype: str) -> Image:
+    old, new = np_dtype(op.inputs["x"]), np_dtype(op.outputs[0])
+    if old == new or (old.kind == new.kind == "f" and not narrows(op)):
+        return a.image(x)
+    return a.function(("cast", old.kind, dtype), x)
+
+
+def _matmul(a: Bitwise, op: Operation, x: Any, y: Any, **turned: Any) -> Image:
+    left, right = matrices(a.image(x), a.image(y), **turned)
+    _as_long(left.shape[-1], right.shape[-2])
+    return a.contracted(op, a.factors(left, [-1]), a.factors(right, [-2]))
+
+
+def _linear(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None) -> Image:
+    image = a.image(x)
+    _as_long(image.shape[-1], weight.shape[-1])
+    rows = a.rows(weight)
+    product = a.contracted(op, a.factors(image, [-1]), rows)
+    return product if _absent(bias) else added(a, op, product, a.image(bias))
+
+
+def _absent(bias: Any) -> bool:
+    """No bias, or zeros: a sum that starts at 0 is the sum."""
+    return bias is None or (isinstance(bias, torch.Tensor) and not bool(bias.any()))
+
+
+def _conv(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    image, sizes = a.image(x), list(weight.shape[2:])
+    n, terms = image.ndim - 2, int(np.prod(weight.shape[1:]))
+    steps, spread = (ints(how[k]) if how.get(k) is not None else [1] * n for k in ("strides", "dilations"))
+    pads = padding(how.get("pad_type", "valid"), how.get("pad"), list(image.shape[2:]), sizes, steps, spread)
+    zero, groups = a.lift(0.0), int(how.get("groups") or 1)
+    if {*sizes, *steps, *spread} == {1} and not any(map(any, pads)):
+        apart = image.map(lambda v: v.reshape(v.shape[0], groups, terms, *v.shape[2:]))
+        windows = a.factors(apart, [2])
+    else:
+        padded = [pad_axes(v, pads, float(z)) for v, z in zip(image.lanes, zero.lanes, strict=True)]
+        kernel = a.places(terms).map(lambda v: v.reshape(1, -1, *sizes).expand(groups, -1, *sizes))
+        how = {**how, "pad_type": "valid", "pad": None}
+        windows = field.bilinear(image.with_lanes(padded), kernel, lambda v, u: conv(v, u, **how), terms)
+        windows = windows.map(lambda v: v.unsqueeze(2))
+    rows = a.rows(weight).map(lambda v: v.reshape(1, groups, -1, *(1,) * n))
+    sums = a.contracted(op, windows, rows)
+    return _with_bias(a, op, sums.map(lambda v: v.flatten(1, 2)), bias)
+
+
+def _with_bias(a: Bitwise, op: Operation, sums: Image, bias: Any) -> Image:
+    if _absent(bias):
+        return sums
+    return added(a, op, sums, a.image(bias).map(lambda v: v.reshape(-1, *(1,) * (sums.ndim - 2))))
+
+
+def _conv_transpose(a: Bitwise, op: Operation, x: Any, weight: Any, bias: Any = None, **how: Any) -> Image:
+    w = a.image(weight)
+    terms = int(np.prod([w.shape[0], *w.shape[2:]]))
+    places = a.places(terms).map(lambda v: v.reshape(w.shape[0], 1, *w.shape[2:]))
+    sums = field.bilinear(
+        a.image(x), field.multiply(w, places), lambda v, u: conv_transpose(v, u, **how), terms
+    )
+    return _with_bias(a, op, a.ordered(op, sums), bias)
+
+
+def _einsum(a: Bitwise, op: Operation, values: list[Any], equation: Any) -> Image:
+    axes, (x, y) = axes_of(str(equation)), map(a.image, values)
+    for letter in set(axes.first) & set(axes.second):
+        _as_long(x.shape[axes.first.index(letter)], y.shape[axes.second.index(letter)])
+    sides = [_letters(a, v, have, axes) for v, have in zip((x, y), axes[:2], strict=True)]
+    return a.contracted(op, *sides)
+
+
+def _letters(a: Bitwise, x: Image, have: str, axes: Axes) -> Image:
+    """The factors along the inner axes; the other axes are those of the result, some of length 1."""
+    outer = [c for c in axes.made if c in have]
+    order = [have.index(c) for c in (*outer, *axes.inner)]
+    rows = x.map(
+        lambda v: v.permute(order).flatten(len(outer)) if axes.inner else v.permute(order).unsqueeze(-1)
+    )
+    shape = [rows.shape[outer.index(c)] if c in outer else 1 for c in axes.made]
+    return a.factors(rows, [-1]).map(lambda v: v.reshape(shape))
+
+
+def _reduce_sum(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    image = a.image(x)
+    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    rows = a.factors(image, chosen)
+    ones = a.factors(a.lift(np.ones(math.prod(image.shape[i] for i in chosen))), [0])
+    sums = a.contracted(op, rows, ones)
+    return sums if keep_dims else sums.map(lambda v: v.squeeze(tuple(chosen)))
+
+
+def _row(a: Bitwise, op: Operation, x: Any, axes: Any = None, keep_dims: bool = False) -> Image:
+    """A reduction that rounds: a function of the elements in their order."""
+    image = a.image(x)
+    chosen = list(range(image.ndim)) if axes is None else [i % image.ndim for i in ints(axes)]
+    reduced = a.function((op.op_type, a.rounds_to(op)), a.digest(image, chosen))
+    return reduced if keep_dims else reduced.map(lambda v: v.squeeze(tuple(chosen)))
+
+
+BIT_RULES: dict[str, Rule] = {
+    "add": lambda a, op, x, y: added(a, op, a.image(x), a.image(y)),
+    "sub": lambda a, op, x, y: added(a, op, a.image(x), field.negated(a.image(y))),
+    "mul": _mul,
+    "square": lambda a, op, x: _mul(a, op, x, x),
+    "real_div": _divide,
+    "linear_activation": _linear_activation,
+    "batch_norm": _batch_norm,
+    **dict.fromkeys(("prelu", "softplus_parametric"), _by_channel),
+    **dict.fromkeys(
+        names("equal not_equal logical_and logical_or logical_xor"),
+        lambda a, op, x, y: _sorted(a, op.op_type, a.image(x), a.image(y)),
+    ),
+    "greater": lambda a, op, x, y: a.function("greater", x, y),
+    "less": lambda a, op, x, y: a.function("greater", y, x),
+    "greater_equal": lambda a, op, x, y: a.function("greater_equal", x, y),
+    "less_equal": lambda a, op, x, y: a.function("greater_equal", y, x),
+    "cast": _cast,
+    "matmul": _matmul,
+    "linear": _linear,
+    "conv": _conv,
+    "conv_transpose": _conv_transpose,
+    "einsum": _einsum,
+    "reduce_sum": _reduce_sum,
+    **dict.fromkeys(REDUCTIONS - {"reduce_sum", "reduce_max", "reduce_min"}, _row),
+}
 
 
 def _side_by_side(a: Bitwise, x: Any, y: Any) -> Image:
@@ -142,6 +529,4 @@ RULES: dict[str, Rule] = {
     "avg_pool": _avg_pool,
 }
 
-Bitwise.rules = bit_rules.RULES | RULES | list_rules.RULES
-
-__all__ = ["Bitwise"]
+Bitwise.rules = BIT_RULES | RULES | list_rules.RULES

@@ -34,7 +34,7 @@ BACKWARD = {"forward": [False], "reverse": [True], "bidirectional": [False, True
 
 
 @dataclass(frozen=True)
-class Way:
+class Direction:
     """One walk through a sequence."""
 
     weight: Tensor
@@ -51,7 +51,7 @@ def _activation(name: Any) -> Callable[[Tensor], Tensor]:
     return ACTIVATIONS[str(name).lower()]
 
 
-def _walk(x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
+def _walk(x: Tensor, states: States, way: Direction) -> tuple[Tensor, States]:
     """The outputs [s, b, H] in the order of x [s, b, I], and the last states."""
     outputs = []
     for row in F.linear(x, way.weight, way.bias):
@@ -60,7 +60,9 @@ def _walk(x: Tensor, states: States, way: Way) -> tuple[Tensor, States]:
     return (torch.stack(outputs) if outputs else states[0].new_empty(0, *states[0].shape)), states
 
 
-def _run(x: Tensor, initial: States, ways: Sequence[Way], direction: str, output_sequence: bool) -> States:
+def _run(
+    x: Tensor, initial: States, ways: Sequence[Direction], direction: str, output_sequence: bool
+) -> States:
     """(sequence [s, b, ways * H] or last output [1, b, ways * H], last states [b, ways * H] each)."""
     if direction not in BACKWARD:
         raise Unsupported(f"recurrent direction {direction!r} is not known")
@@ -91,7 +93,7 @@ def rnn(
     def step(row: Tensor, states: States) -> States:
         return (act(torch.addmm(row, states[0], recurrent)),)
 
-    ways = [Way(weight_ih, bias, step)]
+    ways = [Direction(weight_ih, bias, step)]
     return _run(x, (initial_h,), ways, direction, output_sequence)
 
 
@@ -129,7 +131,7 @@ def gru(
         return ((1 - z) * o + z * h,)
 
     total = outside if input_bias is None else outside + input_bias
-    return _run(x, (initial_h,), [Way(weight_ih, total, step)], direction, output_sequence)
+    return _run(x, (initial_h,), [Direction(weight_ih, total, step)], direction, output_sequence)
 
 
 def _lstm_step(
@@ -175,10 +177,10 @@ def lstm(
 ) -> States:
     """Long short-term memory over x [s, b, I]: (y [s or 1, b, ways * H], h and c [b, ways * H])."""
     gates = [_activation(a) for a in (recurrent_activation, cell_activation, activation)]
-    ways = [Way(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]
+    ways = [Direction(weight_ih, bias, _lstm_step(weight_hh, peephole, gates, clip))]
     if direction == "bidirectional":
         assert weight_ih_back is not None
         assert weight_hh_back is not None
         back = _lstm_step(weight_hh_back, peephole_back, gates, clip)
-        ways.append(Way(weight_ih_back, bias_back, back))
+        ways.append(Direction(weight_ih_back, bias_back, back))
     return _run(x, (initial_h, initial_c), ways, direction, output_sequence)

@@ -18,10 +18,10 @@ from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers.activation_layers import activate
 from anesurgery.neuralnetwork.layers.layer_table import layer
 from anesurgery.neuralnetwork.layers.sequences import (
+    Direction,
     F,
     States,
     Step,
-    Way,
     Weights,
     activations,
     initial_states,
@@ -58,13 +58,13 @@ def bi_directional(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
     return _lstm(ctx, params, inputs, ways, False)
 
 
-def _way(ctx: Context, params: Any, stored: Any, stated: Any) -> Way:
+def _way(ctx: Context, params: Any, stored: Any, stated: Any) -> Direction:
     """The weights of one direction, and its step."""
     kinds = activations(ctx, stated, 3)
     names = [name_of(a) for a in kinds]
     negate = params.params.coupledInputAndForgetGate and names[0] in SYMMETRIC
     weights = _weights(ctx, params, stored, negate)
-    return Way(weights, names, _step(ctx, params, weights, kinds))
+    return Direction(weights, names, _step(ctx, params, weights, kinds))
 
 
 def _weights(ctx: Context, params: Any, stored: Any, negate: bool) -> Weights:
@@ -134,7 +134,7 @@ def _step(ctx: Context, params: Any, weights: Weights, kinds: Sequence[Any]) -> 
     return step
 
 
-def _lstm(ctx: Context, params: Any, inputs: list[Var], ways: Sequence[Way], backward: bool) -> list[Var]:
+def _lstm(ctx: Context, params: Any, inputs: list[Var], ways: Sequence[Direction], backward: bool) -> list[Var]:
     """The outputs of a layer, as MIL's op or written out."""
     x = sequence(ctx, inputs[0], int(params.inputVectorSize))
     states = initial_states(ctx, inputs[1:], x, int(params.outputVectorSize), 2 * len(ways))
@@ -155,7 +155,7 @@ def _lstm(ctx: Context, params: Any, inputs: list[Var], ways: Sequence[Way], bac
 
 
 def _op(
-    x: Var, states: list[Var], ways: Sequence[Way], backward: bool, every: bool, bound: float
+    x: Var, states: list[Var], ways: Sequence[Direction], backward: bool, every: bool, bound: float
 ) -> tuple[Var, list[Var]]:
     """MIL's op: (y, last states in the order of the initial ones)."""
     two = len(ways) == 2

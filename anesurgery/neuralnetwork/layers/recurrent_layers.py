@@ -12,9 +12,9 @@ from anesurgery.neuralnetwork.context import Context
 from anesurgery.neuralnetwork.layers.activation_layers import activate
 from anesurgery.neuralnetwork.layers.layer_table import layer
 from anesurgery.neuralnetwork.layers.sequences import (
+    Direction,
     F,
     States,
-    Way,
     Weights,
     activations,
     initial_states,
@@ -46,7 +46,7 @@ def simple_recurrent(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
         total = mb.add(x=row, y=mb.linear(x=states[0], weight=weights.hh))
         return (activate(ctx, act, total),)
 
-    way = Way(weights, [name_of(act)], step)
+    way = Direction(weights, [name_of(act)], step)
     return _one_state(ctx, params, inputs, way, "rnn", ["activation"])
 
 
@@ -67,12 +67,12 @@ def gru(ctx: Context, params: Any, inputs: list[Var]) -> list[Var]:
         o = activate(ctx, act, mb.add(x=x_o, y=reset))
         return (mb.add(x=mb.mul(x=mb.sub(x=F(1), y=z), y=o), y=mb.mul(x=z, y=h)),)
 
-    way = Way(weights, [name_of(gate), name_of(act)], step)
+    way = Direction(weights, [name_of(gate), name_of(act)], step)
     return _one_state(ctx, params, inputs, way, "gru", ["recurrent_activation", "activation"])
 
 
 def _one_state(
-    ctx: Context, params: Any, inputs: list[Var], way: Way, op: str, roles: Sequence[str]
+    ctx: Context, params: Any, inputs: list[Var], way: Direction, op: str, roles: Sequence[str]
 ) -> list[Var]:
     """A layer with one state, as MIL's op or written out."""
     x = sequence(ctx, inputs[0], int(params.inputVectorSize))

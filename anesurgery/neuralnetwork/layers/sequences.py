@@ -50,7 +50,7 @@ class Weights:
 
 
 @dataclass(frozen=True)
-class Way:
+class Direction:
     """One walk through a sequence: its weights, its activations, and one step written out."""
 
     weights: Weights
@@ -159,7 +159,9 @@ def outputs(ctx: Context, y: Var, states: Sequence[Var]) -> list[Var]:
 # -- written out -------------------------------------------------------------------------------------------
 
 
-def written_out(ctx: Context, x: Var, states: States, way: Way, backward: bool) -> tuple[list[Var], States]:
+def written_out(
+    ctx: Context, x: Var, states: States, way: Direction, backward: bool
+) -> tuple[list[Var], States]:
     """The outputs [batch, hidden] of all steps in the order of computing, and the last states."""
     (length,) = ctx.shape(x, [0])
     projected = mb.linear(x=x, weight=way.weights.ih, bias=way.weights.bias)

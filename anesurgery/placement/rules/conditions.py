@@ -27,10 +27,10 @@ from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import of_constant
 from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
 from anesurgery.semantics.rows import read_results, runtime
-from anesurgery.semantics.unedited import kept
 
 DEEPEST = -3.2e4
 """A mask below this is beyond what a sum of products can hold."""
@@ -154,7 +154,7 @@ DOUBLE = frozenset({"fp32", "fp64", "double"})
 BYTES = frozenset({"int8", "uint8"})
 
 
-@kept
+@cached
 def values(op: Operation) -> list[Var]:
     """What an op reads and makes while the model runs; results that nobody reads do not count."""
     return [*runtime(op), *read_results(op)]

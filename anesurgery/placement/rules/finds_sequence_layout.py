@@ -17,7 +17,7 @@ from anesurgery.mil import Function, Operation, Program
 from anesurgery.ops import names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.target import Target
-from anesurgery.semantics.unedited import kept
+from anesurgery.semantics.analysis_cache import cached
 
 TEXT = "text encoders"
 """The one kind of model of which there are rows that decide."""
@@ -103,7 +103,7 @@ def evidence(program: Program | Function, target: Target) -> tuple[Seen, ...] | 
     return Refusal(f"the layout was measured to help {TEXT}, and this is none")
 
 
-@kept
+@cached
 def _first(function: Function) -> Attention | None:
     """The first attention of a function."""
     return next(attentions(function), None)

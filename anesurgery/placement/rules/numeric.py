@@ -15,11 +15,11 @@ from functools import partial
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.facts import wide_values
+from anesurgery.facts import overflow_regions
 from anesurgery.facts.attention import attention_of
 from anesurgery.facts.cosines import cosine
+from anesurgery.facts.log_mel import spectrum
 from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
-from anesurgery.facts.spectra import spectrum
 from anesurgery.facts.sums_of_squares import SumOfSquares, read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
@@ -282,8 +282,14 @@ def _is_phase(var: Var) -> bool:
 
 def wide_between(op: Operation, target: Target) -> str:
     """A value between two that fit is beyond fp16."""
-    region = wide_values.wide_region(op)
-    if region is None or region.cancels or region.is_angle or wide_values.goes_on(op) or _is_known_form(op):
+    region = overflow_regions.wide_region(op)
+    if (
+        region is None
+        or region.cancels
+        or region.is_angle
+        or overflow_regions.goes_on(op)
+        or _is_known_form(op)
+    ):
         return ""
     return f"{region.why}, though %{op.outputs[0].name} may be small"
 
@@ -297,7 +303,7 @@ def _is_known_form(op: Operation) -> bool:
 
 def cancelled(op: Operation, target: Target) -> str:
     """A small difference of numbers that fp16 has rounded."""
-    region = wide_values.wide_region(op)
+    region = overflow_regions.wide_region(op)
     return region.why if region is not None and region.cancels else ""
 
 
@@ -878,7 +884,7 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-between",
-        wide_values.ENDS,
+        overflow_regions.ENDS,
         "the elementwise unit is fp16: above 65504 a value is infinite, below 6e-8 it is 0, whatever is made "
         "of it then",
         STUDY,

@@ -33,6 +33,7 @@ from anesurgery.mil import (
     producer,
 )
 from anesurgery.ops import MOVING, names
+from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import norms, of_constant, squared
 from anesurgery.semantics.intervals import Intervals, interval, magnitude
 from anesurgery.semantics.lost_digits import (
@@ -48,7 +49,6 @@ from anesurgery.semantics.lost_digits import (
 )
 from anesurgery.semantics.reading import beside_number, exponential, flag, number, scaled
 from anesurgery.semantics.rows import summed
-from anesurgery.semantics.unedited import kept
 
 HALF = 16
 """Bits of a number of fp16."""
@@ -115,7 +115,7 @@ class _Size(NamedTuple):
     why: str = ""
 
 
-@kept
+@cached
 def wide_region(op: Operation, bits: int = HALF) -> WideRegion | None:
     """The region that an op ends, if it ends one.
 
@@ -164,7 +164,7 @@ class _Search:
 
     bits: int
     seen: dict[Var, _Size] = field(default_factory=dict)
-    ranges: Intervals = field(default_factory=kept(partial(Intervals, assume={})))
+    ranges: Intervals = field(default_factory=cached(partial(Intervals, assume={})))
     """Intervals of values, each found once."""
     reciprocals: Sequence[Operation] = ()
     """Reciprocals that the end adds up and takes the reciprocal of, which may be as large as they like."""
@@ -247,7 +247,7 @@ def _of_two(op: Operation) -> bool:
     return op.op_type == "cumsum" or (op.op_type == "mul" and op.x is not op.y and len(floats_of(op)) == 2)
 
 
-@kept
+@cached
 def _narrowed(var: Var) -> _Size | None:
     """What a cast makes of a product in fp32 with a number beyond fp16, as coremltools leaves such products."""
     cast = producer(var, "cast")
@@ -267,7 +267,7 @@ def _beside(op: Operation, one: _Size, size: float) -> _Size:
     return _Size(one.size) if vanishes else one
 
 
-@kept
+@cached
 def _read(op: Operation) -> list[Var]:
     """The numbers that an op computes with."""
     return [
@@ -275,7 +275,7 @@ def _read(op: Operation) -> list[Var]:
     ]
 
 
-@kept
+@cached
 def _leaf(var: Var) -> float:
     """The size of a value by its interval, or as of any."""
     most = magnitude(var, products=1)
@@ -310,7 +310,7 @@ def _smaller(op: Operation, sizes: list[float]) -> float:
     return sum(sizes) + shift
 
 
-@kept
+@cached
 def _typical(var: Var) -> float:
     """The median magnitude of a constant."""
     value = constant(var)
@@ -468,7 +468,7 @@ def _with_wide(ops: tuple[Operation, ...], bits: int) -> tuple[Operation, ...]:
     return tuple(dict.fromkeys((*ops, *(o for v in entries if (at := search.at(v)).widest for o in at.ops))))
 
 
-@kept
+@cached
 def _covariance(op: Operation) -> _Size | None:
     """`mean(a b) - mean(a) mean(b)`, where `centre_variance` does not take the mean away first."""
     values, ops = difference_of_means(op)

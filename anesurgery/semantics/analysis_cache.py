@@ -1,4 +1,4 @@
-"""Answers that are kept while no program is edited: many rules ask the same of one op."""
+"""A cache of the answers about a program while nothing edits it: many rules ask the same of one op."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ANSWERS: ContextVar[dict[Any, Any] | None] = ContextVar("answers", default=None
 
 
 @contextmanager
-def unedited() -> Iterator[Callable[[], None]]:
-    """Keep answers of `kept` functions within; what it gives forgets them, to be called after each edit."""
+def caching() -> Iterator[Callable[[], None]]:
+    """Cache the results of `cached` functions within; yields what empties the cache, for after each edit."""
     answers = dict[Any, Any]()
     token = _ANSWERS.set(answers)
     try:
@@ -25,8 +25,8 @@ def unedited() -> Iterator[Callable[[], None]]:
         _ANSWERS.reset(token)
 
 
-def kept(function: Callable[P, R]) -> Callable[P, R]:
-    """Cache a function's results until the program is edited; outside `unedited` nothing is cached."""
+def cached(function: Callable[P, R]) -> Callable[P, R]:
+    """Cache a function's results until the program is edited; outside `caching` nothing is cached."""
 
     @wraps(function)
     def asked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from anesurgery.interpret import Executable
-from anesurgery.interpret.abreast import Abreast, stored
+from anesurgery.interpret.batched_decoding import Abreast, stored
 from anesurgery.interpret.core import Plan
 from anesurgery.mil import Program, Var, ct, mb, types
 

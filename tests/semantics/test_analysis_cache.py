@@ -13,8 +13,8 @@ from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.rewriting.session import Session
+from anesurgery.semantics.analysis_cache import cached, caching
 from anesurgery.semantics.intervals import interval
-from anesurgery.semantics.unedited import kept, unedited
 
 
 def clipped() -> Program:
@@ -28,17 +28,17 @@ def clipped() -> Program:
 def test_a_function_is_asked_once_within_and_each_time_outside() -> None:
     asked = list[int]()
 
-    @kept
+    @cached
     def twice(number: int) -> int:
         asked.append(number)
         return 2 * number
 
     assert [twice(3), twice(3)] == [6, 6]
     assert asked == [3, 3]
-    with unedited():
+    with caching():
         assert [twice(3), twice(3), twice(4)] == [6, 6, 8]
         assert asked == [3, 3, 3, 4]
-        with unedited():
+        with caching():
             twice(3)
         assert asked == [3, 3, 3, 4, 3]
     twice(3)
@@ -51,7 +51,7 @@ def test_what_is_kept_is_forgotten_after_an_edit() -> None:
     (function,) = program.functions.values()
     (y,) = function.outputs
     (clip,) = (op for op in function.operations if op.op_type == "clip")
-    with unedited() as forget:
+    with caching() as forget:
         assert interval(y) == (0, 1)
         with function:
             wider = mb.const(val=np.float32(5), before_op=clip)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -84,27 +84,23 @@ def compare(
     quiet: Quiet = False,
 ) -> None:
     """Run two models on the same inputs and measure how far apart they are."""
+    how = {"precision": precision, "gate": gate, "function": function, "seed": seed, "last": last}
+    comparison = _compared(a, b, {**how, "member": member, "prove": prove, "engine": engine}, as_json, quiet)
+    if not comparison.ok or (comparison.proof is not None and not comparison.proof.proved):
+        raise typer.Exit(1)
+
+
+def _compared(a: str, b: str, how: dict[str, Any], as_json: bool, quiet: bool) -> Any:
+    """The comparison of two models, which is shown."""
     load_engine(quiet)
     from anesurgery.checking.comparison import compare as run
     from anesurgery.show import surgeries
 
     with waiting("running both models", quiet):
-        comparison = run(
-            a,
-            b,
-            precision=precision,
-            gate=gate,
-            function=function,
-            seed=seed,
-            last=last,
-            member=member,
-            prove=prove,
-            engine=engine,
-        )
+        comparison = run(a, b, **how)
     then = command("certify", b) if comparison.ok else command("diff", a, b)
     show(comparison.to_json(), surgeries.comparison_group(comparison), as_json, quiet, then=then)
-    if not comparison.ok or (comparison.proof is not None and not comparison.proof.proved):
-        raise typer.Exit(1)
+    return comparison
 
 
 def diff(
@@ -154,8 +150,13 @@ def prove(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prove that two models are the same; of one model, certify that it keeps its numbers in fp16."""
+    """Prove that two models are the same; of one model, certify that it keeps its numbers in fp16.
+
+    Exit code 1: outputs differ, or an op is neither proved equal nor checked on numbers.
+    """
     if other is None:
         certify(model, inputs, target, seed=seed, as_json=as_json, quiet=quiet)
-    else:
-        compare(model, other, last=last, prove=True, seed=seed, as_json=as_json, quiet=quiet)
+        return
+    comparison = _compared(model, other, {"last": last, "prove": True, "seed": seed}, as_json, quiet)
+    if not comparison.ok or comparison.proof.grade is None:
+        raise typer.Exit(1)

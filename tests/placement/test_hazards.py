@@ -61,12 +61,19 @@ def test_the_repair_brings_the_numbers_back(hazard: Hazard) -> None:
         assert decibels(after, hazard, arithmetic) >= GOOD, arithmetic
 
 
+def made_safe(hazard: Hazard, inputs: Any = None) -> ane.Surgery:
+    how: dict[str, Any] = {"target": hazard.target, "prove": "sites", "quiet": True, "inputs": inputs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ane.SurgeryWarning)  # it says what the repair costs
+        return ane.apply(hazard.graph, "safe_numbers", **how)
+
+
 @pytest.mark.one_of(9)
 @pytest.mark.parametrize("hazard", [h for h in HAZARDS if h.repair], ids=lambda h: h.name)
 def test_safe_numbers_repairs_it_and_leaves_no_finding(hazard: Hazard) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ane.SurgeryWarning)  # it says what the repair costs
-        surgery = ane.apply(hazard.graph, "safe_numbers", target=hazard.target, prove="sites", quiet=True)
+    surgery = made_safe(hazard)
+    if any("less exact" in str(refusal) for _, refusal in surgery.refusals):  # of numbers that reach no hazard
+        surgery = made_safe(hazard, {"x": hazard.inputs})
     assert hazard.repair in {change.pass_name for change in surgery.changes}
     found = {f.rule for f in ane.inspect(surgery.model, target=hazard.target).all_findings}
     assert (hazard.rule in found) is (hazard.repair in MOVE_THE_LIMIT)

@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812 - the usual name
 
 import anesurgery as ane
 from anesurgery.errors import LoadError
+from anesurgery.interpret import Predictor
 
 onnx = pytest.importorskip("onnx", reason="the extra [onnx] is not installed")
 pytest.importorskip("onnx2coreml", reason="the extra [onnx] is not installed")
@@ -83,10 +84,10 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], str]] = {
         IMAGE,
         "converts it wrongly: the output y comes to",
     ),
-    "remainders": (
-        lambda: Does(lambda x: torch.remainder(x, -0.7)),
+    "remainders that keep the sign": (
+        lambda: Does(lambda x: torch.fmod(x, 0.7)),
         ROWS,
-        "converts it wrongly: the output y comes",
+        "converts it wrongly: the output y comes to",
     ),
     "GRU": (lambda: First(nn.GRU(32, 16, batch_first=True)), ROWS, "was not converted by onnx2coreml: "),
     "running sum": (lambda: Does(lambda x: x.cumsum(1)), ROWS, "CumSum"),
@@ -134,6 +135,30 @@ def test_what_is_wrong_or_not_converted_is_refused_in_words(name: str, tmp_path:
         ane.inspect(tmp_path / "m.onnx")
     assert words in str(raised.value)
     assert "m.onnx" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda v: v * 0, lambda v: v * 1.01, lambda v: v + np.nan, lambda v: v * 0 + 7e4]
+)
+def test_a_conversion_that_is_off_is_refused(
+    change: Callable[[Any], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export(nn.Conv2d(3, 4, 3), IMAGE, tmp_path / "m.onnx")
+    run = Predictor.__call__
+    monkeypatch.setattr(Predictor, "__call__", lambda *given: {n: change(v) for n, v in run(*given).items()})
+    with pytest.raises(LoadError, match="converts it wrongly: the output y comes to"):
+        ane.load(tmp_path / "m.onnx")
+
+
+def test_what_fp16_alone_makes_different_is_no_wrong_conversion(tmp_path: Path) -> None:
+    """The remainder of a number near a multiple of 0.7, which fp16 rounds, is another one."""
+    export(Does(lambda x: torch.remainder(x, -0.7)), ROWS, tmp_path / "m.onnx")
+    assert any("its outputs in fp32 are those" in note for note in ane.load(tmp_path / "m.onnx").notes)
+
+
+def test_nothing_finite_is_no_agreement(tmp_path: Path) -> None:
+    export(Does(lambda x: (x * 0 - 1).log()), ROWS, tmp_path / "m.onnx")
+    assert any("not compared with onnxruntime" in note for note in ane.load(tmp_path / "m.onnx").notes)
 
 
 def test_it_is_inspected_edited_and_saved(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anesurgery import fp16
 from anesurgery.checking.adversarial import (
     AS_DRAWN,
     PEAKS,
@@ -740,10 +741,6 @@ TRIED = (
     *((magnitude, ONE_SIGN) for magnitude in (1e-2, 1e-3, 1e-4, 1e-6)),
 )
 """Magnitudes, from ordinary numbers on to the largest and then the smallest, and where numbers lie."""
-HALF_ULP = float(np.finfo(np.float16).eps) / 2
-"""What fp16 rounds off, as a share."""
-LEAST_NORMAL = float(np.finfo(np.float16).tiny)
-"""The smallest number that fp16 holds with all its digits."""
 LOST = 1 / 8
 """Share of the largest number by which a side is off that has lost most of its digits: three binary digits of
 eleven are right then."""
@@ -834,12 +831,12 @@ class _Stored:
 
         The old side errs by what it rounds, and by what half a unit in the last place of each operand does.
         """
-        least = max(promise.tolerance.rtol, SLACK * HALF_ULP)
+        least = max(promise.tolerance.rtol, SLACK * fp16.HALF_STEP)
         far = [i for i, (a, b) in enumerate(pairs) if _share(a, b) > least]
         if not far or promise.tolerance.rtol == 0:
             return 0.0
         exact = self._sides(Double())[0](numbers)
-        rounded = self._sides(Double(HALF_ULP))[0]
+        rounded = self._sides(Double(fp16.HALF_STEP))[0]
         draws = [rounded(numbers) for _ in range(DRAWS)]
         worst = 0.0
         for i in far:
@@ -872,7 +869,7 @@ def _lost(old: torch.Tensor, new: torch.Tensor) -> bool:
     if old.shape != new.shape or not old.is_floating_point() or not old.numel():
         return False
     most = float(old.abs().max())
-    return most >= LEAST_NORMAL and bool(((old - new).abs() > LOST * most).any())
+    return most >= fp16.NORMAL and bool(((old - new).abs() > LOST * most).any())
 
 
 def _share(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -880,4 +877,4 @@ def _share(a: torch.Tensor, b: torch.Tensor) -> float:
     if a.shape != b.shape or not a.is_floating_point() or not a.numel():
         return 0.0
     most, off = float(a.abs().max()), float((a.double() - b.double()).abs().max())
-    return off / most if LEAST_NORMAL <= most < math.inf and math.isfinite(off) else 0.0
+    return off / most if fp16.NORMAL <= most < math.inf and math.isfinite(off) else 0.0

@@ -23,7 +23,7 @@ def chips(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Which chip is in which device, and what is known of it: engine, cores, bandwidth, limits, wrong ops."""
+    """List the chips, the devices that have them, and the known limits and faults of each."""
     load_engine(quiet)
     from anesurgery.placement.rules.faulty_ops import faults_on
     from anesurgery.placement.target import CHIPS, SOURCES, Target, products_of

@@ -246,7 +246,7 @@ def _print_status(inspection: Any, as_json: bool, quiet: bool) -> None:
 
 @dataclass(frozen=True)
 class _Ends:
-    """What a report ends with: of which models it speaks, what was written, and what was done."""
+    """The end of a report: the models it is about, the files written, and the passes that ran."""
 
     model: str
     after: str

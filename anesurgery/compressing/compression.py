@@ -459,7 +459,7 @@ class _Plan:
 
 
 INSTEAD = "in its place"
-"""Of a form that stands for one that the model's opset does not have."""
+"""The note of a form that replaces one that the model's opset lacks."""
 
 
 def _newer(given: MLProgram, plan: _Plan) -> tuple[MLProgram, list[str]]:
@@ -916,8 +916,7 @@ def assigned(
 # See that calibration samples say something, and keep some of them apart to judge by.
 
 HELD_OUT = 4
-"""Of so many samples one is kept out of the calibration: a quarter, so that of eight two are left to judge by.
-"""
+"""One sample in so many is kept out of the calibration: with eight samples, two remain to judge by."""
 FEW = 8
 """Samples below which a calibration is doubted. A choice: of fewer, one unusual sample decides ranges."""
 
@@ -926,7 +925,7 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Samples:
-    """What weights are corrected by, and what the result is judged by."""
+    """The samples that correct the weights, and those that judge the result."""
 
     calibration: Sequence[Values]
     held_out: Sequence[Values]

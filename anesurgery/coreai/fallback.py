@@ -69,7 +69,7 @@ def to_coreml(
         overwrite: may what is there be replaced?
 
     Returns:
-        Where the package is, the first release that runs it, and what is called differently there.
+        The path of the package, the first release that runs it, and the names that changed.
 
     Raises:
         LoadError: the model cannot be read, the release lacks an op of it, or the place cannot be written to.

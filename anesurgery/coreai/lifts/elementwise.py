@@ -74,7 +74,7 @@ def equal(o: Site) -> Value:
 
 @lift("relu")
 def relu(o: Site) -> Value:
-    """Of integers it is a maximum: MIL's takes floats alone."""
+    """Use a maximum for integers: MIL's relu takes floats only."""
     return mb.relu(x=o[0]) if kind_of(o[0]).kind == "f" else mb.maximum(x=o[0], y=like(o[0], 0))
 
 
@@ -120,7 +120,7 @@ def add(o: Site) -> Value:
 
 @lift("divide")
 def divide(o: Site) -> Value:
-    """Of integers truncated toward 0. A sum over windows by their size is their mean."""
+    """Truncate integers toward 0. A sum over windows, divided by their size, is a mean."""
     x, y = o[0], o[1]
     if kind_of(x).kind != "f":
         return mb.mul(x=_of_sizes("floor_div", x, y), y=mb.sign(x=y))
@@ -175,7 +175,7 @@ TABLE |= {kind: partial(_reduced, op_type) for kind, op_type in REDUCTIONS.items
 
 @lift("all", "any")
 def quantified(o: Site) -> Value:
-    """Of truth values: the least or the largest of 0 and 1."""
+    """Reduce truth values as the least or the largest of 0 and 1."""
     reduce = mb.reduce_min if o.op["kind"] == "all" else mb.reduce_max
     return cast(reduce(x=cast(o[0], "int32"), axes=o.axes(1), keep_dims=True), "bool")
 

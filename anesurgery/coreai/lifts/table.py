@@ -1,4 +1,4 @@
-"""The table of lifts, and what a lift knows: one op of Core AI, whose operands are MIL values or numbers."""
+"""The table of lifts. A lift turns one op of Core AI, with MIL values or numbers as operands, into MIL."""
 
 from __future__ import annotations
 

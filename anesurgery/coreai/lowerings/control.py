@@ -46,7 +46,7 @@ def loop(
 
 @lowers("while_loop")
 def while_loop(op: Operation, writer: Any, loop_vars: Sequence[Value]) -> Values:
-    """Two blocks: whether it goes on, and what each round makes."""
+    """Write both blocks: the condition, and the body of a round."""
     goes_on, body = op.blocks
     return loop(loop_vars, lambda v: writer.block(goes_on, v)[0], lambda v: writer.block(body, v))
 

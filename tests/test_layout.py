@@ -180,7 +180,7 @@ READERS = {
     "interpret.predictor._read": "the model of `run` and of `Predictor`",
     "rewriting.ml_program.MLProgram.read": "the model of `apply`",
     "shipping.building._read_stage": "a stage of `build`, which a stopped build finds on disk",
-    "shipping.onnx_models.read": "what the conversion of an ONNX file leaves on disk",
+    "shipping.onnx_models._converted": "what the conversion of an ONNX file leaves on disk",
     "shipping.several_sizes._converted": "what a function converts at each size, for `sizes`",
     "testing.apply_pass": "of authors, who give programs",
 }

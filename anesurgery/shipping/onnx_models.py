@@ -59,7 +59,7 @@ def read(path: Path) -> Loaded:
     return replace(loaded, source=path.resolve(), notes=(*loaded.notes, *notes))
 
 
-def _converted(onnx2coreml: Any, model: Any, precision: str, path: Path) -> Loaded:
+def _converted(onnx2coreml: Any, proto: Any, precision: str, path: Path) -> Loaded:
     """What onnx2coreml makes of a model.
 
     Raises:
@@ -70,7 +70,7 @@ def _converted(onnx2coreml: Any, model: Any, precision: str, path: Path) -> Load
         with quiet_host(), warnings.catch_warnings(), out, errors:
             warnings.simplefilter("ignore")
             how = {"minimum_deployment_target": "iOS17", "compute_precision": precision}
-            made = onnx2coreml.convert(model, **how)
+            made = onnx2coreml.convert(proto, **how)
     except Exception as error:
         raise LoadError(f"{path} was not converted by onnx2coreml: {_first(error)}") from error
     return load(mlmodel_of(lambda package: made.save(str(package))))

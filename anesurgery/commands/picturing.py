@@ -1,4 +1,4 @@
-"""The command `draw`: the ops of a model, or those around one, as an SVG picture."""
+"""The command `draw`: the ops of a model, or those around one, as a picture or a page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from anesurgery.commands.waiting import load_engine, waiting
 
 def draw(
     model: Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="An .svg or .html file.", show_default=False)],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="An .svg picture, or an .html page to zoom.", show_default=False)
+    ],
     around: Annotated[str | None, typer.Option(help="An op by name; the whole function when absent.")] = None,
     before: Annotated[int, typer.Option(min=0, help="Steps upstream.")] = 2,
     after: Annotated[int, typer.Option(min=0, help="Steps downstream.")] = 2,
@@ -23,7 +25,7 @@ def draw(
     overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw ops as an SVG picture; with --target, in the colour of their unit."""
+    """Draw ops as a picture or a page; with --target, in the colour of their unit."""
     load_engine(quiet)
     from anesurgery.files.writing import check_place
     from anesurgery.show.pictures import check_picture

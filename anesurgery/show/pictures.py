@@ -1,8 +1,8 @@
-"""Draw the ops of a program, or those around one of them, as an SVG picture.
+"""Draw the ops of a program, or those around one of them: as an SVG picture, or as a page to move about in.
 
-Layers run from top to bottom along the longest path of data, and boxes stand below what they read. A
-box has the op type, the name and what it gives; a pointer over it shows the line of the program's text. The
-picture needs no script, no other file and no installed program.
+In the picture, layers run from top to bottom along the longest path of data, and boxes stand below what they
+read. A box has the op type, the name and what it gives; a pointer over it shows the line of the program's text.
+The picture needs no script, no other file and no installed program. The page is made by `graph_page`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import html
 import itertools
 import os
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,8 +23,10 @@ from anesurgery.doors import door
 from anesurgery.errors import LoadError, SurgeryError, UnknownName
 from anesurgery.files.arrays import write_text
 from anesurgery.loading import load_graph
-from anesurgery.mil import Block, Operation, Program, function_of, reads, walk_ops
+from anesurgery.mil import Block, Operation, function_of, reads, walk_ops
 from anesurgery.placement.inspector import inspect
+from anesurgery.show.graph_page import graph_page
+from anesurgery.show.summary import UNIT_WORDS
 from anesurgery.text import to_text, type_text
 
 MOST = 300
@@ -33,6 +36,8 @@ LETTERS = 28
 """Characters of a line in a box at most."""
 SWEEPS = 8
 """Times that boxes are moved towards their neighbours, up and down. A choice: later ones move little."""
+LEGEND = 24
+"""Height of the row that names the colours."""
 BEND = 8.0
 """Width that an arrow has in a row that it passes."""
 
@@ -53,39 +58,53 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Picture:
-    """Ops drawn as SVG: shown by a notebook as it is, written by `save`.
+    """Ops and who reads whom: shown by a notebook as a picture, written by `save`."""
 
-    Attributes:
-        svg: the whole document.
-        ops: names of the ops that are drawn, in the order of the program.
-    """
+    flow: nx.DiGraph = field(repr=False)
+    """What is drawn; each node has `kind`, `name`, `gives`, `line` and `unit`."""
+    heading: str = ""
+    """Of the page."""
+    target: str | None = None
+    """Chip and OS by which the boxes are coloured."""
 
-    svg: str = field(repr=False)
-    ops: tuple[str, ...]
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """Names of the ops that are drawn, in the order of the program."""
+        return tuple(node for node, data in self.flow.nodes(data=True) if data["op"])
 
-    def _repr_svg_(self) -> str:
-        return self.svg
+    @cached_property
+    def svg(self) -> str:
+        """The picture as an SVG document.
+
+        Raises:
+            SurgeryError: more than 300 boxes.
+        """
+        if len(self.flow) > MOST:
+            raise SurgeryError(
+                f"{len(self.flow):,} boxes are too many for an SVG picture; save it as .html, which folds "
+                "repeated blocks and has a search, or draw around an op"
+            )
+        return _svg(self.flow)
+
+    def _repr_svg_(self) -> str | None:
+        return self.svg if len(self.flow) <= MOST else None
 
     def __str__(self) -> str:
-        return f"a picture of {len(self.ops)} op{'s' * (len(self.ops) != 1)}; .save('ops.svg') writes it"
+        return f"a picture of {len(self.ops)} op{'s' * (len(self.ops) != 1)}; .save('ops.html') writes it"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the picture atomically, as an .svg or as an .html page; what was there is replaced.
+        """Write it atomically; what was there is replaced.
+
+        Args:
+            path: ends in .svg for a picture, or in .html for a page with pan, zoom, search and folded blocks.
 
         Raises:
             LoadError: the folder does not exist, or the name ends otherwise.
+            SurgeryError: more than 300 boxes for an .svg.
         """
         place = check_picture(path)
-        return write_text(place, self.svg if place.suffix == ".svg" else PAGE.format(svg=self.svg))
-
-
-PAGE = """<!doctype html>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>anesurgery draw</title>
-<body style="margin: 0; overflow: auto">
-{svg}
-"""
+        is_page = place.suffix == ".html"
+        return write_text(place, graph_page(self.flow, self.heading, self.target) if is_page else self.svg)
 
 
 def check_picture(path: str | os.PathLike[str]) -> Path:
@@ -125,32 +144,31 @@ def draw(
         target: chip and OS, as "M1/macOS 14": colours each op by the unit on which `inspect` expects it.
 
     Returns:
-        A picture; a notebook shows it, `save` writes it.
+        A picture; a notebook shows it, `save` writes it as .svg, or as an .html page for many ops.
 
     Raises:
         UnknownName: the program has no such op.
-        SurgeryError: more than 300 boxes; draw around an op, or take fewer steps.
+        SurgeryError: `before` or `after` is negative.
     """
     if before < 0 or after < 0:
         raise SurgeryError(f"before={before}, after={after}: steps are counted from 0")
-    program: Program = load_graph(model).program
-    chosen = function_of(program, function)
+    loaded = load_graph(model)
+    chosen = function_of(loaded.program, function)
     middle = None if around is None else _named(chosen, around)
     flow = _flow((middle and middle.enclosing_block) or chosen)
     kept = set(flow)
     if middle is not None:
         upstream = nx.single_source_shortest_path_length(flow.reverse(copy=False), _key(middle), before)
         kept = {*upstream, *nx.single_source_shortest_path_length(flow, _key(middle), after)}
-    if len(kept) > MOST:
-        raise SurgeryError(f"{len(kept):,} boxes are too many for a picture; draw around an op, in fewer steps")
     units = {} if target is None else _units(model, target, function)
-    part = flow.subgraph(kept)
-    for node in part:
-        flow.nodes[node]["unit"] = units.get(node, "")
-        flow.nodes[node]["around"] = middle is not None and node == _key(middle)
-        flow.nodes[node]["more"] = part.degree(node) < flow.degree(node)
-    ops = tuple(node for node, data in flow.nodes(data=True) if node in kept and data["op"])
-    return Picture(_svg(part), ops)
+    readers = dict(flow.degree)
+    flow.remove_nodes_from([node for node in flow if node not in kept])
+    for node, data in flow.nodes(data=True):
+        data["unit"] = units.get(node, "")
+        data["around"] = middle is not None and node == _key(middle)
+        data["more"] = flow.degree(node) < readers[node]
+    name = loaded.source.name if loaded.source is not None else "a program"
+    return Picture(flow, name if around is None else f"{name}, around {around}", target)
 
 
 def _units(model: Any, target: str, function: str | None) -> dict[str, str]:
@@ -327,6 +345,8 @@ def _svg(flow: nx.DiGraph) -> str:
     left = min((middles[n] - sizes[n] / 2 for n in bent), default=0) - MARGIN
     width = max((middles[n] + sizes[n] / 2 for n in bent), default=0) - left + MARGIN
     height = len(layers) * (HEIGHT + GAP_Y) - GAP_Y + 2 * MARGIN
+    legend = _legend(flow, height)
+    height += LEGEND * bool(legend)
     at: dict[Any, tuple[float, float]] = {
         n: (middles[n] - left, MARGIN + level * (HEIGHT + GAP_Y))
         for level, row in enumerate(layers)
@@ -340,8 +360,22 @@ def _svg(flow: nx.DiGraph) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="ane-ops" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" role="img" aria-label="{html.escape(said)}">'
-        f"<style>{' '.join(STYLE.split())}</style>{''.join(arrows)}{''.join(boxes)}</svg>"
+        f"<style>{' '.join(STYLE.split())}</style>{''.join(arrows)}{''.join(boxes)}{legend}</svg>"
     )
+
+
+def _legend(flow: nx.DiGraph, y: float) -> str:
+    """The colour of each unit that a box has, in a row below the boxes; "" without colours."""
+    units = dict.fromkeys(data["unit"] for _, data in flow.nodes(data=True) if data["unit"])
+    words, x = [], float(MARGIN)
+    for unit in units:
+        word = UNIT_WORDS.get(unit, unit)
+        words.append(
+            f'<g class="{unit}"><rect x="{x:.1f}" y="{y:.1f}" width="12" height="12" rx="3"/>'
+            f'<text class="type" x="{x + 18:.1f}" y="{y + 10:.1f}">{word}</text></g>'
+        )
+        x += 18 + len(word) * LETTER + GAP_X
+    return "".join(words)
 
 
 def _arrow(at: dict[Any, tuple[float, float]], a: Any, b: Any, ends: bool) -> str:

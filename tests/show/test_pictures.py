@@ -98,7 +98,8 @@ def test_an_arrow_behind_a_box_would_be_found(program: Program) -> None:
     picture = ane.draw(program)
     x, y, w, h = boxes(picture)["joined"]
     path = f'<path d="M{x + 1} {y}C{x} 0 0 0 {x + w} {y + h + 9}"/></svg>'
-    assert hidden(ane.Picture(picture.svg.replace("</svg>", path), ())) == 1
+    vars(picture)["svg"] = picture.svg.replace("</svg>", path)
+    assert hidden(picture) == 1
 
 
 def test_long_names_that_differ_read_differently() -> None:
@@ -259,7 +260,7 @@ def test_inside_a_loop_the_block_of_the_loop_is_drawn() -> None:
     assert "while_loop" in ane.draw(looped).svg
 
 
-def test_what_cannot_be_drawn_is_said(program: Program) -> None:
+def test_what_cannot_be_drawn_is_said(program: Program, tmp_path: Path) -> None:
     with pytest.raises(UnknownName, match="did you mean 'joined'"):
         ane.draw(program, around="joinedd")
     with pytest.raises(SurgeryError, match="counted from 0"):
@@ -271,8 +272,10 @@ def test_what_cannot_be_drawn_is_said(program: Program) -> None:
             x = mb.relu(x=x)
         return x
 
-    with pytest.raises(SurgeryError, match="401 boxes are too many"):
-        ane.draw(long)
+    with pytest.raises(SurgeryError, match="401 boxes are too many for an SVG picture; save it as .html"):
+        ane.draw(long).save(tmp_path / "a.svg")
+    assert not (tmp_path / "a.svg").exists()
+    assert ane.draw(long)._repr_svg_() is None
     assert len(ane.draw(long, around="relu_200", before=3, after=3).ops) == 7
 
 
@@ -281,7 +284,18 @@ def test_a_picture_is_written_as_its_name_says(program: Program, tmp_path: Path)
     picture = ane.draw(program)
     page = picture.save(tmp_path / "a.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
-    assert picture.svg in page
+    assert picture.save(tmp_path / "a.svg").read_text(encoding="utf-8") == picture.svg
     with pytest.raises(LoadError, match=r"ends in '\.png'; name it \.svg or \.html"):
         picture.save(tmp_path / "a.png")
     assert not (tmp_path / "a.png").exists()
+
+
+def test_colours_are_named_below_the_boxes(program: Program) -> None:
+    picture = ane.draw(program, target="iPhone 13")
+    root = ET.fromstring(picture.svg)
+    *_, last = root.iter(f"{SVG}g")
+    assert next(text.text for text in last.iter(f"{SVG}text")) in ("ANE", "CPU", "GPU", "unknown")
+    lowest = max(y + h for _, y, _, h in boxes(ane.draw(program)).values())
+    rect = last.find(f"{SVG}rect")
+    assert rect is not None
+    assert lowest < float(rect.attrib["y"]) < float(root.attrib["height"])

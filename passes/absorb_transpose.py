@@ -42,6 +42,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts.moved_axes import flattened_from, reduced_before
 
 NORMS = {"layer_norm": "axes", "softmax": "axis"}
 """Ops that keep the shape -> their parameter that names an axis."""
@@ -83,7 +84,7 @@ class AbsorbTranspose(Rewrite):
         if back:
             found = _returns(op, perm, between)
         else:
-            found = _axes(op, perm) if op.op_type in an.ops.REDUCTIONS else _columns(op, turn, perm)
+            found = _axes(op, turn) if op.op_type in an.ops.REDUCTIONS else _columns(op, turn, perm)
         if isinstance(found, Refusal):
             return found
         return m.bind(ops=(op, *inner), turn=turn, between=between, found=found)
@@ -117,13 +118,11 @@ def _column_axis(op: an.Operation) -> int:
     return rank - 1 if an.flag(op, "transpose_y") else rank - 2
 
 
-def _axes(op: an.Operation, perm: list[int]) -> list[int] | Refusal:
+def _axes(op: an.Operation, turn: an.Operation) -> list[int] | Refusal:
     """The axes of a reduction before the transpose."""
-    axes = an.reading.axes_of(op)
-    kept = [perm[a] for a in range(len(perm)) if a not in axes]
-    if an.flag(op, "keep_dims") or kept != sorted(kept):
-        return Refusal(f"the reduction leaves the axes in the order {perm}", op)
-    return sorted(perm[a] for a in axes)
+    axes = reduced_before(op, turn)
+    words = f"the reduction leaves the axes in the order {an.reading.permutation(turn)}"
+    return Refusal(words, op) if axes is None else axes
 
 
 def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation]) -> list[int] | Refusal:
@@ -138,30 +137,19 @@ def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation])
 
 def _columns(op: an.Operation, turn: an.Operation, perm: list[int]) -> an.Array | Refusal:
     """Which column of the weight each element of the flattened value meets, or why none can be told."""
-    stored, turned = an.weight(op), an.static_shape(turn.outputs[0]) or ()
+    stored = an.weight(op)
     if stored is None or (op.op_type == "matmul" and an.flag(op, "transpose_x")):
         return Refusal("its weight is dynamic", op)
     if stored.rank < 2 or math.prod((an.static_shape(stored) or ())[:-2]) != 1:
         return Refusal(f"%{stored.name} holds several matrices", op)
-    lead, width = math.prod(op.x.shape[:-1]), int(op.x.shape[-1])
-    flat = next(
-        (n for n in range(len(turned)) if math.prod(turned[n:]) == width and n in (0, *_same(perm))), None
-    )
-    if flat is None or math.prod(turned[:flat]) != lead:
+    flat, width = flattened_from(op, turn), int(op.x.shape[-1])
+    if flat is None:
         return Refusal(f"rows of {width} are flattened across the axes {perm}", op)
     before = [turn.x.shape[a] for a in range(flat, len(perm))]
     places = np.arange(width).reshape(before).transpose([a - flat for a in perm[flat:]]).reshape(-1)
     order = np.empty(width, np.intp)
     order[places] = np.arange(width)
     return order
-
-
-def _same(perm: list[int]) -> list[int]:
-    """How many axes at the front a transpose may leave in their places."""
-    count = 0
-    while count < len(perm) and perm[count] == count:
-        count += 1
-    return list(range(count + 1))
 
 
 @an.example((1, 2, 3, 3))

@@ -498,6 +498,7 @@ def test_a_pass_file_is_one_pass(path: Path) -> None:
 
 
 ENGINE_PARTS = {
+    "absorb_transpose": {"facts.moved_axes"},
     "add_cache": {"interpret.decoding", "splitting.plan"},
     "apply_remedies": {
         "files.package",

@@ -10,10 +10,10 @@ import enum
 import importlib
 import pkgutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from anesurgery.doors import door
 from anesurgery.errors import SurgeryError
@@ -98,6 +98,10 @@ class Finding:
         return {**vars(self), "grade": self.grade.value}
 
 
+RemedyFor: TypeAlias = Callable[[Any, Target], str | None]
+"""The pass for an op or layer on a target, by name."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A row of a table: which ops, on which condition, with which verdict, known from where.
@@ -114,6 +118,7 @@ class Rule:
         scope: where it was seen.
         kind: of the findings it makes.
         remedy: a pass by name.
+        remedy_for: the pass that changes an op which the test finds; absent where `remedy` does for all.
         advice: what to do where no pass exists.
         far: at which ops its test looks further than at what they read and what reads their results: "any",
             "integers" for those that compute with integers, "" for none.
@@ -131,6 +136,12 @@ class Rule:
     remedy: str | None = None
     advice: str = ""
     far: str = ""
+    remedy_for: RemedyFor | None = None
+
+    def finding_of(self, op: Any, name: str, message: str, target: Target) -> Finding:
+        """What the rule says about an op (or layer), with the pass that changes it."""
+        found = self.finding(message, name)
+        return found if self.remedy_for is None else replace(found, remedy=self.remedy_for(op, target))
 
     def finding(self, message: str, op: str = "") -> Finding:
         """What the rule says about an op."""

@@ -80,7 +80,8 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     ]
     blobs = _blobs(spec)
     shapes = _shapes(spec, layers, blobs)
-    rows = [_row(index, layer, target, shapes) for index, layer in enumerate(layers)]
+    constants = frozenset(name for one in layers if one.kind == "loadConstantND" for name in one.spec.output)
+    rows = [_row(index, layer, target, shapes, constants) for index, layer in enumerate(layers)]
     rows = [replace(r, flop=_flop(blobs, one)) for r, one in zip(rows, layers, strict=True)]
     numbers, segments = _segments(layers, rows, shapes, {f.name for f in spec.description.output})
     rows = [replace(row, segment=number) for row, number in zip(rows, numbers, strict=True)]
@@ -101,10 +102,13 @@ def inspect_network(spec: Any, target: Target, label: str) -> Inspection:
     )
 
 
-def _row(index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int, ...]]) -> OpRow:
+def _row(
+    index: int, layer: _Layer, target: Target, shapes: dict[str, tuple[int, ...]], constants: frozenset[str]
+) -> OpRow:
     inputs = tuple(shapes.get(name, ()) for name in layer.spec.input)
-    legal, against = judge(Described(layer.spec, inputs), target)
-    findings = tuple(rule.finding(words, layer.name) for rule, words in against)
+    described = Described(layer.spec, inputs, constants.intersection(layer.spec.input))
+    legal, against = judge(described, target)
+    findings = tuple(rule.finding_of(described, layer.name, words, target) for rule, words in against)
     shape = shapes.get(next(iter(layer.spec.output), ""), UNKNOWN)
     return OpRow(
         index,

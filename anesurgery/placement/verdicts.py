@@ -80,7 +80,10 @@ class Legality:
         """Every row that forbids an op or makes it doubtful, of which a verdict names the first."""
         for rule in (*self._own.get(op.op_type, ()), *self._any):
             if value := self._found(rule, op):
-                yield rule.finding(value, op.outputs[0].name)
+                yield self._finding(rule, op, value)
+
+    def _finding(self, rule: Rule, op: Operation, value: str) -> Finding:
+        return rule.finding_of(op, op.outputs[0].name, value, self.target)
 
     def verdict(self, op: Operation) -> tuple[bool | None, Finding | None]:
         """Can the ANE run the op? True; False with the reason; or None, with what makes it doubtful.
@@ -91,9 +94,9 @@ class Legality:
         for rule in (*self._own.get(op.op_type, ()), *self._any):
             value = self._found(rule, op)
             if value and self.forbids(rule):
-                return False, rule.finding(value, op.outputs[0].name)
+                return False, self._finding(rule, op, value)
             if value and doubt is None:
-                doubt = rule.finding(value, op.outputs[0].name)
+                doubt = self._finding(rule, op, value)
         listed = op.op_type in LEGAL or op.op_type in WITH_STATE or splits_attention(op)
         return (True if listed and doubt is None and not _untried(op) else None), doubt
 
@@ -202,7 +205,7 @@ class Findings:
         """What the rows say of an op."""
         rules = (*self._own.get(op.op_type, ()), *self._any)
         said = [(r, r.test(op, self.target)) for r in rules if r.test is not None]
-        return tuple(r.finding(value, op.outputs[0].name) for r, value in said if value)
+        return tuple(r.finding_of(op, op.outputs[0].name, value, self.target) for r, value in said if value)
 
 
 Verdict: TypeAlias = tuple[bool | None, Finding | None, Work, Estimate | None]

@@ -70,9 +70,14 @@ class Cost:
             yield cut(f"   {self.advice}", "green")
 
 
+BOUNDARY = re.compile(r"; | \(|, ")
+"""Where words may end that have no room: what follows is said by `--full`."""
+
+
 def cut(words: str, style: str = "") -> Text:
-    """A line of a terminal; `--full` has all of it."""
-    line = plain(words, style)
+    """A line of a terminal, ended at a clause where the second half has one."""
+    ends = [found.start() for found in BOUNDARY.finditer(words[: WIDTH + 1])] if len(words) > WIDTH else []
+    line = plain(words[: ends[-1]] if ends and ends[-1] >= WIDTH // 2 else words, style)
     line.truncate(WIDTH, overflow="ellipsis")
     return line
 
@@ -84,7 +89,15 @@ def costs(inspection: Inspection) -> list[Cost]:
     for place, cost in _things(inspection, rows):
         known = found.get(place) if place else None
         found[place or (cost.why,)] = cost if known is None else _both(known, cost)
-    return sorted(found.values(), key=lambda cost: cost.rank)
+    return sorted(
+        (cost for cost in found.values() if not _too_short(inspection, cost)), key=lambda cost: cost.rank
+    )
+
+
+def _too_short(inspection: Inspection, cost: Cost) -> bool:
+    """Is it about where ops run that take next to no time? Moving them gains nothing that can be told."""
+    timed = inspection.time is not None and bool(cost.what)
+    return timed and cost.share < LEAST and cost.kind in ("legality", "placement", "speed") and not cost.wrong
 
 
 def _both(one: Cost, other: Cost) -> Cost:

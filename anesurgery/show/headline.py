@@ -149,10 +149,11 @@ def _moved(before: Mapping[str, str], after: Mapping[str, str]) -> str:
 
 
 def _measure(before: Mapping[str, str], after: Mapping[str, str]) -> str:
-    """The work, where it tells both apart or all is told; else the ops."""
+    """The work, where it tells both apart, or all of it and as many ops as before are there; else the ops."""
     if not ("work" in before and "work" in after):
         return "ops"
-    return "ops" if before["work"] == after["work"] != "100%" else "work"
+    alike = before["ops"] == after["ops"] and before["work"] == "100%"
+    return "work" if before["work"] != after["work"] or alike else "ops"
 
 
 def _share(score: Score) -> dict[str, str]:

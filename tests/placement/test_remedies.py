@@ -7,10 +7,16 @@ import pkgutil
 import re
 from pathlib import Path
 
+import coremltools as ct
+import numpy as np
 import pytest
+from coremltools.converters.mil.mil import types
 
+import anesurgery as ane
 from anesurgery import registry
+from anesurgery.mil import Program, Var, mb
 from anesurgery.placement import rules
+from anesurgery.placement.inspector import inspect
 from anesurgery.placement.rules import layer_rules
 from anesurgery.placement.rules.legality import FORBIDDEN
 
@@ -101,3 +107,62 @@ def test_a_remedy_that_the_rules_do_not_name_is_noticed(
     monkeypatch.setattr(f"{__name__}.TABLE", wrong)
     with pytest.raises(AssertionError):
         test_each_rule_ends_with_a_remedy_or_a_reason("op-random_categorical")
+
+
+def long_ops(kind: str) -> Program:
+    """One op whose result, or whose input too, has an axis of 20000."""
+
+    @mb.program(
+        input_specs=[mb.TensorSpec((1, 4 if kind == "linear" else 20000), types.fp16)],
+        opset_version=ct.target.iOS17,
+    )
+    def made(x: Var) -> Var:
+        if kind == "linear":
+            return mb.linear(x=x, weight=np.ones((20000, 4), np.float16), name="y")
+        if kind == "linear of a long row":
+            return mb.linear(x=x, weight=np.ones((4, 20000), np.float16), name="y")
+        return getattr(mb, kind)(x=x, name="y") if kind == "relu" else mb.softmax(x=x, axis=-1, name="y")
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "remedy"),
+    [("linear", "split_head"), ("relu", "fold_long_axis"), ("linear of a long row", None), ("softmax", None)],
+)
+def test_a_long_axis_names_the_pass_that_changes_the_op(kind: str, remedy: str | None) -> None:
+    """The wrong version: one pass for every op, which does nothing to a head."""
+    program = long_ops(kind)
+    found = {f.rule: f.remedy for f in inspect(program, "iPhone 13").all_findings if f.op == "y"}
+    assert found["axis"] == remedy
+    for name in ("split_head", "fold_long_axis"):
+        changes = ane.apply(program, name, target="iPhone 13", prove=None, quiet=True).changes
+        assert bool(changes) == (name == remedy), name
+
+
+@pytest.mark.parametrize(("perm", "absorbed"), [([0, 2, 3, 1], True), ([0, 2, 1, 3], False)])
+def test_a_transpose_is_named_where_its_reader_can_do_without(perm: list[int], absorbed: bool) -> None:
+    """Heads that are put together again stay: a row takes from each of them."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 3), types.fp16)], opset_version=ct.target.iOS17)
+    def made(x: Var) -> Var:
+        turned = mb.transpose(x=x, perm=perm, name="turned")
+        rows = [1, 18] if absorbed else [1, 3, 6]
+        return mb.linear(
+            x=mb.reshape(x=turned, shape=rows), weight=np.ones((4, rows[-1]), np.float16), name="y"
+        )
+
+    rules_found = {f.rule for f in inspect(made, "M1").all_findings}
+    assert ("transpose-absorbed" in rules_found) == absorbed
+    assert bool(ane.apply(made, "absorb_transpose", prove=None, quiet=True).changes) == absorbed
+
+
+def test_constants_of_layers_name_a_pass_that_changes_them(tmp_path: Path) -> None:
+    """The example has constants of one and of three axes, and a product with one of them."""
+    network = ane.example("network", tmp_path / "n.mlmodel")
+    named = {
+        f.remedy for f in ane.inspect(network, "iPhone 13").all_findings if f.remedy and f.rule in LAYER_RULES
+    }
+    assert "legacy_add_multiply" in named
+    for name in named:
+        assert ane.apply(network, name, prove=None, quiet=True).changes, name

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
-from anesurgery.show.costs import MOST, SCREEN, costs, on_a_screen
+from anesurgery.placement.durations import Time
+from anesurgery.show.costs import MOST, SCREEN, costs, cut, on_a_screen
 
 WIDTH, LINES = 80, 14
 TARGET = "iPhone 13"
@@ -48,7 +49,17 @@ def test_reports_fit_on_a_screen_and_their_commands_run(model: str) -> None:
         (following,) = [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
         printed(*shlex.split(following)[1:], *overwriting(following))
     assert seen[-1].endswith("--why OP explains one op.")
-    assert all(shlex.split(line)[:2] == ["anesurgery", "fix"] for line in seen if line.startswith("   anes"))
+
+
+@pytest.mark.slow
+def test_each_command_for_a_cost_changes_the_model(model: str) -> None:
+    """The wrong version: a pass is named for an op that it refuses, and nothing is changed."""
+    lines = printed("see", model, "--target", TARGET)
+    commands = [shlex.split(line) for line in lines if line.startswith("   anes")]
+    for named in commands:
+        assert named[:2] == ["anesurgery", "fix"]
+        assert not printed(*named[1:], "--overwrite")[0].startswith("Nothing was changed"), named
+    assert commands
 
 
 def written(lines: list[str]) -> list[str]:
@@ -74,6 +85,27 @@ def test_the_whole_report_is_behind_an_option(tmp_path: Path, monkeypatch: pytes
     assert "notes" in full
     assert "notes" not in short
     assert len(full) > LINES >= len(short)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("short", "short"),
+        (f"{'a' * 50} (A11 to A16); and {'b' * 40}", f"{'a' * 50} (A11 to A16)"),
+        (f"{'a' * 20}; {'b' * 70}", f"{'a' * 20}; {'b' * 57}…"),
+    ],
+)
+def test_a_long_line_ends_at_a_clause(line: str, shown: str) -> None:
+    assert cut(line).plain == shown
+
+
+def test_ops_that_take_no_time_are_no_cost() -> None:
+    """Their place is not what to change first; wrong numbers are, whatever they take."""
+    slow = row(0, "slow", "cpu", ms=9.0, findings=(finding("a", op="slow_0"),))
+    rows = [slow, row(1, "quick", "cpu", ms=0.001, findings=(finding("b", op="quick_1"),))]
+    rows += [row(2, "wrong", "ane", ms=0.001, findings=(finding("c", kind="numeric", op="wrong_2"),))]
+    timed = inspection(rows, time=Time(9.002, 8.0, 10.0, 1, "one", {}, {}, {}))
+    assert [cost.what.split()[0] for cost in costs(timed)] == ["slow", "wrong"]
 
 
 def three() -> list[Any]:

@@ -23,13 +23,22 @@ from anesurgery.mil import (
     np_dtype,
     operands,
 )
-from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, names
+from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, POINTWISE, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import of_constant
-from anesurgery.semantics.reading import flag, ints, is_tensor, kind_of, number, shape_in_words, shape_of
+from anesurgery.semantics.reading import (
+    flag,
+    ints,
+    is_tensor,
+    kind_of,
+    number,
+    shape_in_words,
+    shape_of,
+    weight,
+)
 from anesurgery.semantics.rows import read_results, runtime
 
 DEEPEST = -3.2e4
@@ -296,6 +305,19 @@ def long_axis(op: Operation, target: Target) -> str:
         if deep > CHANNELS:
             return f"%{var.name} is {words(var)}: {deep} is more than {CHANNELS}"
     return ""
+
+
+FOLDED = POINTWISE | {"conv", "max_pool", "avg_pool", "batch_norm", "instance_norm"}
+"""Ops that work on rows of a long axis."""
+
+
+def of_long_axis(op: Operation, target: Target) -> str | None:
+    """The pass for an op with a long axis: of a product with stored weights for its outputs alone."""
+    if op.op_type in FOLDED:
+        return "fold_long_axis"
+    limit, _ = target.least("axis")
+    long = [var for var in values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]
+    return "split_head" if long == [op.outputs[0]] and weight(op) is not None else None
 
 
 def _other_axes(op: Operation, var: Var, shape: tuple[int, ...], target: Target) -> tuple[int, ...]:

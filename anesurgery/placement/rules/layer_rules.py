@@ -7,13 +7,13 @@ layer type but the same op of an ML Program was measured, the rule says so, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from anesurgery.ops import names
-from anesurgery.placement.evidence import Grade, Rule, Scope, general
+from anesurgery.placement.evidence import Grade, RemedyFor, Rule, Scope, general
 from anesurgery.placement.target import SOURCES, Target
 
 HOLLANCE = "hollance/neural-engine, unsupported-layers"
@@ -68,15 +68,16 @@ FIRST_LAYERS = names(
 """The other layers of the first two releases, of which it is said that they mostly run on the engine."""
 
 
-def _repaired(rule: Rule, **kinds: str) -> Iterator[Rule]:
+def _repaired(rule: Rule, *, only: Mapping[str, RemedyFor] | None = None, **kinds: str) -> Iterator[Rule]:
     """A rule for each pass that writes some of its layer types otherwise, and one for those that none does.
 
     Args:
         rule: what forbids them all.
+        only: pass -> itself or None for a layer, where it changes some of them alone.
         kinds: pass -> the layer types.
     """
     for remedy, ops in kinds.items():
-        yield replace(rule, ops=names(ops), remedy=remedy)
+        yield replace(rule, ops=names(ops), remedy=remedy, remedy_for=(only or {}).get(remedy))
     if rest := rule.ops - names(" ".join(kinds.values())):
         yield replace(rule, ops=rest)
 
@@ -88,10 +89,12 @@ class Described:
     Attributes:
         spec: the `NeuralNetworkLayer`.
         inputs: one shape for each input; () where it is unknown.
+        constants: the inputs that a `loadConstantND` makes.
     """
 
     spec: Any
     inputs: tuple[tuple[int, ...], ...] = ()
+    constants: frozenset[str] = frozenset()
 
     @property
     def kind(self) -> str:
@@ -146,6 +149,12 @@ def _looked_up(layer: Described, target: Target) -> str:
     embedded = layer.kind == "embedding"
     rows = int(layer.spec.embedding.inputDim if embedded else layer.spec.embeddingND.vocabSize)
     return f"{rows} rows, more than {LOOKUP_ROWS}" if rows > LOOKUP_ROWS else ""
+
+
+def _of_constant(layer: Described, target: Target) -> str | None:
+    """The pass for a constant of the shape (1, 1, C, H, W); others go with the layers that read them."""
+    shape = tuple(layer.spec.loadConstantND.shape)
+    return "legacy_constant" if len(shape) == 5 and shape[:2] == (1, 1) else None
 
 
 def _broadcast(layer: Described, target: Target) -> str:
@@ -217,6 +226,7 @@ RULES: tuple[Rule, ...] = (
             advice="use the layer of the same name without ND on (C, H, W); "
             "or convert to an ML Program, where the op is legal",
         ),
+        only={"legacy_constant": _of_constant},
         legacy_concat="concatND",
         legacy_split="splitND",
         legacy_constant="loadConstantND",
@@ -268,6 +278,7 @@ RULES: tuple[Rule, ...] = (
         HOLLANCE,
         test=_broadcast,
         remedy="spread_channels",
+        remedy_for=lambda layer, _: "legacy_add_multiply" if layer.constants else "spread_channels",
         advice="use a scale layer where the factors are constant",
     ),
     Rule(

@@ -542,6 +542,7 @@ FORBIDDEN: tuple[Rule, ...] = (
         scope=Scope(os="seen on M1 Max, M4"),
         advice="split the axis, and join the pieces last or return them",
         remedy="fold_long_axis",
+        remedy_for=when.of_long_axis,
     ),
     _compiler(
         "conv-kernel-old",

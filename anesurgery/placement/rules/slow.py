@@ -16,6 +16,7 @@ from anesurgery.facts.attention import attention_of
 from anesurgery.facts.constant_indices import taken
 from anesurgery.facts.dependence import rounds
 from anesurgery.facts.logits import AFTER_HEADS
+from anesurgery.facts.moved_axes import flattened_from, reduced_before
 from anesurgery.mil import (
     Operation,
     Var,
@@ -717,16 +718,18 @@ def _is_new(var: Var) -> bool:
 
 
 def absorbed(op: Operation, target: Target) -> str:
-    """A product with a weight, or a reduction, that alone reads what was transposed."""
+    """A product with a weight, or a reduction, that alone reads what was transposed, and can as it was."""
     shape = static_shape(op.outputs[0])
     readers = list(readers_after(op.outputs[0], UNARY | VIEWS)) if shape is not None else []
-    if len(readers) != 1 or not (readers[0].op_type in REDUCTIONS or weight(readers[0]) is not None):
+    if len(readers) != 1:
         return ""
-    if readers[0].op_type not in REDUCTIONS | {"linear", "matmul"}:
-        return ""
-    if readers[0].op_type not in REDUCTIONS and readers[0].x.rank >= len(shape or ()):
-        return ""
-    return f"{shape_in_words(shape)} is read by {readers[0].op_type} %{readers[0].outputs[0].name} alone"
+    (reader,) = readers
+    if reader.op_type in REDUCTIONS:
+        can = reader.x.rank == len(shape or ()) and reduced_before(reader, op) is not None
+    else:
+        plain = reader.op_type in ("linear", "matmul") and weight(reader) is not None
+        can = plain and reader.x.rank < len(shape or ()) and flattened_from(reader, op) is not None
+    return f"{shape_in_words(shape)} is read by {reader.op_type} %{reader.outputs[0].name} alone" if can else ""
 
 
 BETWEEN = POINTWISE | {"conv", "batch_norm"}

@@ -250,7 +250,8 @@ def sensitivity(
     from rich.console import Group
 
     wrote = [path for path in (save, out) if path is not None]
-    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote)
+    then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
+    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote, then)
 
 
 def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:

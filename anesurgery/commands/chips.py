@@ -9,6 +9,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full, Json, Quiet, show
 from anesurgery.commands.waiting import load_engine
 
@@ -40,7 +41,13 @@ def chips(
     wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
     ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
     more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
-    show(plain, Group(_devices(chosen), "", _limits(chosen), *more), as_json, quiet)
+    show(
+        plain,
+        Group(_devices(chosen), "", _limits(chosen), *more),
+        as_json,
+        quiet,
+        then=command("example", "gpt2"),
+    )
 
 
 def _fault(fault: Any) -> dict[str, Any]:

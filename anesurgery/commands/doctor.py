@@ -16,6 +16,7 @@ import typer
 from packaging.requirements import Requirement
 from rich.table import Table
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Quiet, show
 from anesurgery.errors import SurgeryError
 
@@ -45,8 +46,10 @@ def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
     table = Table("what", "found", "wanted", "", box=None)
     for row in rows:
         table.add_row(row.name, row.found, row.wanted, row.verdict)
-    show([vars(row) for row in rows], table, as_json, quiet)
-    if any(row.fits is False for row in rows):
+    sound = all(row.fits is not False for row in rows)
+    then = command("example", "gpt2") if sound else "pip install --upgrade anesurgery"
+    show([vars(row) for row in rows], table, as_json, quiet, then=then)
+    if not sound:
         raise typer.Exit(1)
 
 

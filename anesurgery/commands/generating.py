@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Model, Quiet, Seed, show
 from anesurgery.commands.waiting import load_engine
 from anesurgery.errors import SurgeryError
@@ -57,4 +58,5 @@ def generate(
         "prefill_seconds": generation.prefill_seconds,
         "tokens_per_second": generation.tokens_per_second,
     }
-    show(plain, f"{' '.join(map(str, generation.written))}\n{generation}", as_json, quiet)
+    shown = f"{' '.join(map(str, generation.written))}\n{generation}"
+    show(plain, shown, as_json, quiet, then=command("certify", model))

@@ -10,6 +10,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Function, Json, Model, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
 
@@ -40,7 +41,8 @@ def measure(
         plain = record(model, Target.parse(target), function, settings=settings, runs=runs)
     _write(place, plain)
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
-    show(plain, Group(measured_table(plain), *failures, f"{plain['host']}: {place}"), False, quiet)
+    shown = Group(measured_table(plain), *failures, plain["host"])
+    show(plain, shown, False, quiet, [place], command("learn", place))
 
 
 def measured_table(plain: dict[str, Any]) -> Table:
@@ -77,7 +79,8 @@ def learn(
     learned = fit({str(path): read_plan(path) for path in plans})
     if place is not None:
         _write(place, learned.corrections.to_json())
-    show(learned.to_json(), _report(learned), as_json, quiet)
+    wrote, use = ([], "") if place is None else ([place], f"to use it: anesurgery see MODEL --rates {place}")
+    show(learned.to_json(), _report(learned), as_json, quiet, wrote, more=use)
 
 
 def _place(out: Path, overwrite: bool, source: Any) -> Path:
@@ -124,7 +127,7 @@ def calibrate(
         calibrated = fit(folder)
     write_table(calibrated.after.table, place)
     use = f"to use it: export {VARIABLE}={place}"
-    show(calibrated.to_json(), Group(*calibrated_tables(calibrated), use), as_json, quiet)
+    show(calibrated.to_json(), Group(*calibrated_tables(calibrated)), as_json, quiet, [place], more=use)
 
 
 def calibrated_tables(calibrated: Any) -> list[Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -59,7 +61,17 @@ def choose_sizes(
     choice = choose(lengths, count, time=time, multiple=multiple)
     if plot is not None:
         choice.save_plot(plot)
-    show(choice.to_json(), choice_group(choice), as_json, quiet, [] if plot is None else [plot])
+    then = "" if model is None or size is None else _made(model, size, choice.best.sizes)
+    wrote = [] if plot is None else [plot]
+    show(choice.to_json(), choice_group(choice), as_json, quiet, wrote, then)
+
+
+def _made(model: str, size: str, lengths: Sequence[int]) -> str:
+    """The command that makes a model at the lengths that were chosen."""
+    each = [("--size", re.sub(r"(?<=[=x])N(?=x|,|$)", str(length), size)) for length in lengths]
+    return command(
+        "sizes", model, *(word for pair in each for word in pair), "--out", f"{Path(model).stem}_sizes"
+    )
 
 
 def _open_shape(text: str) -> tuple[str, tuple[int | None, ...]]:

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.commands.next_steps import command, pasteable
+from anesurgery.commands.sizing import _made as made
 from anesurgery.placement.durations import Time
 from anesurgery.show.costs import MOST, SCREEN, costs, cut, on_a_screen
 
@@ -76,6 +77,14 @@ def test_a_long_command_is_pasted_as_one() -> None:
     assert max(map(len, said.splitlines())) <= WIDTH
     assert shlex.split(said.replace("\\\n", ""))[1:] == shlex.split(line)
     assert pasteable("next: anesurgery fix m") == "next: anesurgery fix m"
+
+
+def test_sizes_that_were_chosen_are_made_by_one_command() -> None:
+    """N stands for the length, and letters of names stay."""
+    line = made("N.mlpackage", "N_ids=1xN,mask=1x1xNxN", (16, 64))
+    sizes = [word for word in line.split() if "=" in word]
+    assert sizes == ["N_ids=1x16,mask=1x1x16x16", "N_ids=1x64,mask=1x1x64x64"]
+    assert line.endswith("--out N_sizes")
 
 
 def test_the_whole_report_is_behind_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

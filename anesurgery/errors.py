@@ -94,8 +94,8 @@ class UnknownName(SurgeryError):  # noqa: N818 - reads as a statement, like KeyE
         self.kind, self.name, self.near = kind, name, tuple(_near(name, names))
 
 
-LISTED = 30
-"""Names in an error at most: a screen; the rest are counted."""
+LISTED = 10
+"""Names in an error at most: two lines; the rest are counted."""
 
 
 def near_matches(name: str, names: Iterable[str]) -> str:

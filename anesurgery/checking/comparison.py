@@ -218,6 +218,7 @@ def compare(
             raise
         whole = _compare_pipelines(a, b, inputs, precision, contract, gate, seed, last)
         return replace(whole, proof=_prove_pipelines(a, b, inputs, gate, seed, last)) if prove else whole
+    _check_inputs_in_common(first, second, function)
     inputs, old = _reference(first, second, inputs, contract, function, seed, precision, assume)
     expected = adapt_outputs(contract, old, inputs)
     candidate = second.program if engine == INTERPRETER else b
@@ -295,6 +296,18 @@ def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, 
 
 def _finite(comparison: Comparison) -> bool:
     return not any(row.failure for row in comparison.outputs) and not math.isnan(comparison.psnr)
+
+
+def _check_inputs_in_common(first: Loaded, second: Loaded, function: str | None) -> None:
+    """Two models without any input in common are not two forms of one.
+
+    Raises:
+        InterpretError: they have none.
+    """
+    names = [sorted(function_of(one.program, function).inputs) for one in (first, second)]
+    if all(names) and set(names[0]).isdisjoint(names[1]):
+        words = " and ".join(map(", ".join, names))
+        raise InterpretError(f"the models take different inputs, {words}; give two forms of one model")
 
 
 def _reference(

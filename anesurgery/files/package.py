@@ -284,7 +284,7 @@ def read_spec(file: Path | SourceFile) -> Any:
         if foreign is not None:
             raise LoadError(f"{file} is {foreign}") from error
         cure = "give an .mlmodel or .mlpackage, or export it again"
-        raise LoadError(f"{file} is not a Core ML specification, or is damaged ({error}); {cure}") from error
+        raise LoadError(f"{file} is not a Core ML model, or is damaged; {cure}") from error
     if kind is None:
         if foreign is not None:
             raise LoadError(f"{file} is {foreign}")

@@ -145,7 +145,8 @@ class SourceFile:
                 raise LoadError(f"{path} is {_kind(self._found.st_mode)} and no file; copy the model again")
             self._sampled = self._samples()
         except OSError as error:
-            raise LoadError(f"{path} cannot be read: {error.strerror}; is it yours to read?") from error
+            cure = "" if isinstance(error, FileNotFoundError) else "; is it yours to read?"
+            raise LoadError(f"{path} cannot be read: {error.strerror}{cure}") from error
 
     @property
     def size(self) -> int:

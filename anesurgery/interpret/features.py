@@ -102,12 +102,16 @@ def _numbers(name: str, tensor: torch.Tensor) -> Array:
 def _array(name: str, kind: Any, value: Any) -> Any:
     if value is None:
         return _default(name, kind)
-    shape = as_array(name, value).shape
-    allowed = _shapes(kind.multiArrayType)
+    array = as_array(name, value)
+    shape, allowed = array.shape, _shapes(kind.multiArrayType)
     if not any(_matches(shape, one) for one in allowed):
         raise InterpretError(
             f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"
         )
+    whole = kind.multiArrayType.dataType == kind.multiArrayType.INT32
+    if whole and array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all():
+        strange = array[~(np.isfinite(array) & (array == np.round(array)))].flat[0]
+        raise InterpretError(f"input {name!r} holds {strange:g}, and the model takes integers; give int32")
     return value
 
 

@@ -345,6 +345,8 @@ class _Trial:
     """One model in several arithmetics."""
 
     def __init__(self, loaded: Loaded, function: str | None, arithmetics: Sequence[str], gate: float) -> None:
+        if not math.isfinite(gate):
+            raise SurgeryError(f"gate={gate}; give a PSNR in dB")
         self._all = Abreast(loaded.program, function, arithmetics)
         self._chosen, self.gate = logits_of(function_of(loaded.program, function)), gate
         self._program, self._function = loaded.program, function

@@ -12,7 +12,7 @@ from typing import Any
 
 from anesurgery import registry
 from anesurgery.doors import THIS, door, given_words
-from anesurgery.errors import LoadError, SurgeryError, UnknownName
+from anesurgery.errors import LoadError, SurgeryError, UnknownName, warn
 from anesurgery.files import size_index
 from anesurgery.files.interface import origin_of
 from anesurgery.files.package import Loaded
@@ -246,6 +246,8 @@ def _beside(inspection: Inspection, model: Any, target: Target, function: str | 
 
 
 def _notes(target: Target, advised: unit_advice.UnitAdvice | None, absent: str | None) -> tuple[str, ...]:
+    if absent is not None:
+        warn(ABSENT.format(absent))
     notes = [*([] if absent is None else [ABSENT.format(absent)]), *NO_PROMISE]
     if target.extrapolated:
         notes.append(ELSEWHERE.format(target.extrapolated))

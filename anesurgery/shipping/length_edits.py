@@ -877,7 +877,8 @@ def _made_of_length(rows: Array) -> str | None:
 
 def _even(numbers: Array) -> Array:
     """Which columns rise by the same from place to place? numbers: (places, columns)."""
-    steps = np.diff(numbers, axis=0)
+    with np.errstate(invalid="ignore"):  # what masks is infinite in neighbouring places
+        steps = np.diff(numbers, axis=0)
     return np.abs(steps - steps.mean(0)).max(0) <= 2e-3 * (np.abs(numbers).max() or 1.0)
 
 

@@ -165,7 +165,7 @@ def test_quiet_prints_nothing(
         (("apply", "IN", "gpt2_anee", "--out", "OUT"), "did you mean 'gpt2_ane'"),
         (("apply", "IN", "negate_subtract", "OUT", "--out", "THERE"), "two places to write are named"),
         (("apply", "IN", "gpt2_ane", "OUT", *LEFT), "gpt2_ane changed nothing: the model has no attention"),
-        (("apply", "TEXT", "negate_subtract", "OUT"), "is not a Core ML specification, or is damaged"),
+        (("apply", "TEXT", "negate_subtract", "OUT"), "is not a Core ML model, or is damaged"),
         (("list", "pass"), "did you mean 'passes'"),
         (("explain", "pad_last_axes"), "did you mean 'pad_last_axis'"),
         (("compare", "IN", "NOWHERE"), "does not exist"),

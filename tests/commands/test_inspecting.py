@@ -282,4 +282,4 @@ def test_real_models(call: Call, corpus: Path, name: str, words: str) -> None:
 def test_a_damaged_model_is_an_error(call: Call, corpus: Path) -> None:
     code, _, err = call(corpus / "nnv2_simple_layer.mlmodel")
     assert code == BAD_INPUT
-    assert "is not a Core ML specification, or is damaged" in err
+    assert "is not a Core ML model, or is damaged" in err

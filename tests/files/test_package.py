@@ -219,8 +219,8 @@ def test_an_mlmodel_comes_out(package: Path) -> None:
     ("name", "words"),
     [
         ("nowhere.mlpackage", "does not exist"),
-        ("nnv2_simple_layer.mlmodel", "is not a Core ML specification, or is damaged"),
-        ("README.md", "is not a Core ML specification"),
+        ("nnv2_simple_layer.mlmodel", "is not a Core ML model, or is damaged"),
+        ("README.md", "is not a Core ML model"),
         (".", "is a folder without a Manifest.json"),
     ],
 )

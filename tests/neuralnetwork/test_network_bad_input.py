@@ -40,7 +40,7 @@ USES: tuple[Use, ...] = (
 FILES: dict[str, tuple[Callable[[bytes], bytes], tuple[str, ...]]] = {
     "truncated": (lambda whole: whole[: len(whole) // 2], ("is damaged", "export it again")),
     "empty": (lambda whole: b"", ("holds no model", "convert it again")),
-    "text": (lambda whole: b"version https://", ("is not a Core ML specification", "give an .mlmodel")),
+    "text": (lambda whole: b"version https://", ("is not a Core ML model", "give an .mlmodel")),
     "a newer kind": (
         lambda whole: b"\x08\x63\xc2\xb8\x02\x00",  # specification 99, and field 5000
         ("newer than this coremltools", "convert it again"),
@@ -144,7 +144,7 @@ def test_a_file_that_the_schema_of_today_calls_corrupt(corpus: Path) -> None:
     path = corpus / "nnv2_simple_layer.mlmodel"
     for use in (*USES, ane.inspect):
         said = refused(use, path)
-        assert "is not a Core ML specification, or is damaged" in said
+        assert "is not a Core ML model, or is damaged" in said
         assert said.endswith("export it again")
 
 

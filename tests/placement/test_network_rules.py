@@ -324,5 +324,5 @@ def test_real_networks(corpus: Path, name: str) -> None:
 
 
 def test_a_damaged_file_is_an_error(corpus: Path) -> None:
-    with pytest.raises(LoadError, match="is not a Core ML specification, or is damaged"):
+    with pytest.raises(LoadError, match="is not a Core ML model, or is damaged"):
         read_spec(corpus / "nnv2_simple_layer.mlmodel")

@@ -1,0 +1,219 @@
+"""What a user may give by mistake: an error says what, where and what to do, and nothing is written."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import anesurgery as ane
+from anesurgery.commands.app import app
+from anesurgery.errors import SurgeryError
+
+LONGEST = 320
+"""Characters of an error at most, four lines of a terminal; most have half of it."""
+EMPTY_FILES = """
+empty.mlpackage empty.mlmodel a.tflite a.pt a.pth a.h5 a.keras a.gguf a.safetensors a.bin a.mlmodelc empty.txt
+"""
+TEXTS = {
+    "text.mlmodel": "hello",
+    "a.onnx": "zz",
+    "lengths.txt": "abc\n",
+    "bad.json": "{",
+    "plan.json": '{"format": "other"}',
+    "bad.npz": "xx",
+}
+FOLDERS = "folder.mlpackage empty_folder e.aimodel f.mlmodelc"
+INPUTS: dict[str, dict[str, np.ndarray]] = {
+    "wrong_name.npz": {"foo": np.zeros(3)},
+    "wrong_shape.npz": {"input_ids": np.zeros((3, 3), np.int32)},
+    "nan.npz": {"input_ids": np.full((1, 16), np.nan, np.float32)},
+    "halves.npz": {"input_ids": np.full((1, 16), 0.5, np.float32)},
+    "none.npz": {},
+}
+
+
+@pytest.fixture(scope="module")
+def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two models, and many files that are none."""
+    folder = tmp_path_factory.mktemp("bad")
+    model = ane.example("tiny", folder / "m.mlpackage")
+    ane.example("network", folder / "n.mlmodel")
+    for name in EMPTY_FILES.split():
+        (folder / name).touch()
+    for name, text in TEXTS.items():
+        (folder / name).write_text(text)
+    for name in FOLDERS.split():
+        (folder / name).mkdir()
+    for name, arrays in INPUTS.items():
+        np.savez(folder / name, **arrays)
+    with zipfile.ZipFile(folder / "none.zip", "w") as file:
+        file.writestr("readme.txt", "x")
+    for name, part in (("cut", "*.mlmodel"), ("short", "weight.bin"), ("no_weights", "weight.bin")):
+        copy = shutil.copytree(model, folder / f"{name}.mlpackage")
+        (held,) = copy.rglob(part)
+        held.write_bytes(held.read_bytes()[:100])
+        if name == "no_weights":
+            held.unlink()
+    return folder
+
+
+@pytest.fixture
+def unchanged(there: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In that folder, in which nothing is made or changed."""
+    monkeypatch.chdir(there)
+    monkeypatch.setenv("COLUMNS", "80")
+    before = {path: path.stat().st_mtime_ns for path in there.rglob("*")}
+    yield
+    assert {path: path.stat().st_mtime_ns for path in there.rglob("*")} == before
+
+
+CASES = {
+    # what is no model
+    "see nothing.mlpackage": "does not exist; in its folder: ",
+    "plan nothing.mlpackage auto": "does not exist; in its folder: ",
+    "prove m.mlpackage nothing.mlpackage": "does not exist; in its folder: ",
+    "diff m.mlpackage nothing.mlpackage": "does not exist; in its folder: ",
+    "to-coreml nothing.aimodel x.mlpackage": "does not exist",
+    "see empty.mlpackage": "holds no model.*convert it again",
+    "see empty.mlmodel": "holds no model.*convert it again",
+    "see text.mlmodel": "is not a Core ML model, or is damaged; give an .mlmodel",
+    "see folder.mlpackage": "a folder without a Manifest.json; give the .mlpackage folder itself",
+    "see empty_folder": "holds no model; models end in .mlpackage",
+    "see e.aimodel": "lacks metadata.json.*copy the whole folder again",
+    "see f.mlmodelc": "lacks model.mil; copy the compiled model again",
+    "see a.mlmodelc": "holds no model",
+    "see a.tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",
+    "see a.pt": "a PyTorch file: load the module, and give it to",
+    "see a.pth": "a PyTorch file: load the module, and give it to",
+    "see a.h5": "a Keras file: convert what",
+    "see a.keras": "a Keras file: convert what",
+    "see a.gguf": "made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
+    "see a.safetensors": "weights alone: give the folder of its checkpoint to `anesurgery build`",
+    "see a.bin": "holds no model",
+    "see none.zip": "holds 0 models",
+    "see cut.mlpackage": "is damaged; give",
+    "see short.mlpackage": "ends at byte 100, but the model needs.*copy the package again",
+    "run no_weights.mlpackage": "has no weights/weight.bin.*copy the package again",
+    "decompile m.mlpackage --out d.mlpackage": "is not a compiled model; give an .mlmodelc folder",
+    "executorch a.bin": "is empty; copy it again",
+    "executorch text.mlmodel": "is no program of ExecuTorch",
+    "to-coreml m.mlpackage x.mlpackage": "is no .aimodel; give a model of Core AI",
+    "lint m.mlpackage": "is no .aimodel; `anesurgery inspect` tells of other models",
+    "build nothing out": "holds no config.json; give a folder",
+    "build empty_folder out": "holds no config.json; give a folder",
+    "chat empty_folder hello": "`anesurgery build` makes such a folder",
+    "swift empty_folder --to x": "`anesurgery build` and `anesurgery sizes` make such folders",
+    # targets and names
+    "see m.mlpackage --target iphone99": "unknown chip or device 'iphone99'; did you mean",
+    "see m.mlpackage --target M1/macOS": "unknown OS 'macOS'; did you mean 'macOS 27'",
+    "see m.mlpackage --target ''": 'write it as "M1/macOS 14"',
+    "see m.mlpackage --target iPhone13/macOS14": "macOS 14 does not run on A15",
+    "see m.mlpackage --function nope": "unknown function 'nope'; known: main",
+    "see m.mlpackage --why nope": "unknown op 'nope'; known: ",
+    "see m.mlpackage --compute-units CPU": "did you mean 'CPU_ONLY'",
+    "fix m.mlpackage nosuch": "unknown pass or recipe 'nosuch'; known: .*more",
+    "fix m.mlpackage gpt2_anee": "did you mean 'gpt2_ane'",
+    "fix m.mlpackage pad_last_axs": "did you mean 'pad_last_axis'",
+    "fix m.mlpackage auto --prove yes": "did you mean 'sites'",
+    "fix m.mlpackage auto --require gold": "it may be checked, exhaustive, proved, bits",
+    "fix m.mlpackage auto --set nosuch=1": "unknown option of auto: 'nosuch'; known: ",
+    "explain nosuch": "unknown pass or recipe 'nosuch'",
+    "example nosuch": "unknown example 'nosuch'; known: bert, gpt2",
+    "chips --target iphone99": "unknown chip or device",
+    "list nosuch": "known: all, passes, recipes",
+    "draw m.mlpackage --out a.svg --around nope": "unknown op 'nope'; known: ",
+    "extract m.mlpackage nope --out x.mlpackage": "unknown function 'nope'; known: main",
+    "compare m.mlpackage m.mlpackage --engine metal": "unknown engine 'metal'; known: ",
+    "run m.mlpackage --precision int8": "it may be 'fp32' or 'fp16' or 'ane'",
+    # a model that does not fit
+    "fix m.mlpackage unet_ane": "is not for this model: the model has no convolution",
+    "prove m.mlpackage n.mlmodel": "the models take different inputs, input_ids and picture",
+    "compare m.mlpackage n.mlmodel": "the models take different inputs, input_ids and picture",
+    "generate n.mlmodel --ids 1": "do not fit into the context",
+    "merge m.mlpackage --out x.mlpackage": "is not NAME=MODEL, as prefill=prefill.mlpackage",
+    # inputs
+    "see m.mlpackage --inputs nowhere.npz": "cannot be read as an .npz file: No such file",
+    "see m.mlpackage --inputs bad.npz": "it is no archive of arrays, which np.savez writes",
+    "see m.mlpackage --inputs wrong_name.npz": "unknown input 'foo'; known: input_ids",
+    "fix m.mlpackage auto --inputs wrong_shape.npz": r"has shape \(3, 3\), expected \(1, 16\)",
+    "fix m.mlpackage auto --inputs nan.npz": "holds nan, and the model takes integers; give int32",
+    "run m.mlpackage --inputs halves.npz": "holds 0.5, and the model takes integers; give int32",
+    "fix m.mlpackage auto --inputs none.npz": "missing input 'input_ids'",
+    "certify m.mlpackage --inputs nowhere.npz": "cannot be read as an .npz file",
+    "fix m.mlpackage auto --assume input_ids=5": "write it as input_ids=0:50256",
+    "fix m.mlpackage auto --assume input_ids=9:2": "ends at 2, before it begins at 9",
+    "fix m.mlpackage auto --assume nope=0:5": "unknown input 'nope'; known: input_ids",
+    "generate m.mlpackage --ids a,b": "write the tokens as 3,14,15",
+    "generate m.mlpackage --ids 1,2": "do not fit into the context of 16",
+    "choose-sizes lengths.txt": "line 1 of lengths.txt is 'abc'; write a length",
+    "choose-sizes empty.txt": "there are no lengths; give",
+    "choose-sizes nothing.txt": "cannot be read: No such file or directory$",
+    "sizes m.mlpackage --size nope=1x8 --out s": "unknown input 'nope'; known: input_ids",
+    "sizes m.mlpackage --size input_ids --out s": "is not ",
+    # numbers
+    "fix m.mlpackage auto --gate nan": "gate=nan; give a PSNR in dB",
+    "certify m.mlpackage --gate=-inf": "gate=-inf; give a PSNR in dB",
+    "compress m.mlpackage c.mlpackage --bits 99": "it may be 1, 2, 3, 4, 6, 8",
+    "compress m.mlpackage c.mlpackage --bits 0": "it may be 1, 2, 3, 4, 6, 8",
+    "sensitivity m.mlpackage --mode none": "there is no mode 'none'; modes are ",
+    # what is written, and what is read beside a model
+    "see m.mlpackage --html m.mlpackage": "exists; choose another name, or use --overwrite",
+    "see m.mlpackage --html nowhere/x.html": "the folder nowhere does not exist; make it first",
+    "fix m.mlpackage auto m.mlpackage": "is the input, which is never changed; choose another name",
+    "fix m.mlpackage auto m.mlpackage --overwrite": "is the input, which is never changed",
+    "fix m.mlpackage auto a.txt": "is not a name for this format; let it end in .mlpackage",
+    "fix m.mlpackage auto nowhere/x.mlpackage": "does not exist; make it first",
+    "fix m.mlpackage auto m.mlpackage/x.mlpackage": "is inside the input, which is never changed",
+    "fix m.mlpackage plan.json": "no plan: .*`anesurgery plan --json` writes one",
+    "fix m.mlpackage bad.json": "bad.json cannot be read as a plan",
+    "run m.mlpackage --out m.mlpackage": "is the input, which is never changed",
+    "compress m.mlpackage m.mlpackage --bits 8": "is the input, which is never changed",
+    "to-coreai m.mlpackage x.mlpackage": "let it end in .aimodel",
+    "draw m.mlpackage --out a.png": "name it .svg or .html; browsers open both",
+    "example tiny --out a.txt": "let it end in .mlpackage",
+    "see m.mlpackage --rates bad.json": "is no table of rates.*write one with `anesurgery learn`",
+    "learn bad.json": "is no recorded plan.*record one with `anesurgery measure`",
+    "learn nothing.json": "cannot be read: No such file or directory$",
+    "calibrate empty_folder --out t.json": "it holds no .json; write files with `anesurgery measure`",
+}
+"""Command -> what its error says."""
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("command", CASES)
+def test_a_mistake_is_named_with_what_to_do(command: str) -> None:
+    done = CliRunner().invoke(app, shlex.split(command))
+    assert isinstance(done.exception, SurgeryError), done.output
+    with pytest.raises(SurgeryError, match=CASES[command]):
+        raise done.exception
+    assert len(str(done.exception)) <= LONGEST
+    assert "\n" not in str(done.exception)
+
+
+USAGE = {
+    "see": "Missing argument 'model'",
+    "sea m.mlpackage": "No such command 'sea'. Did you mean 'see'",
+    "see m.mlpackage --nosuch": "No such option: --nosuch",
+    "see m.mlpackage m.mlpackage m.mlpackage": "Got unexpected extra argument",
+    "compare m.mlpackage": "Missing argument 'b'",
+    "serve --port 99999999": "less than or equal to 65535",
+    "review nothing": "Missing option '--base'",
+}
+"""Command that is not written as its help says -> what is wrong with it."""
+
+
+@pytest.mark.usefixtures("unchanged")
+@pytest.mark.parametrize("command", USAGE)
+def test_a_command_that_is_written_wrongly_says_how_to_get_help(command: str) -> None:
+    done = CliRunner().invoke(app, shlex.split(command))
+    assert done.exit_code in (2, 64)
+    words = " ".join(done.output.replace("│", " ").split())
+    assert USAGE[command] in words
+    assert "--help" in words

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from anesurgery.placement.folders import inspect_folder as inspect_folder
     from anesurgery.placement.folders import ranges_folder as ranges_folder
     from anesurgery.placement.inspector import inspect as inspect
+    from anesurgery.rewriting.both_formats import Both as Both
     from anesurgery.rewriting.builder import Builder as Builder
     from anesurgery.rewriting.edit_plan import Plan as Plan
     from anesurgery.rewriting.host import register as register
@@ -121,6 +122,7 @@ _NAMES = {
     "placement.folders": "Folder inspect_folder ranges_folder",
     "placement.inspector": "inspect",
     "placement.evidence": "register_rule",
+    "rewriting.both_formats": "Both",
     "rewriting.builder": "Builder",
     "rewriting.host": "register",
     "rewriting.passes": "Pass Pipeline",

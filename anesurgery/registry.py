@@ -30,10 +30,13 @@ INTERPRETER = "interpreter"
 FORMATS = {".aimodel": "coreai.reading", ".onnx": "shipping.onnx_models"}
 """Suffix of a model of another format -> the module whose `read(path)` gives it as an ML Program."""
 WRITERS = {".aimodel": "coreai.translating"}
-"""Suffix of a format that an ML Program can be written in -> the module whose `to_coreai` does it."""
+"""Suffix of a format that an ML Program can be written in -> the module whose `to_coreai` does it, if its
+`require` does not refuse."""
 RULES = {".aimodel": "coreai.rules"}
 """Suffix of a format of Apple's -> what is known of models of that format."""
-ENGINES = {"coreai": "coreai.running"}
+APPLES = "coreai"
+"""The engine that is Apple's Core AI runtime."""
+ENGINES = {APPLES: "coreai.running"}
 """Name of what runs models beside the interpreter -> the module whose `run_model` does it."""
 
 _OWN: dict[str, type[Any]] = {}
@@ -54,9 +57,17 @@ def reader_of(path: Path) -> Callable[[Path], Any] | None:
 
 
 def writer_of(path: Path) -> Callable[..., Any] | None:
-    """What writes an ML Program in the format of a path; None where that is Core ML's own."""
-    module = WRITERS.get(path.suffix.lower())
-    return None if module is None else importlib.import_module(f"anesurgery.{module}").to_coreai
+    """What writes an ML Program in the format of a path; None where that is Core ML's own.
+
+    Raises:
+        LoadError: it needs a package that is not installed.
+    """
+    if (name := WRITERS.get(path.suffix.lower())) is None:
+        return None
+    module = importlib.import_module(f"anesurgery.{name}")
+    module.require()
+    writer: Callable[..., Any] = module.to_coreai
+    return writer
 
 
 def rules_of(path: Path | None) -> ModuleType | None:

@@ -30,6 +30,15 @@ from anesurgery.placement.durations import Change, Time, change
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.both_formats import (
+    CORE_ML,
+    ONE,
+    Both,
+    check_both,
+    check_format,
+    in_format,
+    write_beside,
+)
 from anesurgery.rewriting.checks import (
     check_assumed,
     check_grades,
@@ -142,6 +151,26 @@ class Surgery(Report):
         self.subject.save(target, overwrite=overwrite, edited=bool(self.changes))
         self.save_artifacts(target, overwrite=overwrite)
         return target
+
+    @exclusive()
+    def save_both(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Both:
+        """Write the model for Core ML, and for Core AI beside it, and compare the two.
+
+        Args:
+            path: of the Core ML model; that of the other has the suffix .aimodel in its place.
+            overwrite: may what is there be replaced?
+
+        Returns:
+            Both places, how well the outputs agree, and what a Core AI model cannot hold.
+
+        Raises:
+            LoadError: as `save`; or Apple's package `coreai-core` is not installed.
+            NotExpressible: Core AI lacks an op of the model.
+            ProofError: the two do not agree; the Core ML model was written alone.
+        """
+        target = Path(path).expanduser().absolute()
+        check_both(self.subject.source, target, overwrite, self.subject.suffix)
+        return write_beside(self.save(target, overwrite=overwrite), overwrite=overwrite)
 
 
 @door("inputs", "target", "seed", modules=True)
@@ -672,22 +701,25 @@ class Recipe:
             raise UnknownName(f"option of {self.name}:", key, names_and_options)
         return [_set(step, {key: value}) if step is owners[0] else step for step in steps]
 
-    def __call__(self, model: Any, inputs: Any = None, **options: Any) -> Any:
+    def __call__(self, model: Any, inputs: Any = None, *, format: str = CORE_ML, **options: Any) -> Any:
         """Apply the recipe: path or MLModel in, MLModel out. What was gained, and where, is said on stderr.
 
         Args:
             model: path of a package, MLModel, MIL program, or a PyTorch module with `inputs`.
             inputs: as `anesurgery.apply` takes them.
+            format: "coreml", or "coreai" for a `CoreAI`, whose `save` writes an .aimodel.
             options: those of `anesurgery.apply` (`target`, `prove`, `quiet`), all others go to the steps.
 
         Raises:
             SurgeryError: nothing applied at all, or a promise was not kept.
+            UnknownName: there is no such format; both are written by `Surgery.save_both`.
         """
+        check_format(format, ONE)
         ours, theirs = split_options(options)
         surgery = apply(model, self.with_options(**theirs), inputs=inputs, **ours)
         if not ours.get("quiet"):
             print(f"{self.name}: {surgery.summary}", file=sys.stderr)
-        return surgery.model
+        return in_format(surgery.model, format)
 
     def pipeline(self, base: Any = None, *, target: str | None = None, **options: Any) -> Any:
         """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`; no gate.

@@ -44,6 +44,7 @@ EXPLAINED = {"Builder", "Match", "OpPattern", "Ops", "Pass", "Refusal"}
 """Names that the example of `Rewrite` shows."""
 MEANT = {
     "AgainstTorch",
+    "Both",
     "Build",
     "Certificate",
     "CompressedCache",

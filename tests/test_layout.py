@@ -178,6 +178,7 @@ READERS = {
     "checking.comparison._single": "one side of `compare`",
     "coreai.running.run_model": "the model of `run`, where Apple's runtime runs it",
     "interpret.predictor._read": "the model of `run` and of `Predictor`",
+    "rewriting.both_formats._compared": "what `save_both` wrote, read back",
     "rewriting.ml_program.MLProgram.read": "the model of `apply`",
     "shipping.building._read_stage": "a stage of `build`, which a stopped build finds on disk",
     "shipping.onnx_models._converted": "what the conversion of an ONNX file leaves on disk",
@@ -234,7 +235,7 @@ UNREAD = {
         checking.ranges._spread coreai.running.run_model interpret.decoder_calls.tables_of
         interpret.decoding.Decoder.__init__
         interpret.decoding.replay interpret.predictor.Predictor.__init__ interpret.predictor.run
-        show.pictures._units surgery._Job.of surgery.Recipe.__call__
+        rewriting.both_formats.in_format show.pictures._units surgery._Job.of surgery.Recipe.__call__
     """,
     "how a comparison calls a model whose interface a pass changed": """
         passes.fix_shapes._call passes.position_function.called

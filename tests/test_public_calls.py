@@ -33,6 +33,7 @@ PACKAGES = {"passes", "recipes"}
 """The public names that are packages on purpose."""
 NOT_CALLED = {
     "AgainstTorch",
+    "Both",
     "Build",
     "Builder",
     "Certificate",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 
 from anesurgery import registry
 from anesurgery.commands.next_steps import FULL, beside, command
@@ -67,6 +68,9 @@ def apply(
         list[str] | None,
         typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
     ] = None,
+    format: Annotated[
+        str | None, typer.Option(help="coreml, coreai, or both, compared; by default what OUT ends in.")
+    ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Write nothing.")] = False,
     gate: Gate = 40.0,
@@ -85,7 +89,7 @@ def apply(
         raise UnknownName("proof", prove, PROOFS)
     load_engine(quiet)
     chosen = _chosen(source, steps, option)
-    place = _place(source, chosen, named, overwrite, dry_run)
+    place = None if dry_run else _place(source, chosen, named, overwrite, format)
     from anesurgery.files import arrays
     from anesurgery.show.surgeries import short_surgery, surgery_group
     from anesurgery.surgery import apply as operate
@@ -107,13 +111,13 @@ def apply(
     stays = place is not None and place.suffix not in written and not surgery.changes
     if stays or (named is None and not surgery.changes):
         place = None
-    if place is not None:
-        with waiting("saving", quiet or as_json):
-            surgery.save(place, overwrite=overwrite)
+    wrote, both = _write(surgery, place, format, overwrite, quiet or as_json)
     repair = lambda name: command("fix", source, name, target=target)  # noqa: E731
     shown = surgery_group(surgery, details=True) if full else short_surgery(surgery, repair)
-    ends = ([place] if place is not None else [], _next(surgery, source, place, target))
-    show(surgery.to_json(), shown, as_json, quiet, *ends, "" if full else FULL)
+    if both:
+        shown = Group(shown, both["formats"]["statement"])
+    ends = (wrote, _next(surgery, source, place, target), "" if full else FULL)
+    show({**surgery.to_json(), **both}, shown, as_json, quiet, *ends)
     if stays and named is not None:
         raise SurgeryError(f"the model stays {source}; nothing was written to {named}")
     if surgery.below(gate):
@@ -131,22 +135,44 @@ def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
     return chosen_steps(steps, option or [])
 
 
-def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, dry_run: bool) -> Path | None:
-    """Where to write; None for nowhere.
+def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:
+    """Where to write.
 
     Raises:
         LoadError: it may not be written.
+        SurgeryError: its name is that of another format than the one asked for.
+        UnknownName: there is no such format.
     """
+    from anesurgery.rewriting.both_formats import ASSET, BOTH, CORE_AI, check_both, check_format
     from anesurgery.rewriting.ml_program import check_out
     from anesurgery.rewriting.passes import subject_of
     from anesurgery.surgery import steps_of
 
-    if dry_run:
-        return None
-    suffix = subject_of(steps_of(chosen)).suffix
+    own = subject_of(steps_of(chosen)).suffix
+    suffix = ASSET if format is not None and check_format(format) == CORE_AI else own
     place = beside(source, suffix) if named is None else named
-    check_out(source, place, overwrite, suffix)
+    if format is not None and place.suffix != suffix:
+        raise SurgeryError(f"--format {format} writes a {suffix}; let {place} end so, or leave --format out")
+    if format == BOTH:
+        check_both(Path(source).expanduser(), place.expanduser().absolute(), overwrite, own)
+    check_out(source, place, overwrite, own)
     return place
+
+
+def _write(
+    surgery: Any, place: Path | None, format: str | None, overwrite: bool, quiet: bool
+) -> tuple[list[Path], dict[str, Any]]:
+    """Write the model; the places, and what is said of two formats."""
+    from anesurgery.rewriting.both_formats import ASSET, BOTH
+
+    if place is None:
+        return [], {}
+    with waiting("saving", quiet):
+        if format != BOTH:
+            surgery.save(place, overwrite=overwrite)
+            return [place], {}
+        both = surgery.save_both(place, overwrite=overwrite)
+    return [place, place.with_suffix(ASSET)], {"formats": both.to_json()}
 
 
 def _next(surgery: Any, source: str, place: Path | None, target: str | None) -> str:

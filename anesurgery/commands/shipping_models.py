@@ -46,6 +46,7 @@ def build(
     samples: Annotated[
         Path | None, typer.Option(help="With --bits: a text by which weights are rounded.", show_default=False)
     ] = None,
+    format: Annotated[str, typer.Option(help="coreml, coreai (iOS 27) or both, compared.")] = "coreml",
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     ask: Annotated[
         str | None, typer.Option("--chat", help="Then let it answer this, as chat does.", show_default=False)
@@ -73,6 +74,7 @@ def build(
             width=width,
             head=head,
             samples=samples,
+            format=format,
             overwrite=overwrite,
             quiet=True,
         )
@@ -101,6 +103,7 @@ def chat(
     drop: Annotated[
         int | None, typer.Option(help="Beyond the context: so many of the oldest tokens are forgotten at once.")
     ] = None,
+    format: Annotated[str | None, typer.Option(help="Of a folder that holds both: coreml or coreai.")] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
@@ -114,7 +117,8 @@ def chat(
         "repetition_penalty": repetition_penalty,
     }
     chosen = {name: value for name, value in own.items() if value is not None}
-    options = {"steps": steps, "template": template, "stop": stop, "precision": precision, "drop": drop}
+    options = {"steps": steps, "template": template, "stop": stop, "precision": precision}
+    options |= {"drop": drop, "format": format}
     _answer(folder, prompt, chosen, seed=seed, **options)
 
 

@@ -308,7 +308,7 @@ class Scope:
         self.values: dict[int, Value] = {}
         self.types: dict[int, Plain] = {}
         self.labels: dict[Var, str] = {} if labels is None else labels
-        self.shared: dict[str, Var] = {}
+        self.shared: dict[Any, Var] = {}
         self.depth = 0
 
     def take(self, kind: Plain, value: Value) -> None:
@@ -317,14 +317,14 @@ class Scope:
 
     def constant(self, held: Plain) -> Value:
         """A constant: numbers, or one value of the program for each large weight."""
-        key = held.get("resource")
+        key = (held.get("resource"), held["dtype"], tuple(held["shape"]))  # equal bytes are one resource
         if key in self.shared:
             return self.shared[key]
         array = self.reader.constant(held)
         if array.dtype.kind != "f" or array.size <= LARGE:
             return array
         var = mb.const(val=array)
-        if key is not None and not self.depth:
+        if key[0] is not None and not self.depth:
             self.shared[key] = var
         return var
 

@@ -25,10 +25,11 @@ from anesurgery.coreai.asset import SUFFIX, Asset
 from anesurgery.coreai.exchange import ANSWER, ARRAYS, QUESTION, read_arrays, write_arrays
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.errors import InterpretError, LoadError, UnknownName
+from anesurgery.files.package import Loaded
 from anesurgery.interpret.predictor import bound
 from anesurgery.interpret.state import States
 from anesurgery.loading import load
-from anesurgery.mil import Array
+from anesurgery.mil import Array, function_of, np_dtype
 
 PATIENCE = 600.0
 """Seconds that the child has for one question: 20 times what the slowest of 39 published packages took."""
@@ -140,6 +141,12 @@ def run(
     return outputs, {n.partition(":")[2]: v for n, v in results.items() if n.startswith("state:")}
 
 
+def taken(model: Loaded, values: Mapping[str, Any], function: str | None) -> dict[str, Array]:
+    """Inputs as a model takes them: a program in fp32 would read digits that an fp16 input does not have."""
+    inputs = function_of(model.program, function).inputs
+    return {n: np.asarray(v).astype(np_dtype(inputs[n])) for n, v in bound(model, values, function).items()}
+
+
 def run_model(
     model: Any,
     values: Mapping[str, Any],
@@ -174,7 +181,7 @@ def run_model(
         loaded = load(model)
         with tempfile.TemporaryDirectory(prefix="anesurgery-coreai-") as folder:
             written = to_coreai(loaded, Path(folder) / f"model{SUFFIX}", mode="check").path
-            found, after = run(written, bound(loaded, values, function), function=function, states=held or None)
+            found, after = run(written, taken(loaded, values, function), function=function, states=held or None)
     for name, box in (state or {}).items():
         box.value = torch.from_numpy(after[name]).to(box.value.dtype)
     names = list(found if outputs is None else outputs)

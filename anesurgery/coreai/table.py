@@ -33,9 +33,6 @@ NO_RANDOM = "Core AI has no random numbers; make them outside, and give them as 
 MISSING: dict[str, str] = {
     **dict.fromkeys(("random_uniform", "random_normal", "random_bernoulli", "random_categorical"), NO_RANDOM),
     "non_maximum_suppression": "Core AI has no such op; cut the model before it, and suppress boxes in the app",
-    "crop_resize": "Core AI samples no boxes that are computed",
-    "reverse_sequence": "Core AI has no such op",
-    "affine": "Core AI has no such op",
     "conv_quantized": "it is an old form; `anesurgery apply` with compress_weights stores the weight anew",
     "custom_layer": "a custom layer has code of its own, which no program holds",
 }

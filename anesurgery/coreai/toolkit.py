@@ -280,7 +280,7 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
         )
         if not fits:
             raise ValueError(f"{kind} {name!r} has shape {array.shape}, expected {tuple(shape)}")
-    return {n: NDArray(np.ascontiguousarray(v, numpy_type(wanted[n].dtype))) for n, v in values.items()}
+    return {n: NDArray(np.array(v, numpy_type(wanted[n].dtype), order="C")) for n, v in values.items()}
 
 
 def numpy_type(name: str) -> np.dtype[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from anesurgery import registry
 from anesurgery.coreai import toolkit
 from anesurgery.coreai.modes import Mode
+from anesurgery.coreai.toolkit import require
 from anesurgery.coreai.writer import Constants, Writer, check_ops
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible
@@ -40,6 +42,16 @@ class CoreAI:
     """Bytes of the folder."""
     lost: tuple[str, ...] = ()
     """What the Core ML model says that the new one does not hold, in words."""
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Copy the folder.
+
+        Raises:
+            LoadError: the path does not end in .aimodel, exists, or cannot be written to.
+        """
+        target = Path(path).expanduser().absolute()
+        check_target(self.path, target, overwrite, SUFFIX)
+        return write_atomically(target, lambda place: shutil.copytree(self.path, place), overwrite)
 
     def to_json(self) -> dict[str, Any]:
         """The same as plain data."""
@@ -81,7 +93,7 @@ def to_coreai(
         SurgeryError: an argument is not what the call takes.
         UnknownName: there is no such mode.
     """
-    toolkit.require()
+    require()
     forms, loaded = Mode(mode), _prepared(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)

@@ -50,6 +50,8 @@ class Runner:
         hashes: file -> SHA-256 of its bytes, in hexadecimal.
         values: the output that holds the logits of these tokens, one for each part of the vocabulary, of which
             the largest is the likeliest; "" where `logits` holds logits.
+        asset: the same model in Core AI's format, beside `model`; "" for none. `model` itself is of that format
+            where it was built alone.
     """
 
     model: str
@@ -66,6 +68,20 @@ class Runner:
     sampling: dict[str, Any] = field(default_factory=dict)
     hashes: dict[str, str] = field(default_factory=dict)
     values: str = ""
+    asset: str = ""
+
+    def in_format(self, format: str | None) -> str:
+        """The model in a format, "coreml" or "coreai"; None: the one that the folder is read by.
+
+        Raises:
+            LoadError: it was not built in that format.
+        """
+        held = {"coreai" if n.endswith(".aimodel") else "coreml": n for n in (self.asset, self.model) if n}
+        if format is not None and format not in held:
+            raise LoadError(
+                f"format={format!r}: the folder holds {' and '.join(held)}; build it with format='both'"
+            )
+        return self.model if format is None else held[format]
 
     def text(self) -> str:
         """The text that `runner.json` holds."""
@@ -103,6 +119,7 @@ KINDS: dict[str, Any] = {
     "sampling": dict[str, Any],
     "hashes": dict[str, str],
     "values": str,
+    "asset": str,
 }
 """What each entry must be."""
 
@@ -136,6 +153,7 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
         raise LoadError(
             f"{file} is of version {content.get('version')!r}; this library reads {VERSION}; {AGAIN}"
         )
+    content.setdefault("asset", "")  # a folder that was built before there were two formats
     for name, kind in KINDS.items():
         if not fits(content.get(name), kind):
             raise LoadError(
@@ -145,7 +163,7 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
     own |= {name: tuple(value) for name, value in own.items() if isinstance(value, list)}
     runner = Runner(**own)
     named = [runner.model, *runner.chunks, *runner.tables.values(), *runner.hashes]
-    for name in (*named, *filter(None, (runner.tokenizer, runner.template))):
+    for name in (*named, *filter(None, (runner.tokenizer, runner.template, runner.asset))):
         if not _inside(name):
             raise LoadError(f"{file} names {name!r}, which is not a file beside it; {AGAIN}")
     return runner

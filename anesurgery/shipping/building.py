@@ -57,6 +57,7 @@ from anesurgery.placement.cost import UP_TO
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
 from anesurgery.regions.compressed_weights import decoded
+from anesurgery.rewriting.both_formats import BOTH, CORE_ML, check_format, write_beside
 from anesurgery.shipping import agreement
 from anesurgery.shipping.agreement import ALIKE, SLACK, Text, logits_of
 from anesurgery.shipping.checkpoint import Checkpoint, silent
@@ -71,7 +72,8 @@ SINGLE_ROWS = "pointwise_convolution"
 """Up to the A14 and the M1, where a product of one row was seen on the CPU at each width (`cost.UP_TO`)."""
 STAGES, REPORT, STEPS = "stages", "report.json", "steps"
 COMPRESSED, UNPACKED = "compressed", "unpacked"
-MODEL, CHUNKS, TOKENIZER, TEMPLATE = "model.mlpackage", "chunks", "tokenizer.json", "chat_template.jinja"
+MODEL, ASSET, CHUNKS = "model.mlpackage", "model.aimodel", "chunks"
+TOKENIZER, TEMPLATE = "tokenizer.json", "chat_template.jinja"
 USUAL = 2048
 """The context where none is asked for, or less where the checkpoint was made for less."""
 DATED = "com.github.apple.coremltools.conversion_date"
@@ -98,6 +100,7 @@ class Options:
     head: str = HEADS[0]
     samples: str | None = None
     """The name of the file."""
+    format: str = CORE_ML
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def build(
     width: int = 1,
     head: str = HEADS[0],
     samples: str | os.PathLike[str] | None = None,
+    format: str = CORE_ML,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> Build:
@@ -175,6 +179,7 @@ def build(
             logit, so that no row of the whole vocabulary leaves the model; nothing is sampled then.
         samples: with `bits`: a file of text like that which the model will write. Weights are then rounded so
             that what they make of it changes least (`compress`).
+        format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both", of which `chat` reads either.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -186,6 +191,7 @@ def build(
         LoadError: the checkpoint cannot be read or converted, or `out` cannot be written.
         SurgeryError: no cache can be added, the model does not write what the checkpoint does, or an option
             cannot be what it is.
+        UnknownName: there is no such format.
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))
     checkpoint = Checkpoint.read(source)
@@ -196,7 +202,11 @@ def build(
     text = None if samples is None else Path(samples).expanduser().absolute()
     if text is not None and bits is None:
         raise SurgeryError("samples say how weights are rounded to fewer bits; give bits=4 or 8 too")
-    options = replace(options, head=head, samples=None if text is None else text.name)
+    if check_format(format) != CORE_ML:
+        registry.writer_of(Path(ASSET))
+        if limit is not None:
+            raise SurgeryError(f"format={format!r}: a Core AI model is one file; leave limit out")
+    options = replace(options, head=head, samples=None if text is None else text.name, format=format)
     _check_out(place, overwrite)
     return _Builder(checkpoint, place, options, quiet, text).build()
 
@@ -493,12 +503,13 @@ class _Builder:
     def finished(self, model: Path) -> Build:
         """The files of the folder, `runner.json` last; the stages are gone then."""
         name = CHUNKS if model.name == CHUNKS else MODEL
-        for old in (CHUNKS, MODEL):
+        for old in (CHUNKS, MODEL, ASSET):
             shutil.rmtree(self.out / old, ignore_errors=True)
         write_atomically(
             self.out / name, lambda place: shutil.copytree(model, place, copy_function=_linked), True
         )
-        names = [name]
+        name, asset = self.formatted(name)
+        names = [name, *filter(None, [asset])]
         for file, text in ((TOKENIZER, self.checkpoint.tokenizer()), (TEMPLATE, self.checkpoint.template)):
             (self.out / file).unlink(missing_ok=True)
             if text:
@@ -510,9 +521,24 @@ class _Builder:
         found = self.compared(self.out / name)
         arrays.write_text(self.out / REPORT, json.dumps(found.to_json(), indent=2) + "\n")
         runner = runner_of(self.out, name, self.checkpoint, self.options.context, hashes(self.out, names))
+        runner = replace(runner, asset=asset)
         arrays.write_text(self.out / NAME, runner.text())
         shutil.rmtree(self.out / STAGES)
         return found
+
+    def formatted(self, name: str) -> tuple[str, str]:
+        """The model in the format that was asked for, and its Core AI form beside it, or "".
+
+        Raises:
+            ProofError: the two forms do not agree.
+        """
+        if self.options.format == CORE_ML:
+            return name, ""
+        self.notes.append(write_beside(self.out / name).statement)
+        if self.options.format == BOTH:
+            return name, ASSET
+        shutil.rmtree(self.out / name)
+        return ASSET, ""
 
     def compared(self, model: Path) -> Build:
         """What is known of the model, its logits beside those of the checkpoint.

@@ -35,6 +35,7 @@ def chat(
     seed: int = 0,
     precision: str = "fp32",
     drop: int | None = None,
+    format: str | None = None,
 ) -> Iterator[str]:
     """What a model answers, piece by piece as it is written.
 
@@ -49,6 +50,7 @@ def chat(
         precision: the arithmetic of the interpreter: "fp32", "fp16" or "ane".
         drop: how many of the oldest tokens to forget at once, where prompt and answer outgrow the context; what
             is left is read again as a text of its own. None: an error.
+        format: of a folder that holds both, "coreml" or "coreai"; None: "coreml" where it is there.
 
     Returns:
         Pieces of text; together they are the answer.
@@ -65,7 +67,7 @@ def chat(
     words, ends = _stops(stop)
     tokens = text.tokens(prompt, template=template)
     chosen = sampler or Sampler(**runner.sampling)
-    decoder = Decoder(folder, precision=precision, drop=drop)
+    decoder = Decoder(folder / runner.in_format(format), precision=precision, drop=drop)
     every = (*runner.ends, *ends)
     written = stream(decoder, tokens, steps, chosen, stop=every or None, seed=seed)
     return until(text.pieces(_answer(written, every)), words)

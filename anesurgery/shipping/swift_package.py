@@ -84,7 +84,7 @@ def _tokens(source: Path, seed: int) -> dict[str, Any]:
         )
     runner = read_runner(source)
     runner.check(source)
-    decoder = Decoder(source)
+    decoder = Decoder(source / runner.in_format("coreml"))
     told = runner.functions["decode"]["outputs"][runner.logits]["shape"][-1]
     words = decoder.vocabulary if runner.values else min(decoder.vocabulary, told)
     prompt = np.random.default_rng(seed).integers(0, words, min(PROMPT, runner.context - 1)).tolist()

@@ -16,6 +16,8 @@ class Recorder:
     def __init__(self) -> None:
         self.both_sources, self.mutate, self.stride = False, "", 1
         self.rewriting: Any = None
+        self.core_ai: Any = None
+        """The folder in which predictions are kept for Apple's runtime."""
         self.reset()
 
     def reset(self) -> None:

@@ -13,6 +13,7 @@ Options:
 * `--passes NAME,...`: rewrite each program too, and compare (see `rewritten.py`).
 * `--passes-every N`: only of every N-th test that runs.
 * `--passes-stride N`: of what one test builds, the first twenty and then every N-th.
+* `--core-ai FOLDER`: keep the first prediction of each model for Apple's runtime (see `core_ai_judge.py`).
 * `--past-xfail`: go on where a test calls `pytest.xfail`, and note how it ends: most of them are about Macs.
 
 ML Programs and neural networks predict, alone or in a pipeline; models of other kinds load, and refuse.
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import platform
 import shutil
 import sys
@@ -113,7 +115,8 @@ class Model:
 
         path = Path(path) if asset is None else asset.path
         source = path / "model.mlpackage" if path.suffix == ".mlmodelc" else path
-        self.rewritten = False  # once is enough, however often it predicts
+        self.rewritten = self.kept = False  # once is enough, however often it predicts
+        self.function = function or None
         self.predictor: Any = None
         self.kind = ""
         try:
@@ -154,7 +157,11 @@ class Model:
 
     def predict(self, values: dict[str, Any], state: Any = None) -> dict[str, Any]:
         """The outputs by name."""
+        from core_ai_judge import keep
+
         from anesurgery.errors import SurgeryError
+        from anesurgery.files.package import PROGRAM
+        from anesurgery.interpret import features
 
         given = {k: _fits(_narrow(v), self.features[k]) if k in self.features else v for k, v in values.items()}
         try:
@@ -164,6 +171,10 @@ class Model:
                 self.rewritten = True
                 if RECORD.in_stride():
                     RECORD.rewriting.check(self._stated(given), predictor, given)
+            if RECORD.core_ai is not None and not self.kept and self.kind == PROGRAM:
+                self.kept = True
+                test = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")
+                keep(RECORD.core_ai, test, predictor.parts[0], features.bind(predictor.inputs, given), self.function)
             made = predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
             raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error
@@ -289,6 +300,7 @@ def pytest_addoption(parser: Any) -> None:
     group.addoption("--passes", default="")
     group.addoption("--passes-every", type=int, default=1)
     group.addoption("--passes-stride", type=int, default=1)
+    group.addoption("--core-ai", type=Path, default=None)
     group.addoption("--past-xfail", action="store_true")
 
 
@@ -300,6 +312,7 @@ def pytest_configure(config: Any) -> None:
     RECORD.both_sources = config.getoption("--both-sources")
     RECORD.mutate = config.getoption("--mutate")
     RECORD.stride = config.getoption("--passes-stride")
+    RECORD.core_ai = config.getoption("--core-ai")
     ct.models.MLModel.predict = _compare_in_memory(ct.models.MLModel.predict)
     testing_utils.apply_pass_and_basic_check = same_numbers(testing_utils.apply_pass_and_basic_check)
     np.testing.assert_allclose = recorded(np.testing.assert_allclose)

@@ -66,7 +66,7 @@ def run_suite(name: str, out: Path, options: list[str], only: list[str] | None =
     file.unlink(missing_ok=True)
     environment = {
         **os.environ,
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
         "PYMIL_TEST_TARGETS": suite.backend,
         "INCLUDE_MIL_FP32_UNIT_TESTS": "1",
         "PYTHONWARNINGS": "ignore",

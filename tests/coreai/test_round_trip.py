@@ -23,6 +23,7 @@ from anesurgery.mil import Array, Program, ct, mb, types, walk_ops
 pytestmark = needs_core_ai
 
 COMPOSED = {
+    "crop_resize": "pixels that are looked up and weighted",
     "avg_pool": "counts without padding are a constant that divides",
     "batch_norm": "the formula, which Apple's package folds into a convolution before it",
     "gru": "its steps",
@@ -37,7 +38,7 @@ COMPOSED = {
 """Op of MIL that Core AI writes as several, which round in another order -> how."""
 GATE = 100.0
 """dB that these reach: fp32 rounds at 144."""
-UNSAID = {"resample_matmul": "crop_resize", "dilated_convolution": "rank 6", "rerank": "rank 6"}
+UNSAID = {"dilated_convolution": "rank 6", "rerank": "rank 6"}
 """Pass whose example Core AI cannot say, or a package cannot hold -> why."""
 EXAMPLES = sorted(set(registry.op_pass_names()) - UNSAID.keys())
 

@@ -346,6 +346,14 @@ INDEXING = [
         )
         for axis in (1, 2)
     ),
+    *(
+        Case(
+            f"reverse_sequence {axes}",
+            (CUBE, np.array([n, 1, n - 1, 0][: CUBE.shape[axes[1]]], np.int32)),
+            lambda x, n, axes=axes: mb.reverse_sequence(x=x, lengths=n, seq_axis=axes[0], batch_axis=axes[1]),
+        )
+        for axes, n in (((2, 1), 4), ((-3, 2), 2))
+    ),
     Case("gather_nd", (G, np.array([[0, 1], [3, 5]], np.int32)), lambda x, at: mb.gather_nd(x=x, indices=at)),
     Case(
         "gather_nd in batches",
@@ -449,6 +457,62 @@ IMAGES += [
     for sampling in ("bilinear", "nearest")
     for padding in ("constant", "border", "reflection", "symmetric")
     for unit, align, scale in UNITS
+]
+
+IMAGES += [
+    Case(
+        f"affine {sampling} {padding} {align}",
+        (f(2, 3, 5, 6), R.uniform(-1, 1, (maps, 6)).astype(np.float32)),
+        lambda x, m, how=(sampling, padding, align): mb.affine(
+            x=x,
+            transform_matrix=m,
+            output_height=4,
+            output_width=7,
+            sampling_mode=how[0],
+            padding_mode=how[1],
+            padding_value=0.0,
+            coordinates_mode="normalized_minus_one_to_one",
+            align_corners=how[2],
+        ),
+    )
+    for sampling, padding, align, maps in (
+        ("bilinear", "constant", True, 2),
+        ("bilinear", "constant", False, 1),
+    )
+]
+BOX = np.array([[0.1, 0.2, 0.7, 0.9], [0.8, 0.6, 0.3, 0.1], [-0.2, 0.5, 0.5, 1.3]], np.float32)
+IMAGES += [
+    *(
+        Case(
+            f"crop_resize {mode} {form} {normalized}",
+            (f(2, 3, 6, 7), BOX if normalized else BOX * 5),
+            lambda x, b, how=(mode, form, normalized): mb.crop_resize(
+                x=x,
+                boxes=b,
+                box_indices=np.array([1, 0, 1], np.int32),
+                target_height=4,
+                target_width=3,
+                normalized_coordinates=how[2],
+                spatial_scale=0.9,
+                box_coordinate_mode=how[1],
+                sampling_mode=how[0],
+                pad_value=0.25,
+            ),
+        )
+        for mode, form, normalized in (
+            ("DEFAULT", "CORNERS_HEIGHT_FIRST", True),
+            ("ALIGN_CORNERS", "CORNERS_WIDTH_FIRST", False),
+            ("STRICT_ALIGN_CORNERS", "CENTER_SIZE_HEIGHT_FIRST", True),
+            ("OFFSET_CORNERS", "CENTER_SIZE_WIDTH_FIRST", False),
+            ("UNALIGN_CORNERS", "CORNERS_HEIGHT_FIRST", True),
+        )
+    ),
+    Case(
+        "crop_resize with the index of an image",
+        (f(1, 3, 6, 7), np.pad(BOX, ((0, 0), (1, 0))).reshape(3, 1, 5, 1, 1)),
+        lambda x, r: mb.crop_resize(x=x, roi=r, target_height=2, target_width=2, normalized_coordinates=True),
+        ct.target.iOS16,
+    ),
 ]
 
 

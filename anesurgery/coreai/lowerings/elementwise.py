@@ -62,6 +62,13 @@ def truncated(x: Value) -> Value:
     return where(x < 0, -floor(-x), floor(x))
 
 
+def in_floats(function: Callable[..., Value]) -> Callable[..., Value]:
+    """A function of real numbers: of integers computed in fp32, then truncated."""
+    return lambda x, *more: (
+        function(x, *more) if x.is_float else truncated(function(x.cast("fp32"), *more)).cast(x.dtype)
+    )
+
+
 def sign(x: Value) -> Value:
     """-1, 0 or 1; NaN stays."""
     steps = (x > 0).cast(x.dtype) - (x < 0).cast(x.dtype)
@@ -105,7 +112,7 @@ written(
         "ceil": lambda x: -floor(-x),
         "sign": sign,
         "square": lambda x: x * x,
-        "exp2": lambda x: x.like(2.0).with_("pow", x),
+        "exp2": in_floats(lambda x: x.like(2.0).with_("pow", x)),
         "inverse": lambda x, epsilon=1e-4: 1.0 / _shifted(x, epsilon),
         "log": lambda x, epsilon=1e-45: call("log", _shifted(x, epsilon)),
         "rsqrt": lambda x, epsilon=1e-12: call("rsqrt", _shifted(x, epsilon)),

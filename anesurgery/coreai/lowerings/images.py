@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import product
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, attribute, call, indices, where
 from anesurgery.errors import NotExpressible
-from anesurgery.interpret.ops.image import COORDINATES, GRIDS, NEAREST, UPSAMPLE
+from anesurgery.interpret.ops.image import BOXES, COORDINATES, GRIDS, NEAREST, UPSAMPLE
 from anesurgery.mil import Operation, static_shape
 
 
@@ -120,7 +122,11 @@ FOLDS: dict[str, Callable[[Value, int], Value]] = {
 """Padding mode -> how a place outside of the pixels is brought back."""
 
 
-def _taps(at: Value, nearest: bool) -> list[tuple[Value, Value]]:
+Tap = tuple[Value, Value]
+"""A pixel along an axis, and how much of it a value holds."""
+
+
+def _taps(at: Value, nearest: bool) -> list[Tap]:
     """The pixels along an axis that make a value, and how much of each."""
     if nearest:
         return [(call("round_", at), at * 0.0 + 1.0)]
@@ -148,14 +154,105 @@ def resample(
             at = at * (size - 1.0) if align_corners else at * float(size) - 0.5
         at = FOLDS[padding_mode.lower()](where(at.equal(at), at, -1.0), size)
         axes.append(_taps(at, sampling_mode.lower() == "nearest"))
-    flat, total = x.reshape([b, c, h * w]), None
     pad = float(padding_value) if padding_mode.lower() == "constant" else 0.0
-    for (row, up), (column, left) in product(*axes):
+    return _picked(x, *axes, pad).reshape([b, c, *out])
+
+
+def _picked(x: Value, rows: Sequence[Tap], columns: Sequence[Tap], pad: float) -> Value:
+    """Weighted sums of pixels of x [b, c, h, w] at places [b, 1, n] of both axes; beyond x they are `pad`."""
+    b, c, h, w = x.fixed()
+    flat, parts = x.reshape([b, c, h * w]), []
+    for (row, up), (column, left) in product(rows, columns):
         inside = (row >= 0.0) & (row < float(h)) & (column >= 0.0) & (column < float(w))
         place = row.at_least(0.0).at_most(h - 1.0) * float(w) + column.at_least(0.0).at_most(w - 1.0)
-        index = place.cast("int32").broadcast([b, c, math.prod(out)])
+        index = place.cast("int32").broadcast([b, c, row.shape[2]])
         found = where(inside, Value(ops.gather_along_axis(flat.node, index.node, 2)), pad)
-        part = found * (up * left).cast(x.dtype)
-        total = part if total is None else total + part
-    assert total is not None
-    return total.reshape([b, c, *out])
+        parts.append(found * (up * left).cast(x.dtype))
+    return reduce(add, parts)
+
+
+@lowers("affine")
+def affine(
+    x: Value, transform_matrix: Value, output_height: int, output_width: int, align_corners: bool, **form: Any
+) -> Value:
+    """Resampled where a matrix [a0, a1, a2, b0, b1, b2] puts each pixel of the result."""
+    counts = (int(output_height), int(output_width))
+    y, x_ = (np.linspace(-1, 1, n) if align_corners else (2 * np.arange(n) + 1) / n - 1 for n in counts)
+    grid = np.stack([*np.meshgrid(x_, y), np.ones(counts)], -1).reshape(1, -1, 3)
+    matrix = transform_matrix.cast("fp32").reshape([-1, 2, 3]).swapped()
+    images = x.fixed()[0]
+    at = call("broadcasting_batch_matmul", array(grid, "fp32"), matrix).broadcast([images, grid.shape[1], 2])
+    return resample(x, at.reshape([images, *counts, 2]), align_corners=align_corners, **form)
+
+
+def _between(start: Value, end: Value, count: int, mode: str, size: int) -> Value:
+    """Where `count` samples from `start` to `end` lie, for each box; backwards where it ends before it starts.
+
+    In each mode a place is a line of the number of pixels, and two numbers of pixels show which.
+    """
+    pixels = abs(end - start) + 1.0
+    pixels = pixels.at_least(2.0) if mode == "OFFSET_CORNERS" else pixels
+
+    def places(n: float) -> Any:
+        a, b, c = GRIDS[mode](n, count)
+        return ((a + b * np.arange(count)) / c)[None]
+
+    slope = places(3.0) - places(2.0)
+    along = pixels * array(slope, "fp32") + array(places(2.0) - 2 * slope, "fp32")
+    along = along.at_least(0.0).at_most(abs(end - start))
+    low, high = start.at_most(end), start.at_least(end)
+    at = where(start > end, start - along, start + along).at_least(low).at_most(high)
+    if mode == "UNALIGN_CORNERS":
+        at = where(start > end, array(places(size).clip(0, size - 1), "fp32"), at)
+    return at
+
+
+@lowers("crop_resize")
+def crop_resize(
+    x: Value,
+    roi: Value | None = None,
+    boxes: Value | None = None,
+    box_indices: Value | None = None,
+    target_height: int = 1,
+    target_width: int = 1,
+    normalized_coordinates: bool = False,
+    spatial_scale: float = 1.0,
+    box_coordinate_mode: str = "CORNERS_HEIGHT_FIRST",
+    sampling_mode: str = "DEFAULT",
+    pad_value: float = 0.0,
+) -> Value:
+    """Boxes cut out of images and resized; a place outside of its image is `pad_value`."""
+    given, of = (boxes, box_indices) if roi is None else _split_roi(roi, x.shape[0])
+    assert given is not None
+    n, counts = given.fixed()[0], (int(target_height), int(target_width))
+    order, centered = BOXES[box_coordinate_mode]
+    columns = [given.cast("fp32").along(1, i, i + 1) for i in order]
+    if centered:
+        columns = [columns[i] + columns[i + 2] * sign for sign in (-0.5, 0.5) for i in (0, 1)]
+    images = x if of is None and x.shape[0] == n else taken(x, indices(range(n)) if of is None else of, 0)
+    axes, outside = [], None
+    for axis, (size, count) in enumerate(zip(x.fixed()[2:], counts, strict=True)):
+        scale = float(spatial_scale) * (size - 1 if normalized_coordinates else 1)
+        at = _between(columns[axis] * scale, columns[axis + 2] * scale, count, sampling_mode, size)
+        at = at.reshape([n, count, 1] if axis == 0 else [n, 1, count]).broadcast([n, *counts])
+        beyond = (at < 0.0) | (at > size - 1.0)
+        outside = beyond if outside is None else outside | beyond
+        axes.append(_taps(at.at_least(0.0).at_most(size - 1.0).reshape([n, 1, math.prod(counts)]), False))
+    assert outside is not None
+    crops = _picked(images, *axes, 0.0).reshape([n, x.shape[1], *counts])
+    crops = where(outside.expand([1]), float(pad_value), crops)
+    return crops if roi is None else crops.expand([1])
+
+
+def _split_roi(roi: Value, images: int) -> tuple[Value, Value]:
+    """The boxes, and the image of each, of the form before iOS 17: [N, 1, 4 or 5, 1, 1].
+
+    Raises:
+        NotExpressible: each box is cut out of several images.
+    """
+    rows = roi.reshape([roi.fixed()[0], -1])
+    n, width = rows.fixed()
+    if width == 4 and images > 1:
+        raise NotExpressible("each box is cut out of several images")
+    boxes = rows.along(1, width - 4, width)
+    return boxes, indices(np.zeros(n)) if width == 4 else rows.along(1, 0, 1).squeeze([1]).cast("int32")

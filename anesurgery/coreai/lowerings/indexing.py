@@ -9,7 +9,7 @@ import numpy as np
 
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
-from anesurgery.coreai.values import Value, attribute, call, concat
+from anesurgery.coreai.values import Value, attribute, call, concat, where
 from anesurgery.coreai.values import indices as as_indices
 
 
@@ -62,6 +62,15 @@ def gather_along_axis(x: Value, indices: Value, axis: int = 0, validate_indices:
     """For each place of the indices, the element at that index along one axis."""
     axis = int(axis) % x.rank
     return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
+
+
+@lowers("reverse_sequence")
+def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: int = 0) -> Value:
+    """The first `lengths[i]` elements of one axis backwards, for each i of another, by their places."""
+    shape, along, batch = x.fixed(), int(seq_axis) % x.rank, int(batch_axis) % x.rank
+    length = lengths.cast("int32").reshape([-1 if a == batch else 1 for a in range(x.rank)])
+    place = as_indices(np.arange(shape[along]).reshape([-1 if a == along else 1 for a in range(x.rank)]))
+    return gather_along_axis(x, where(place < length, length - 1 - place, place).broadcast(shape), along)
 
 
 @lowers("scatter_along_axis")

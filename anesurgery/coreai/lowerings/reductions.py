@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.lowerings.elementwise import in_floats
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
@@ -40,10 +41,10 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
     "reduce_min": lambda x, axes: x.reduce("min", axes),
     "reduce_prod": lambda x, axes: x.reduce("product", axes),
     "reduce_l1_norm": lambda x, axes: abs(x).reduce("sum", axes),
-    "reduce_l2_norm": _root,
+    "reduce_l2_norm": in_floats(_root),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
-    "reduce_log_sum": lambda x, axes: call("log", x.reduce("sum", axes)),
-    "reduce_log_sum_exp": _log_sum_exp,
+    "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
+    "reduce_log_sum_exp": in_floats(_log_sum_exp),
 }
 """Op type -> function of (x, axes), which stay with length 1."""
 

@@ -77,9 +77,9 @@ def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_size
 
 @lowers("tile")
 def tile(x: Value, reps: Any) -> Value:
-    """The counts may be computed."""
+    """The counts may be computed. Apple's package ends the process that writes one whose counts are all 1."""
     times = indices(reps.known if isinstance(reps, Value) and reps.known is not None else reps)
-    return call("tile", x, times.cast("uint32"))
+    return x if times.known is not None and np.all(times.known == 1) else call("tile", x, times.cast("uint32"))
 
 
 @lowers("pad")

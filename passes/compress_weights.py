@@ -26,7 +26,7 @@ functions take the samples, or none does, and more={"function": name} does not s
 inputs that were drawn, since none were given, make NaN or infinity.
 
 Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
-is that of docs/compression.md.
+is in docs/compressed-weights.md and docs/latency.md.
 
 Grade: none: weights are rounded; outputs are compared on samples held out.
 """

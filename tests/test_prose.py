@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from collections.abc import Callable
+
 import pytest
 from prose import GUIDE, OTHERS, UNSAID, length, pages, read
+from typer.main import get_command
+
+import anesurgery as ane
+from anesurgery.commands.app import app
 
 WORDS, GUIDE_WORDS = 30_000, 900
 MEAN, LONGEST = 20, 35
@@ -52,3 +60,30 @@ def test_tables_of_scripts_do_not_count() -> None:
     assert read("page", marked).words == 1
     assert read("latency", "one\n| two |\n").words == 1
     assert read("page", "one\n| two |\n").words == 2
+
+
+ENTRY = re.compile(r"^ *(?:\w+: |Args:|Returns:|Raises:|Attributes:|>>> .*)", re.MULTILINE)
+
+
+def docstrings() -> dict[str, str]:
+    """What `help` shows of the public names and of their public methods."""
+    found = {name: getattr(ane, name) for name in ane.__all__ if not inspect.ismodule(getattr(ane, name))}
+    for name, owner in list(found.items()):
+        members = vars(owner).items() if inspect.isclass(owner) else ()
+        found |= {f"{name}.{k}": v for k, v in members if not k.startswith("_")}
+    return {name: doc for name, value in found.items() if (doc := inspect.getdoc(value)) and callable(value)}
+
+
+def helps() -> dict[str, str]:
+    """What `--help` shows of each command and option."""
+    found = {}
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        found[name] = command.help or ""
+        found |= {f"{name} {p.opts[0]}": getattr(p, "help", None) or "" for p in command.params}
+    return found
+
+
+@pytest.mark.parametrize("texts", [docstrings, helps])
+def test_what_help_shows_can_be_read_aloud(texts: Callable[[], dict[str, str]]) -> None:
+    entries = {name: ENTRY.sub("\n\n", text).replace(";", ".\n\n") for name, text in texts().items()}
+    assert {name: found for name, text in entries.items() if (found := too_long(name, text))} == {}

@@ -83,8 +83,8 @@ matrix-real: $(READY)  ## the same of two layers of real width, in less than 4 G
 	$(BIN)/python -m pip install --quiet $(TORCH) $(EDITABLE) '.[dev,matrix]'
 	$(BIN)/python tests/benchmarks/matrix.py --real --page docs/architectures.md
 
-caches: $(READY)  ## which families of decoders take a cache: docs/decoders.md
-	$(BIN)/python tests/benchmarks/caches.py --page docs/decoders.md
+caches: $(READY)  ## which families of decoders take a cache: docs/decoder-families.md
+	$(BIN)/python tests/benchmarks/caches.py --page docs/decoder-families.md
 
 notebooks: $(READY)  ## run the notebooks and the demonstration, and store what they show
 	$(BIN)/jupyter-execute --inplace notebooks/*.ipynb

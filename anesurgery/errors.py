@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class SurgeryWarning(UserWarning):
-    """Something was done as it was asked for, which has a price."""
+    """Something that the caller asked for has a cost."""
 
 
 def warn(words: str) -> None:

@@ -70,9 +70,9 @@ def load(model: Any, *, compute_units: Any = None) -> Loaded:
 
     Args:
         model: path of an .mlpackage, .mlmodel, compiled .mlmodelc, MIL text (.mil) or Core AI model (.aimodel),
-            MLModel, MIL program, or Loaded. What is no ML Program is made into one; `notes` says what changed.
-        compute_units: `ct.ComputeUnit`, or its name, for the MLModel that comes out; that of a given MLModel by
-            default.
+            MLModel, MIL program, or Loaded. Other formats become an ML Program; `notes` says what changed.
+        compute_units: `ct.ComputeUnit`, or its name, for the resulting MLModel. Default: that of a given
+            MLModel.
 
     Returns:
         The model: its MIL `program`, its specification, where it came from and `notes`. Weights stay mapped.
@@ -272,13 +272,13 @@ DIALECTS = ("short", "mil")
 
 @door()
 def to_text(model: Any, *, dialect: str = "short") -> str:
-    """The text of a program (no trailing newline).
+    """Write a program as text, without a trailing newline.
 
     Args:
         model: MIL program, function or op; or whatever `load` takes.
         dialect: "short" is made for reading: canonical, without the numbers of large constants. "mil" is the
             text that Apple's compiler writes and `load` reads (`.mil`): every op, attribute and number. A
-            weight that is unchanged in the model's weight file is written as its place there.
+            weight that is unchanged is written as its offset in the weight file.
 
     Returns:
         The text, lines parted by newlines.

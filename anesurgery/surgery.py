@@ -63,7 +63,7 @@ OPTIONS = ("member", "assume", "target", "prove", "require", "compressed", "inpu
 
 @dataclass(kw_only=True, repr=False)
 class Surgery(Report):
-    """The result of `apply`: the changed model, what was done to it, and the proof."""
+    """The result of `apply`: the changed model, its edits, and the proof."""
 
     subject: Subject
     """The model after."""
@@ -99,13 +99,13 @@ class Surgery(Report):
         return self.subject.program
 
     def below(self, gate: float) -> bool:
-        """Are outputs on the inputs at hand below a gate in dB, as far as they were run?"""
+        """Are outputs on the given inputs below a gate in dB?"""
         near = self.plan.outputs[1]
         return near is not None and min(near.values()) < gate
 
     @property
     def time(self) -> Change | None:
-        """The estimated times before and after, and the band of their ratio; None where a side has none."""
+        """The estimated times before and after, and the band of their ratio. None if a side has no time."""
         before, after = self.times
         return None if before is None or after is None else change(before, after)
 
@@ -120,12 +120,12 @@ class Surgery(Report):
 
     @property
     def summary(self) -> str:
-        """What was done, and what it gains, in one sentence."""
+        """The edits and the gain, in one sentence."""
         return str(self.to_json()["summary"])
 
     @property
     def details(self) -> str:
-        """The report with what each grade rests on, and the steps that found nothing to change."""
+        """The whole report: the basis of each grade, and the steps that found nothing to change."""
         return str(drawn(self, "details"))
 
     @cached_property
@@ -187,17 +187,17 @@ def plan(
     gate: float = WRONG,
     seed: int = 0,
 ) -> Plan:
-    """What `apply` would do to a model, and why; nothing is edited, and nothing proved.
+    """Show what `apply` would do to a model, and why. Nothing is edited or proved.
 
     Args:
         model: as `apply` takes it.
-        passes: likewise; of passes by name there is nothing to choose.
+        passes: as `apply` takes it. Passes that you name are always in the plan.
         target: chip and OS; a recipe is judged on the newest chips by default.
-        inputs: arrays by input name, or a list of such: repairs that these do not need are left out.
+        inputs: arrays by input name, or a list of these. Repairs that they do not need are left out.
         member: of a pipeline, the one model to edit.
         assume: least and largest value of integer inputs.
         compressed: as `apply` takes it.
-        gate: PSNR in dB below which outputs on the inputs at hand count as wrong.
+        gate: outputs below this PSNR, in dB, count as wrong.
         seed: of all random numbers.
 
     Returns:
@@ -239,10 +239,10 @@ def apply(
         passes: a name of a pass or recipe, a Pass, a Recipe, a `Plan`, or a list of passes and recipes. In a
             list, the steps of a recipe are judged as they are alone, and the passes beside it are asked for by
             name.
-        target: chip and OS ("M1/macOS 14"): steps of a recipe take the options that suit it, and one that
-            loses something there is undone; what was asked for by name is done, with a warning (SurgeryWarning)
-            that says what it loses there. A recipe has to gain something on the target, by default on one of
-            the newest chips; else the model stays as it is.
+        target: chip and OS ("M1/macOS 14"): A recipe takes the options that suit the target, and undoes steps
+            that lose something there. It must gain something on the target, by default on one of the newest
+            chips, or the model stays as it is. Passes that you name are always run; a warning (SurgeryWarning)
+            says what they lose.
         member: of a pipeline, the one model to edit, by name or number; each by default.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}, that passes may rely on.
         prove: "sites" compares both sides of every edit and gives the best grade that it reaches; "model"
@@ -251,25 +251,23 @@ def apply(
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
         compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
             plain numbers, "reencode" encodes them in the form they had; the notes state the error.
-        inputs: arrays by input name, for the comparison of whole models and for what a recipe repairs, sampled
-            by default; or a list of such, which passes that calibrate take, and of which the first is compared
-            by.
-        gate: PSNR in dB that outputs on `inputs` must reach of what the model means in fp32; where they do not
-            in the end, the first line of the report says so.
+        inputs: arrays by input name, for comparing whole models and for choosing repairs; random by default. A
+            list serves passes that calibrate, and its first element is compared.
+        gate: the least PSNR in dB of the outputs on `inputs`, against fp32. If they end below it, the first
+            line of the report says so.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 
     Returns:
         The `Surgery`: the changed `model` and `program`, the `plan`, `changes` with the check of each,
-        `refusals` with their reasons, notes, and estimated times in milliseconds where a target is named. Its
+        `refusals` with their reasons, notes, and estimated times in milliseconds if a target is named. Its
         `save` writes the package.
 
     Raises:
         LoadError: the model cannot be read.
         UnknownName: no such pass or recipe.
-        PassError: a pass raised or left an invalid model; its `surgery` holds the edits before it, if it can.
-        ProofError: the numbers after are outside what was promised, or an edit has a lower grade than required;
-            likewise.
+        PassError: a pass raised or left an invalid model; its `surgery` has the edits before it, if possible.
+        ProofError: numbers are outside the promised tolerance, or an edit has a lower grade than required.
         SurgeryError: a recipe is not for this model, and is strict or changed nothing.
     """
     check_requirement(require, prove)
@@ -628,7 +626,7 @@ def _joined(recipes: Sequence[Recipe], named: Sequence[Pass]) -> Recipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps for a family of models, sorted by what they declare. Calling it gives the changed model.
+    """Steps for a family of models, in the order that the passes declare. Calling it returns the changed model.
 
     Raises:
         SurgeryError: a field is not of its type, or the orders that two passes declare contradict each other.
@@ -724,8 +722,8 @@ class Recipe:
     def pipeline(self, base: Any = None, *, target: str | None = None, **options: Any) -> Any:
         """A coremltools PassPipeline with the steps in it, for `ct.convert(pass_pipeline=...)`; no gate.
 
-        Its `report` tells afterwards what the steps did, what they refused and what callers must change, and
-        `report.save_artifacts(package)` writes the arrays that left the model beside its package.
+        Its `report` lists the edits, the refusals, and what callers must change.
+        `report.save_artifacts(package)` writes arrays that left the model beside its package.
         """
         return pass_pipeline(self.with_options(**options).aimed_at(target).steps, base)
 

@@ -26,7 +26,7 @@ functions take the samples, or none does, and more={"function": name} does not s
 inputs that were drawn, since none were given, make NaN or infinity.
 
 Why it helps: fewer bytes are read, and the forms taken are no slower than fp16 by published times; the evidence
-is that of docs/compression.md.
+is in docs/compressed-weights.md and docs/latency.md.
 
 Grade: none: weights are rounded; outputs are compared on samples held out.
 """
@@ -66,7 +66,7 @@ class CompressWeights(Pass):
     bits: float = 4
     """Of a number; for speed a weight may get more, where a form of so few is slow."""
     for_: str = "speed"
-    """"speed" takes no form that is slower than fp16 by published times; "size" takes palettes."""
+    """"speed" skips forms that were measured slower than fp16; "size" takes palettes."""
     inputs: Any = field(default=None, compare=False, repr=False)
     """Samples, a list of dictionaries of arrays by input name; those of the surgery by default."""
     target: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from gains import BEGIN, PAGES, ROOT, filled, sentence
+from gains import BEGIN, PAGES, ROOT, faster, filled
 
 
 @pytest.mark.slow
@@ -14,18 +14,42 @@ def test_a_page_says_what_a_run_gains(page: str) -> None:
     assert filled(page) == (ROOT / page).read_text(encoding="utf-8"), "python tests/support/gains.py writes it"
 
 
+GAIN = re.compile(r"on an iPhone \d+: ([\d.]+) ?(ms|MB|dB|%|)(?: \S+)? -> ([\d.]+)")
+MORE_IS_BETTER = {"dB", "%"}
+
+
+def gained(text: str) -> bool:
+    """Does the text say two numbers on a phone of which the second is the better one?"""
+    found = GAIN.search(text)
+    if found is None:
+        return False
+    before, after = float(found[1]), float(found[3])
+    return after > before if found[2] in MORE_IS_BETTER else after < before
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_names_a_phone_and_a_gain_at_its_head(page: str) -> None:
     """Without a run, which the test above makes."""
     head = (ROOT / page).read_text(encoding="utf-8")[:1000]
     assert BEGIN in head
-    gain = re.search(r"on an iPhone \d+: ([\d.]+) ms -> ([\d.]+) ms", head)
-    assert gain, f"{page} says no gain in its first 1,000 characters"
-    slow, fast = map(float, gain.groups())
-    assert fast < slow
+    assert gained(head), f"{page} says no gain in its first 1,000 characters"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "on an iPhone 13: 2.5 ms -> 15.5 ms",
+        "on an iPhone 13: 78 dB -> 8 dB",
+        "on an iPhone 13: 100% -> 98%",
+        "on an iPhone 12: 3 -> 3 layers",
+        "on an M4: 15.5 ms -> 2.5 ms",
+    ],
+)
+def test_a_loss_is_no_gain(text: str) -> None:
+    assert not gained(text)
 
 
 @pytest.mark.slow
 def test_what_gains_nothing_is_no_sentence() -> None:
     with pytest.raises(AssertionError, match="a page shows a gain"):
-        sentence("bert", "encoder_ane", "iPhone 16")
+        faster("bert", "encoder_ane", "iPhone 16")

@@ -82,11 +82,11 @@ class ModuleRow:
 
 @dataclass(frozen=True)
 class AgainstTorch(Drawn):
-    """What `against_torch` found: a row for each call of a submodule, in the order in which the calls end.
+    """The result of `against_torch`: a row for each call of a submodule, in the order in which the calls end.
 
     Attributes:
         rows: the calls.
-        gate: PSNR in dB in fp32 from which on a value agrees.
+        gate: the least PSNR in dB, in fp32, at which a value agrees.
         rounded: were the module's weights rounded to fp16, as those of the package are?
     """
 
@@ -96,12 +96,12 @@ class AgainstTorch(Drawn):
 
     @property
     def first(self) -> ModuleRow | None:
-        """The innermost module with which package and PyTorch begin to part; None where they agree."""
+        """The innermost module at which package and PyTorch begin to differ. None if they agree."""
         return next((row for row in self.rows if row.state == "parts"), None)
 
     @property
     def ok(self) -> bool:
-        """Does every module agree that the package kept?"""
+        """Does every module that the package kept agree?"""
         return self.first is None
 
     def to_json(self) -> dict[str, Any]:
@@ -121,16 +121,13 @@ def against_torch(
     precisions: Sequence[str] = ("fp32", "fp16", "ane"),
     function: str | None = None,
 ) -> AgainstTorch:
-    """Find the first submodule, or function between submodules, with which a model parts from PyTorch.
+    """Find the first submodule, or function between submodules, at which a model differs from PyTorch.
 
     Every submodule is watched while the module runs, and every function that a module with submodules calls.
-    One is blamed if its own error is large: what the package gave to it is given to it again, and the result
-    compared. Rows of a norm that have a spike are judged without it. What it gave is looked for among the
-    values of the program, by number, in any order of axes, and by scope where a program in memory has kept
-    them and no number fits. Where the program computes in fp16, the module runs with its weights rounded to
-    fp16, so that what is left in fp32 arithmetic is a wrong conversion and not rounding, but for what the
-    converter joined before it rounded. A package of fp32 shows smaller differences, as of an epsilon. The
-    module itself is not changed.
+    A submodule is blamed if its own error is large: it runs again on the inputs that the package gave it. Its
+    result is looked up among the values of the program, by number and in any order of axes. Rows of a norm with
+    a spike are judged without the spike. If the program computes in fp16, the module runs with weights rounded
+    to fp16, so rounding does not count as a wrong conversion. The module itself is not changed.
 
     Args:
         module: as it was converted, in fp32, in evaluation mode; or the program that `torch.export.export` made
@@ -143,7 +140,7 @@ def against_torch(
         function: of the model; `main` or the first by default.
 
     Returns:
-        A row for each call of a submodule; `first` is where they part.
+        A row for each call of a submodule; `first` is the first difference.
 
     Raises:
         SurgeryError: `module` does not take these inputs, or "fp32" is not among the arithmetics.

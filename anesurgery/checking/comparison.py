@@ -53,7 +53,7 @@ from anesurgery.text import type_text
 
 @dataclass(frozen=True)
 class Comparison(Drawn):
-    """What `compare` found, against a stated gate."""
+    """The result of `compare`, against a stated gate."""
 
     outputs: tuple[OutputComparison, ...]
     """A row for each output of the first model."""
@@ -76,18 +76,18 @@ class Comparison(Drawn):
 
     @property
     def psnr(self) -> float:
-        """The PSNR of the worst output; NaN where nothing was measured of one."""
+        """The PSNR of the worst output. NaN if an output was not measured."""
         decibels = [o.psnr for o in self.outputs]
         return math.nan if any(map(math.isnan, decibels)) else min(decibels, default=math.inf)
 
     @property
     def ok(self) -> bool:
-        """Are both called alike, and are the outputs equal up to the gate?"""
+        """Are the interfaces the same, and do all outputs reach the gate?"""
         return not self.called and self.outputs_agree
 
     @property
     def outputs_agree(self) -> bool:
-        """Does every output reach the gate by finite values, and is nothing NaN or infinite but by design?"""
+        """Does every output reach the gate with finite values? NaN and infinity count only by design."""
         some = any(o.compared for o in self.outputs)
         if self.proof is not None and self.proof.trial is not None and self.proof.trial.failure:
             return False
@@ -95,7 +95,7 @@ class Comparison(Drawn):
 
     @property
     def verdict(self) -> str:
-        """What no number says, how the numbers stand to the gate, and where it begins; in words."""
+        """The verdict in words: the numbers, the gate, and where the difference begins."""
         failures = [*self.called, *(o.failure for o in self.outputs if o.failure)]
         trial = None if self.proof is None else self.proof.trial
         if trial is not None and trial.failure:
@@ -170,34 +170,32 @@ def compare(
 ) -> Comparison:
     """Run two models on the same inputs with the interpreter and measure how far apart they are.
 
-    NaN is never a success, even where both sides have it; nor is an infinity, but where the first model gives
-    the same one in fp64: it is meant then, as in a mask with -inf that a model gives back. One that comes of an
-    overflow of fp16 or fp32 is not.
+    NaN is never a success, even if both sides have it. An infinity is a success only if the first model gives
+    it in fp64 too, as in a mask with -inf.
 
     Args:
         a: the reference: path, MLModel or program.
         b: the candidate.
-        inputs: of `a`, by name; made by `sample_inputs` when absent, of magnitudes where these give NaN or
-            infinities.
+        inputs: of `a`, by name. Default: random inputs from `sample_inputs`.
         precision: "fp32", or "fp16" for the arithmetic as stored.
         contract: declared interface changes from `a` to `b` (`Surgery.contract`).
-        gate: PSNR in dB that `ok` asks of every output.
+        gate: the least PSNR of every output, in dB.
         function: which function to run; `main` or the first by default.
         seed: of the sampled inputs.
-        last: where an output of `b` has one position and that of `a` several, compare the last of them.
+        last: if an output of `b` has one position and that of `a` several, compare the last one.
         member: of pipelines, the one model to compare, by name or number; the whole pipelines when absent.
-        prove: also prove `b` against `a` op by op: bit for bit, over a prime field, and on numbers where
-            neither shows it (docs/proofs.md). The result's `proof` has the grade and the first op that is not
-            proved. Chains and pipelines are proved as a whole; of several functions all that both models have
-            are, unless one is named.
+        prove: also prove `b` against `a` op by op: bit for bit, over prime fields, or else on numbers
+            (docs/proofs.md). The result's `proof` has the grade and the first op that is not proved. Chains and
+            pipelines are proved as a whole. All functions that both models have are proved, unless you name
+            one.
         assume: least and largest value of integer inputs, {"input_ids": (0, 50256)}: no others are tried.
         engine: what runs `b`: "interpreter", or "coreai" for Apple's Core AI runtime, as it is stored. An
-            output that is the same for two sets of inputs is then no success: of it nothing was compared.
+            output that is the same for two sets of inputs is then no success.
 
     Returns:
         The `Comparison`: for each output shape, PSNR in dB, largest absolute and relative difference, and of
         logits the KL divergence in nats; `ok` says whether all reach the gate, and whether both models have the
-        same functions with the same inputs, outputs and states, but for what the contract declares.
+        same functions, inputs, outputs and states, except as the contract declares.
 
     Raises:
         InterfaceError: the models give different outputs although nothing was declared.

@@ -55,9 +55,9 @@ def first_divergence(
     function: str | None = None,
     seed: int = 0,
 ) -> Divergence | None:
-    """The first op of `b`, in file order, whose value is off that of `a` by more than the gate; or None.
+    """Find the first op of `b`, in file order, whose value differs from `a` by more than the gate.
 
-    Integers and booleans have to be equal. The outputs are always paired, in their order, whatever else is.
+    Integers and booleans must be equal. Outputs are always paired, in their order.
 
     Args:
         a: the reference: path, MLModel or program.

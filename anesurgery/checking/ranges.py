@@ -171,7 +171,7 @@ class Ranges(Drawn):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Ranges:
-        """A result that was written as JSON.
+        """Read a result from JSON data.
 
         Raises:
             SurgeryError: it is something else.
@@ -200,19 +200,19 @@ def ranges(
     jobs: int = 1,
     scheduler: Any = None,
 ) -> Ranges:
-    """Run a calibration set and report the range of every op, and where fp16 or the Neural Engine would fail.
+    """Run a calibration set, and report the range of every op and each overflow.
 
     Args:
         model: path, MLModel or MIL program.
         inputs: one set of inputs by name (arrays, PIL images), or several; one sampled set when absent.
-        chip: whose arithmetic ("M1"); only what holds on every chip measured when absent.
+        chip: the chip whose arithmetic counts ("M1"). Default: limits that hold on every measured chip.
         function: which function; `main` or the first by default.
         seed: of the sampled inputs.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
-        shard: which share of the sets of inputs, as "3/8"; `Ranges.merge` joins the results.
-        jobs: over how many processes of this machine the sets of that share are spread.
-        scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model,
-            which is a path then, in the same place.
+        shard: a share of the sets of inputs, as "3/8"; `Ranges.merge` joins the results.
+        jobs: number of processes.
+        scheduler: address of a Dask scheduler, or a client; its workers replace the processes. They see the
+            model, which is a path then, in the same place.
 
     Returns:
         The `Ranges`: least and largest value of each op in fp32, the largest partial sum, and the hazards in

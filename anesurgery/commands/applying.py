@@ -40,7 +40,7 @@ def apply(
     steps: Annotated[
         str | None,
         typer.Argument(
-            help="A recipe, or passes with commas; by default whatever inspect names for the model.",
+            help="A recipe, passes with commas, or a plan. Default: the passes that inspect names.",
             show_default=False,
             autocompletion=complete_steps,
         ),
@@ -56,17 +56,20 @@ def apply(
         list[str] | None, typer.Option(help="Range of an integer input, as input_ids=0:50256; repeat for more.")
     ] = None,
     prove: Annotated[
-        str, typer.Option(help="What is proved or checked: sites (each edit), model (as a whole), both, none.")
+        str, typer.Option(help="Check each edit (sites), the whole model (model), both, or none.")
     ] = "sites",
     require: Annotated[
-        str | None, typer.Option(help="Grade that each edit must reach: checked, exhaustive, proved, bits.")
+        str | None, typer.Option(help="The least grade of each edit: checked, exhaustive, proved or bits.")
     ] = None,
     compressed: Annotated[
-        str, typer.Option(help="Compressed weights that passes compute with: keep (refuse), decode, reencode.")
+        str, typer.Option(help="If a pass computes with compressed weights: keep (refuse), decode or reencode.")
     ] = "keep",
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
+        typer.Option(
+            "--set",
+            help="Set an option: multiple=32, embedding_matmul.mode=input. STEP=false leaves a step out.",
+        ),
     ] = None,
     format: Annotated[
         str | None, typer.Option(help="coreml, coreai, or both, compared; by default what OUT ends in.")
@@ -80,7 +83,7 @@ def apply(
 ) -> None:
     """Apply a recipe, passes or a plan to a model and write the result, MODEL_ane by default.
 
-    Exit code 1 where outputs on --inputs are below --gate in the end.
+    Exit code 1 if the final outputs on --inputs are below --gate.
     """
     if steps is not None and not is_plan(steps):
         source, steps = model_first(source, steps, quiet or as_json)

@@ -29,13 +29,12 @@ from anesurgery.commands.waiting import load_engine, progress, waiting
 from anesurgery.registry import INTERPRETER
 
 Share = Annotated[
-    str | None, typer.Option(help="Only a share of the work, as 3/8; --merge joins them.", show_default=False)
+    str | None,
+    typer.Option(help="Do only a share of the work, as 3/8. --merge joins them.", show_default=False),
 ]
 Parts = Annotated[
     list[Path] | None,
-    typer.Option(
-        "--merge", help="What --save wrote of a share, instead of measuring; repeat.", show_default=False
-    ),
+    typer.Option("--merge", help="A file that --save wrote. Repeat for each share.", show_default=False),
 ]
 Save = Annotated[
     Path | None, typer.Option(help="A JSON file to write the result to, for --merge.", show_default=False)
@@ -49,7 +48,7 @@ Measured = Annotated[
 def ranges(
     model: Measured = None,
     inputs: Inputs = None,
-    chip: Annotated[str | None, typer.Option(help='Whose arithmetic, as "M1".')] = None,
+    chip: Annotated[str | None, typer.Option(help='The chip whose arithmetic counts, as "M1".')] = None,
     shard: Share = None,
     merge: Parts = None,
     save: Save = None,
@@ -61,7 +60,7 @@ def ranges(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Ranges of every op, and where fp16 or the Neural Engine would fail (then with exit code 1)."""
+    """Show the range of every op. Exit code 1 if a value overflows fp16 or the Neural Engine."""
     load_engine(quiet)
     if model is not None and is_folder(model):
         asked = {"--inputs": inputs, "--shard": shard, "--merge": merge, "--save": save}
@@ -113,17 +112,19 @@ def certify(
     model: Model,
     inputs: Inputs = None,
     target: Aim = None,
-    gate: Annotated[float, typer.Option(help="dB that each output must reach.")] = 40.0,
-    search: Annotated[int, typer.Option(min=0, help="More sets of inputs to try, to find bad ones.")] = 0,
-    steps: Annotated[int, typer.Option(min=1, help="Calls in a row, outputs fed back to inputs.")] = 1,
+    gate: Annotated[float, typer.Option(help="The least PSNR of each output, in dB.")] = 40.0,
+    search: Annotated[int, typer.Option(min=0, help="Number of further inputs to try, to find bad ones.")] = 0,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Number of calls in a row, with outputs fed back to inputs.")
+    ] = 1,
     feedback: Annotated[
-        list[str] | None, typer.Option(help="OUTPUT=INPUT of --steps; found by name by default.")
+        list[str] | None, typer.Option(help="OUTPUT=INPUT to feed back. Default: found by name.")
     ] = None,
     worst: Annotated[
         Path | None, typer.Option(help="An .npz file to write the worst inputs to.", show_default=False)
     ] = None,
     html: Annotated[
-        Path | None, typer.Option(help="A page to write: the ops coloured by error.", show_default=False)
+        Path | None, typer.Option(help="Write a page with the ops coloured by error.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Let --html and --worst replace files.")] = False,
     engine: Annotated[
@@ -134,7 +135,7 @@ def certify(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Whether a model keeps its numbers in fp16 and on the engine, op by op; else exit code 1."""
+    """Check op by op whether a model keeps its numbers in fp16 and on the engine. If not, exit code 1."""
     load_engine(quiet)
     from anesurgery.files import arrays
     from anesurgery.placement.certifying import certify as certified
@@ -191,21 +192,26 @@ def sensitivity(
         ),
     ] = None,
     bits: Annotated[
-        float | None, typer.Option(help="Propose modes of so many bits on average.", show_default=False)
+        float | None, typer.Option(help="Propose modes with this many bits on average.", show_default=False)
     ] = None,
     max_size: Annotated[
-        str | None, typer.Option(help="Propose modes for a size of all weights, as 20MB.", show_default=False)
+        str | None,
+        typer.Option(help="Propose modes for this size of all weights, as 20MB.", show_default=False),
     ] = None,
     max_kl: Annotated[
-        float | None, typer.Option(help="Propose the smallest modes up to a KL divergence.", show_default=False)
+        float | None,
+        typer.Option(help="Propose the smallest modes with at most this KL divergence.", show_default=False),
     ] = None,
     min_psnr: Annotated[
-        float | None, typer.Option(help="Propose the smallest modes from a PSNR on.", show_default=False)
+        float | None,
+        typer.Option(help="Propose the smallest modes with at least this PSNR.", show_default=False),
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The compressed .mlpackage to write.", show_default=False)
     ] = None,
-    smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
+    smallest: Annotated[
+        int, typer.Option(min=0, help="Leave weights with up to this many elements alone.")
+    ] = 2048,
     shard: Share = None,
     merge: Parts = None,
     save: Save = None,
@@ -217,7 +223,7 @@ def sensitivity(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What compressing each weight costs at the outputs, and which bits each weight gets for a goal."""
+    """Measure what compressing each weight costs at the outputs, and propose bits for each weight."""
     load_engine(quiet)
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
     from anesurgery.compressing.sensitivity import sensitivity as measure

@@ -19,7 +19,7 @@ weights: of one program. loaded: of all programs. on chip: room for one value.
 
 
 def chips(
-    target: Annotated[str | None, typer.Option(help='Some of them, as in inspect: "M1-M3".')] = None,
+    target: Annotated[str | None, typer.Option(help='Only these, as in inspect: "M1-M3".')] = None,
     full: Full = False,
     as_json: Json = False,
     quiet: Quiet = False,

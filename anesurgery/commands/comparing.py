@@ -26,7 +26,7 @@ PRECISION = "fp32 (exact), fp16 (as stored), ane or ane:M1 (an estimate of the N
 def run(
     model: Model,
     inputs: Annotated[
-        Path | None, typer.Option(help="An .npz file of arrays by input name; sampled when absent.")
+        Path | None, typer.Option(help="An .npz file of arrays by input name. Default: random inputs.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .npz file to write.")] = None,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
@@ -38,7 +38,7 @@ def run(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run a model once and show, or write, what comes out."""
+    """Run a model once, and show or write its outputs."""
     load_engine(quiet)
     import numpy as np
 
@@ -69,9 +69,9 @@ def compare(
     a: Model,
     b: Model,
     precision: Annotated[str, typer.Option(help=PRECISION)] = "fp16",
-    gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
+    gate: Annotated[float, typer.Option(help="The least PSNR of every output, in dB.")] = 60.0,
     last: Annotated[
-        bool, typer.Option("--last", help="Where B gives one position and A several, compare A's last.")
+        bool, typer.Option("--last", help="If B gives one position and A several, compare the last of A.")
     ] = False,
     prove: Annotated[
         bool, typer.Option("--prove", help="Also prove B against A, op by op; exit code 1 if that fails.")
@@ -83,7 +83,7 @@ def compare(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run two models on the same inputs and measure how far apart they are."""
+    """Run two models on the same inputs, and measure the difference."""
     how = {"precision": precision, "gate": gate, "function": function, "seed": seed, "last": last}
     comparison = _compared(a, b, {**how, "member": member, "prove": prove, "engine": engine}, as_json, quiet)
     if not comparison.ok or (comparison.proof is not None and not comparison.proof.proved):
@@ -110,7 +110,7 @@ def diff(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What differs between two models: interface, number of ops, program text."""
+    """Show how two models differ: interface, number of ops, program text."""
     load_engine(quiet)
     from anesurgery.loading import interface, load, to_text
     from anesurgery.rewriting.ml_program import op_counts
@@ -144,13 +144,13 @@ def prove(
     inputs: Inputs = None,
     target: Aim = None,
     last: Annotated[
-        bool, typer.Option("--last", help="Where OTHER gives one position and MODEL several, compare the last.")
+        bool, typer.Option("--last", help="If OTHER gives one position and MODEL several, compare the last.")
     ] = False,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Prove that two models are the same; of one model, certify that it keeps its numbers in fp16.
+    """Prove that two models are the same. With one model: certify its numbers in fp16.
 
     Exit code 1: outputs differ, or an op is neither proved equal nor checked on numbers.
     """

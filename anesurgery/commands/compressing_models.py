@@ -40,53 +40,54 @@ def compress(
     ] = None,
     positional_out: OldOut = None,
     out: Out = None,
-    bits: Annotated[float, typer.Option(help="Bits of a number: 1, 2, 3, 4, 6 or 8.")] = 4,
+    bits: Annotated[float, typer.Option(help="Bits of each number: 1, 2, 3, 4, 6 or 8.")] = 4,
     forms: Annotated[
         list[str] | None,
         typer.Option(
-            "--form", help="A form in place of bits, such as sparse-50-palette4; repeat for a choice."
+            "--form", help="A form in place of bits, such as sparse-50-palette4. Repeat for a choice."
         ),
     ] = None,
     mixed: Annotated[
-        bool | None,
-        typer.Option(help="Bits for each weight by what each form costs at the outputs; estimated for size."),
+        bool | None, typer.Option(help="Give each weight its own bits, measured at the outputs. Slow.")
     ] = None,
     max_size: Annotated[
         str | None,
         typer.Option(
-            help="Most bytes of all weights, such as '300 MB': each gets a form of its own.", show_default=False
+            help="The most bytes of all weights, such as '300 MB'. Each weight gets its own form.",
+            show_default=False,
         ),
     ] = None,
     activations: Annotated[
         str | None,
-        typer.Option(help="8 bits for what linear and conv read: percentile, kl or max; with --bits 8."),
+        typer.Option(help="With --bits 8: inputs of linear and conv in 8 bits too (percentile, kl or max)."),
     ] = None,
     balance: Annotated[
         bool | None,
-        typer.Option(help="Move scales of channels into weights that round better so (AWQ, SmoothQuant)."),
+        typer.Option(help="Move scales between channels so that weights round better (AWQ, SmoothQuant)."),
     ] = None,
     target: Aim = None,
     for_: Annotated[
-        str, typer.Option("--for", help="speed: no form that is slower than fp16 by evidence; or size.")
+        str, typer.Option("--for", help="speed skips forms that were measured slower than fp16; or size.")
     ] = "speed",
-    smallest: Annotated[int, typer.Option(min=0, help="Elements above which a weight counts.")] = 2048,
+    smallest: Annotated[
+        int, typer.Option(min=0, help="Leave weights with up to this many elements alone.")
+    ] = 2048,
     function: Function = None,
     work: Annotated[
         Path | None,
-        typer.Option(help="A folder of finished weights: a run that was killed goes on from there."),
+        typer.Option(help="A folder for finished weights. A run that was stopped goes on from there."),
     ] = None,
     jobs: Jobs = 1,
     scheduler: Scheduler = None,
     html: Annotated[Path | None, typer.Option(help="A page to write.", show_default=False)] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(help="A plot of size against loss to write: .png, .svg or .pdf.", show_default=False),
+        typer.Option(help="Write a plot of size against loss: .png, .svg or .pdf.", show_default=False),
     ] = None,
     against: Annotated[
         list[str] | None,
         typer.Option(
-            help="A mode of coremltools to measure beside it, as palettize-4; repeat. Some with --plot.",
-            show_default=False,
+            help="A mode of coremltools to measure too, as palettize-4. Repeat for more.", show_default=False
         ),
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT, --html and --plot if they exist.")] = False,
@@ -160,20 +161,22 @@ def compress_cache(
     texts: Annotated[
         Path,
         typer.Option(
-            help="A file of some dozens of texts, one a line, as tokens: 3,14,15.", show_default=False
+            help="A file with some dozens of texts, one on each line, as tokens: 3,14,15.", show_default=False
         ),
     ],
     out: Out = None,
     scales: Annotated[
         str | None,
-        typer.Option(help="For each head or each channel; by default what rounds better.", show_default=False),
+        typer.Option(
+            help="One scale for each head or each channel. Default: the better one.", show_default=False
+        ),
     ] = None,
     target: Aim = None,
     overwrite: Annotated[bool, typer.Option(help="Replace OUT if it exists.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Keep the keys and values of a decoder in 8 bits, where they are inputs and outputs (iOS 26)."""
+    """Keep the keys and values of a decoder in 8 bits, if they are inputs and outputs (iOS 26)."""
     place = one_place(out, None)
     tokens = _texts(texts)
     load_engine(quiet)

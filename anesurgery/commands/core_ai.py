@@ -61,7 +61,7 @@ def to_coreai(
 
 
 def lint(model: Asset, target: Aim = None, as_json: Json = False, quiet: Quiet = False) -> None:
-    """What Core AI is known to get wrong in a model, with the repair; exit code 1 if there is any."""
+    """List known faults of Core AI in a model, with the repair. Exit code 1 if there is one."""
     load_engine(quiet)
     from anesurgery.coreai.rules import lint as linted
 

@@ -41,7 +41,7 @@ class Row:
 
 
 def doctor(as_json: Json = False, quiet: Quiet = False) -> None:
-    """Say which versions are installed, whether they fit, and what is missing (then with exit code 1)."""
+    """Check the installed versions. Exit code 1 if something is missing."""
     rows = list(examine())
     table = Table("what", "found", "wanted", "", box=None)
     for row in rows:

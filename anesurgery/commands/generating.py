@@ -14,25 +14,23 @@ from anesurgery.errors import SurgeryError
 
 def generate(
     model: Model,
-    ids: Annotated[str, typer.Option(help="The tokens to begin with, as 3,14,15.", show_default=False)],
+    ids: Annotated[str, typer.Option(help="The first tokens, as 3,14,15.", show_default=False)],
     steps: Annotated[int, typer.Option(min=1, help="How many tokens to write.")] = 20,
-    temperature: Annotated[float, typer.Option(min=0, help="0: always the likeliest token.")] = 0.0,
-    top_k: Annotated[int, typer.Option(min=0, help="Sample from so many tokens only; 0: all.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always picks the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(min=0, help="Sample from this many tokens. 0: all.")] = 0,
     top_p: Annotated[
         float, typer.Option(min=0, max=1, help="Sample from this share of the probability.")
     ] = 1.0,
-    stop: Annotated[
-        list[int] | None, typer.Option(help="The token after which to stop; more than once: any of them.")
-    ] = None,
+    stop: Annotated[list[int] | None, typer.Option(help="Stop after this token. Repeat for more.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
     drop: Annotated[
-        int | None, typer.Option(help="Beyond the context: so many of the oldest tokens are forgotten at once.")
+        int | None, typer.Option(help="When the context is full, forget this many of the oldest tokens.")
     ] = None,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Let a decoder write after some tokens, with a cache (`add_cache`) or without."""
+    """Let a decoder write text after some tokens, with or without a cache."""
     try:
         prompt = [int(word) for word in ids.split(",")]
     except ValueError:

@@ -42,7 +42,7 @@ Look = Callable[[Any], Any]
 WORDS = ("fully on the ANE", "partly on the ANE", "not on the ANE")
 """ANECompat's three answers."""
 
-After = Annotated[str | None, typer.Argument(help="Another model: what changed.", show_default=False)]
+After = Annotated[str | None, typer.Argument(help="A second model, to compare with.", show_default=False)]
 Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, CPU_AND_GPU or CPU_ONLY.")]
 Samples = Annotated[
     list[Path] | None,
@@ -56,14 +56,13 @@ Segments = Annotated[
     bool, typer.Option("--segments", help="Print the ANE segments as JSON lines, like ANECompat.")
 ]
 Status = Annotated[
-    bool, typer.Option("--status", help="Print a line; exit with 0 all, 1 some, 2 no ops on the ANE.")
+    bool, typer.Option("--status", help="Print one line. Exit code 0: all ops on the ANE, 1: some, 2: none.")
 ]
 Html = Annotated[Path | None, typer.Option(help="Write a page.")]
-Fix = Annotated[
-    Path | None,
-    typer.Option(help="Repair what can be repaired; write this .mlpackage, or .mlmodel of a network."),
+Fix = Annotated[Path | None, typer.Option(help="Repair the model, and write it here (.mlpackage or .mlmodel).")]
+Op = Annotated[
+    str | None, typer.Option("--why", metavar="OP", help="Name of an op: print every rule about it.")
 ]
-Op = Annotated[str | None, typer.Option("--why", metavar="OP", help="All rules asked about one op, by name.")]
 Rates = Annotated[Path | None, typer.Option(help="A table of rates that `learn` wrote.")]
 Overwrite = Annotated[bool, typer.Option(help="Let --fix and --html replace files.")]
 
@@ -90,7 +89,7 @@ def inspect(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say where each op of a model runs, why, and which pass repairs it; of a folder, of each model in it."""
+    """Say where each op of a model runs, why, and which pass repairs it. A folder: each model in it."""
     load_engine(quiet)
     if is_folder(model):
         asked: dict[str, Any] = {

@@ -21,7 +21,7 @@ def list_(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """All recipes and passes with a sentence each."""
+    """List all recipes and passes, with one sentence each."""
     if kinds not in ("all", "recipes", "passes"):
         raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
     rows = [("recipe", n) for n in registry.recipe_names() if kinds != "passes"]
@@ -42,7 +42,7 @@ def explain(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """What a pass or recipe does, when it refuses, its evidence and its options."""
+    """Explain a pass or recipe: what it does, when it refuses, its evidence and its options."""
     text, options = registry.documentation(name), _options_of(name)
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])

@@ -54,12 +54,10 @@ Inputs = Annotated[
     list[Path] | None,
     typer.Option(help="An .npz file of arrays by input name, or a folder of such; repeat for more."),
 ]
-Gate = Annotated[float, typer.Option(help="PSNR in dB that outputs on --inputs must reach in the end.")]
+Gate = Annotated[float, typer.Option(help="The least PSNR of the final outputs on --inputs, in dB.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]
-Function = Annotated[str | None, typer.Option(help="Which function, by name; the default one when absent.")]
-Member = Annotated[
-    str | None, typer.Option(help="Of a pipeline, one of its models by name or number; all when absent.")
-]
+Function = Annotated[str | None, typer.Option(help="Name of the function. Default: the default one.")]
+Member = Annotated[str | None, typer.Option(help="Name or number of one model of a pipeline. Default: all.")]
 
 
 def is_folder(model: str) -> bool:
@@ -132,9 +130,9 @@ def any_place(out: Path | None, positional: Path | None) -> Path | None:
     return positional if out is None else out
 
 
-Jobs = Annotated[int, typer.Option(min=1, help="Over how many processes of this machine.")]
+Jobs = Annotated[int, typer.Option(min=1, help="Number of processes.")]
 Scheduler = Annotated[
-    str | None, typer.Option(help="Address of a Dask scheduler, whose workers do the work.", show_default=False)
+    str | None, typer.Option(help="Address of a Dask scheduler; its workers do the work.", show_default=False)
 ]
 Aim = Annotated[
     str | None, typer.Option(help='Device or chip, and OS: "iPhone 13", "M1/macOS 14", "M4+", "any".')

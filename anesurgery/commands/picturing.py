@@ -17,15 +17,15 @@ def draw(
     out: Annotated[
         Path, typer.Option("--out", "-o", help="An .svg picture, or an .html page to zoom.", show_default=False)
     ],
-    around: Annotated[str | None, typer.Option(help="An op by name; the whole function when absent.")] = None,
-    before: Annotated[int, typer.Option(min=0, help="Steps upstream.")] = 2,
-    after: Annotated[int, typer.Option(min=0, help="Steps downstream.")] = 2,
+    around: Annotated[str | None, typer.Option(help="Name of an op. Default: the whole function.")] = None,
+    before: Annotated[int, typer.Option(min=0, help="Number of steps upstream.")] = 2,
+    after: Annotated[int, typer.Option(min=0, help="Number of steps downstream.")] = 2,
     target: Aim = None,
     function: Function = None,
     overwrite: Annotated[bool, typer.Option(help="Replace the --out file if it exists.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Draw ops as a picture or a page; with --target, in the colour of their unit."""
+    """Draw ops as a picture or a page. --target colours them by unit."""
     load_engine(quiet)
     from anesurgery.files.writing import check_place
     from anesurgery.show.pictures import check_picture

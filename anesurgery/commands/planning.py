@@ -37,14 +37,17 @@ def plan(
     member: Member = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Of a step: multiple=32, embedding_matmul.mode=input; STEP=false."),
+        typer.Option(
+            "--set",
+            help="Set an option: multiple=32, embedding_matmul.mode=input. STEP=false leaves a step out.",
+        ),
     ] = None,
     gate: Gate = 40.0,
     seed: Seed = 0,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what a recipe would do to a model, and why, without editing it; `apply MODEL PLAN.json` does it."""
+    """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
     source, steps = model_first(source, steps, quiet or as_json)
     load_engine(quiet)
     from anesurgery.files import arrays

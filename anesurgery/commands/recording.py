@@ -24,12 +24,12 @@ def measure(
     compute_units: Annotated[
         list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")
     ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Predictions that count, for each setting.")] = 50,
+    runs: Annotated[int, typer.Option(min=1, help="Number of timed predictions for each setting.")] = 50,
     function: Function = None,
     overwrite: Overwrite = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure loads, predictions and Core ML's plan on this Mac (macOS 14.4 or later), for each setting."""
+    """Measure loads, predictions and Core ML's plan on this Mac (macOS 14.4 or later)."""
     load_engine(quiet)
     from anesurgery.placement.core_ml_runs import SETTINGS
     from anesurgery.placement.core_ml_runs import measure as record
@@ -116,7 +116,7 @@ def calibrate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit the table of times anew, to the published rows and to your measurements, and show what changed."""
+    """Fit the table of times to the published rows and your measurements, and show what changed."""
     load_engine(quiet)
     from anesurgery.placement.calibration import calibrate as fit
     from anesurgery.placement.fitting import write_table

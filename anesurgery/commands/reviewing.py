@@ -23,15 +23,17 @@ def review(
     base: Annotated[str, typer.Option(help="The commit to compare with.", show_default=False)],
     target: Aim = None,
     script: Annotated[
-        str | None, typer.Option(help="A command that makes the models; run in both trees, by the shell.")
+        str | None, typer.Option(help="A shell command that makes the models. It runs in both trees.")
     ] = None,
-    points: Annotated[float, typer.Option(min=0, help="Percent of a share on the ANE that may be lost.")] = 0.1,
+    points: Annotated[
+        float, typer.Option(min=0, help="How many percent of the share on the ANE may be lost.")
+    ] = 0.1,
     numbers: Annotated[bool, typer.Option(help="Compare the outputs too.")] = True,
-    gate: Annotated[float, typer.Option(help="PSNR in dB that every output must reach.")] = 60.0,
+    gate: Annotated[float, typer.Option(help="The least PSNR of every output, in dB.")] = 60.0,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file to append the Markdown to.")] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Say in Markdown what got better and worse since a commit; exit code 1 where something got worse."""
+    """Print in Markdown what got better and worse since a commit. Exit code 1 if something got worse."""
     load_engine(True)
     from anesurgery.show.markdown import review_markdown
 

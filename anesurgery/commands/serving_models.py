@@ -18,21 +18,21 @@ LOCAL, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 
 
 def serve(
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Where to listen.")] = 8765,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8765,
     public: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST", help="Open to all who reach this machine as HOST, without a token: for a Space."
+            metavar="HOST", help="Open to everybody who reaches this machine as HOST, without a token."
         ),
     ] = None,
-    upload: Annotated[float, typer.Option(min=0.001, help="GiB of one model at most, as it is sent.")] = 4,
-    memory: Annotated[float, typer.Option(min=0.1, help="GiB of memory for work on one model.")] = 8,
-    minutes: Annotated[float, typer.Option(min=0.01, help="Time for one piece of work.")] = 30,
-    keep: Annotated[float, typer.Option(min=0.1, help="Minutes after which unused files are deleted.")] = 15,
-    hours: Annotated[float, typer.Option(min=0.01, help="Time after which any model is deleted.")] = 6,
+    upload: Annotated[float, typer.Option(min=0.001, help="The most GiB of one model, as it is sent.")] = 4,
+    memory: Annotated[float, typer.Option(min=0.1, help="GiB of memory for one job.")] = 8,
+    minutes: Annotated[float, typer.Option(min=0.01, help="Minutes for one job.")] = 30,
+    keep: Annotated[float, typer.Option(min=0.1, help="Minutes until unused files are deleted.")] = 15,
+    hours: Annotated[float, typer.Option(min=0.01, help="Hours until any model is deleted.")] = 6,
     quiet: Quiet = False,
 ) -> None:
-    """Serve a page: drop a model, see its report, rewrite it, compare, download. All stays on this machine."""
+    """Open a page to inspect and rewrite models. Nothing leaves this machine."""
     missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
     if missing:
         raise SurgeryError(f"serve needs {' and '.join(missing)}: pip install 'anesurgery[serve]'")

@@ -24,37 +24,45 @@ def build(
     positional_out: OldOut = None,
     out: Out = None,
     context: Annotated[
-        int | None, typer.Option(min=2, help="Most tokens of prompt and answer; 2048, or what it was made for.")
+        int | None,
+        typer.Option(
+            min=2, help="The most tokens of prompt and answer. Default: 2048, or the model's own limit."
+        ),
     ] = None,
     target: Aim = None,
-    bits: Annotated[int | None, typer.Option(help="4 or 8 for each weight; fp16 when absent.")] = None,
-    limit: Annotated[str | None, typer.Option(help='Most weights of a chunk, as "900 MB".')] = None,
-    prefill: Annotated[int, typer.Option(min=1, help="Tokens of the prompt that are read at once.")] = 64,
-    cache: Annotated[str, typer.Option(help="Where keys and values are kept: state or io.")] = "state",
+    bits: Annotated[int | None, typer.Option(help="4 or 8 bits for each weight. Default: fp16.")] = None,
+    limit: Annotated[str | None, typer.Option(help='The most weights of a chunk, as "900 MB".')] = None,
+    prefill: Annotated[int, typer.Option(min=1, help="Number of prompt tokens that are read at once.")] = 64,
+    cache: Annotated[
+        str, typer.Option(help="Where keys and values are kept: state or io (inputs and outputs).")
+    ] = "state",
     smaller: Annotated[
         list[int] | None,
-        typer.Option("--smaller", min=2, help="A smaller context with functions of its own; several times."),
+        typer.Option("--smaller", min=2, help="Add functions for this smaller context. Repeat for more."),
     ] = None,
     shorter: Annotated[
         list[int] | None,
-        typer.Option("--shorter", min=2, help="A shorter prefill with functions of its own; several times."),
+        typer.Option("--shorter", min=2, help="Add functions for this shorter prefill. Repeat for more."),
     ] = None,
-    width: Annotated[int, typer.Option(min=1, help="Tokens that a step reads; the last is new.")] = 1,
+    width: Annotated[
+        int, typer.Option(min=1, help="Number of tokens that a step reads. The last one is new.")
+    ] = 1,
     head: Annotated[
-        str, typer.Option(help="logits, or argmax: of each part of the vocabulary the likeliest token.")
+        str, typer.Option(help="logits, or argmax: the likeliest token of each part of the vocabulary.")
     ] = "logits",
     samples: Annotated[
-        Path | None, typer.Option(help="With --bits: a text by which weights are rounded.", show_default=False)
+        Path | None,
+        typer.Option(help="With --bits: a text that corrects the rounding of weights.", show_default=False),
     ] = None,
     format: Annotated[str, typer.Option(help="coreml, coreai (iOS 27) or both, compared.")] = "coreml",
     overwrite: Annotated[bool, typer.Option(help="Replace a finished build.")] = False,
     ask: Annotated[
-        str | None, typer.Option("--chat", help="Then let it answer this, as chat does.", show_default=False)
+        str | None, typer.Option("--chat", help="Then answer this prompt, as chat does.", show_default=False)
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make a folder that writes text from a checkpoint of Hugging Face; one that was stopped goes on."""
+    """Turn a Hugging Face checkpoint into a folder that writes text. A stopped build goes on."""
     place = one_place(out, positional_out)
     load_engine(quiet)
     from anesurgery.shipping.building import build as make
@@ -86,28 +94,30 @@ def build(
 
 def chat(
     folder: Annotated[Path, typer.Argument(help="A folder that build made.", show_default=False)],
-    prompt: Annotated[str, typer.Argument(help="What to say.", show_default=False)],
-    steps: Annotated[int | None, typer.Option(min=1, help="How many tokens at most.")] = None,
-    template: Annotated[
-        bool | None, typer.Option(help="Write the prompt as the chat template says; where there is one.")
+    prompt: Annotated[str, typer.Argument(help="The prompt.", show_default=False)],
+    steps: Annotated[int | None, typer.Option(min=1, help="The most tokens to write.")] = None,
+    template: Annotated[bool | None, typer.Option(help="Use the chat template, if there is one.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="0 always picks the likeliest token.")
     ] = None,
-    temperature: Annotated[float | None, typer.Option(min=0, help="0: always the likeliest token.")] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from so many tokens only; 0: all.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Sample from this many tokens. 0: all.")] = None,
     top_p: Annotated[float | None, typer.Option(help="Sample from this share of the probability.")] = None,
-    min_p: Annotated[float | None, typer.Option(help="Least share of the likeliest's probability.")] = None,
-    repetition_penalty: Annotated[float | None, typer.Option(help="Above 1: fewer repetitions.")] = None,
-    stop: Annotated[
-        list[str] | None, typer.Option(help="A text at which to stop; more than once: any.")
+    min_p: Annotated[
+        float | None, typer.Option(help="The least probability of a token, relative to the likeliest.")
     ] = None,
+    repetition_penalty: Annotated[
+        float | None, typer.Option(help="Values above 1 give fewer repetitions.")
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop at this text. Repeat for more.")] = None,
     precision: Annotated[str, typer.Option(help="fp32, fp16 or ane.")] = "fp32",
     drop: Annotated[
-        int | None, typer.Option(help="Beyond the context: so many of the oldest tokens are forgotten at once.")
+        int | None, typer.Option(help="When the context is full, forget this many of the oldest tokens.")
     ] = None,
     format: Annotated[str | None, typer.Option(help="Of a folder that holds both: coreml or coreai.")] = None,
     seed: Seed = 0,
     quiet: Quiet = False,
 ) -> None:
-    """Let a model that was built answer, as it writes. Without options it samples as its checkpoint says."""
+    """Chat with a model that build made. Default sampling: that of its checkpoint."""
     load_engine(quiet)
     own = {
         "temperature": temperature,
@@ -151,7 +161,7 @@ def swift(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a Swift package that runs a model that was built, one of several sizes, or a plain one."""
+    """Write a Swift package that runs a built model, a model of several sizes, or a plain one."""
     load_engine(quiet)
     from anesurgery.shipping.swift_package import swift as write
 

@@ -27,22 +27,22 @@ def choose_sizes(
     multiple: Annotated[int, typer.Option(help="Each size is a multiple of this.")] = 1,
     model: Annotated[
         str | None,
-        typer.Option(help="A model of dynamic shapes, whose expected time decides.", show_default=False),
+        typer.Option(help="A model with dynamic shapes. Its expected time decides.", show_default=False),
     ] = None,
     size: Annotated[
         str | None, typer.Option(metavar="INPUT=1xN,...", help="The shapes of its inputs at the length N.")
     ] = None,
-    target: Annotated[str | None, typer.Option(help="The chip and OS on which the time is expected.")] = None,
+    target: Annotated[str | None, typer.Option(help="The chip and OS for the expected time.")] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
-            help="A plot to write: .png, .svg or .pdf; one that is there is replaced.", show_default=False
+            help="Write a plot: .png, .svg or .pdf. An existing file is replaced.", show_default=False
         ),
     ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Choose the sizes to make of a model, with the least padding of a sample of lengths, or the least time."""
+    """Choose the sizes with the least padding, or the least time, for a sample of lengths."""
     if len({model is None, size is None, target is None}) > 1:
         raise SurgeryError("--model, --size and --target go together, as --size ids=1xN --target 'M4/macOS 15'")
     load_engine(quiet)
@@ -97,7 +97,7 @@ def sizes(
         ),
     ],
     mask: Annotated[
-        str | None, typer.Option(help="Add a mask as an input of this name.", show_default=False)
+        str | None, typer.Option(help="Add a mask as an input with this name.", show_default=False)
     ] = None,
     overwrite: Annotated[bool, typer.Option(help="Replace a folder of sizes.")] = False,
     as_json: Json = False,

@@ -25,22 +25,30 @@ def split(
     ],
     parts: Annotated[int | None, typer.Option(help="How many chunks.", show_default=False)] = None,
     max_size: Annotated[
-        str | None, typer.Option(help="Most bytes of weights in a chunk, as 950MB.", show_default=False)
+        str | None, typer.Option(help="The most bytes of weights in a chunk, as 950MB.", show_default=False)
     ] = None,
     at: Annotated[
         str | None,
-        typer.Option(help='"unsupported": before and after what the ANE cannot run.', show_default=False),
+        typer.Option(
+            help='"unsupported" cuts before and after ops that the ANE cannot run.', show_default=False
+        ),
     ] = None,
-    balance: Annotated[str, typer.Option(help='What --parts are even in: "bytes" or "estimate".')] = "bytes",
+    balance: Annotated[
+        str, typer.Option(help='Make --parts even by "bytes" or by "estimate" (time).')
+    ] = "bytes",
     target: Aim = None,
     shape: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="BLOB=CxHxW", help="With --at: what a custom layer makes; repeat.", show_default=False
+            metavar="BLOB=CxHxW",
+            help="With --at: the shape that a custom layer makes. Repeat for more.",
+            show_default=False,
         ),
     ] = None,
     function: Annotated[str | None, typer.Option(help="The function to cut.", show_default=False)] = None,
-    compare: Annotated[bool, typer.Option(help="Run the model and the chunks once, if that is quick.")] = True,
+    compare: Annotated[
+        bool, typer.Option(help="Run the model and the chunks once and compare, if that is quick.")
+    ] = True,
     overwrite: Overwrite = False,
     as_json: Json = False,
     quiet: Quiet = False,
@@ -89,7 +97,8 @@ def merge(
     ],
     out: Out,
     default: Annotated[
-        str | None, typer.Option(help="Runs where none is named; the first one.", show_default=False)
+        str | None,
+        typer.Option(help="The function that runs by default. Default: the first.", show_default=False),
     ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,

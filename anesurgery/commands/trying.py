@@ -17,7 +17,7 @@ def example(
         str, typer.Argument(help="gpt2, llama, bert, vit, whisper, unet, network or tiny.", show_default=False)
     ] = "gpt2",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The package to write; NAME.mlpackage when absent.")
+        Path | None, typer.Option("--out", "-o", help="The package to write. Default: NAME.mlpackage.")
     ] = None,
     ios: Annotated[int, typer.Option(help="The first version of iOS that runs it: 16, 17 or 18.")] = 16,
     overwrite: Annotated[bool, typer.Option(help="Replace what is there.")] = False,

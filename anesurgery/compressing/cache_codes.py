@@ -85,7 +85,7 @@ FAILED = "A19"
 
 @dataclass(frozen=True)
 class CompressedCache(Smaller):
-    """A decoder whose cache is int8, and what that costs."""
+    """A decoder with an int8 cache, and its loss."""
 
     subject: MLProgram = field(repr=False)
     """The decoder whose cache is int8."""
@@ -136,8 +136,8 @@ def compress_cache(
         model: path of a package, MLModel or MIL program, whose cache comes and goes by inputs and outputs
             (`add_cache(cache="io")`, or `cache_as_io`).
         texts: some dozens of lists of tokens, none longer than the context. Every fourth is held out.
-        scales: for each "head", or for each "channel" of each head, by products beside, which cost time; by
-            default these where they take away half of the KL of other texts.
+        scales: one for each "head", or for each "channel" of a head, which costs two products. Default:
+            channels if they halve the KL on other texts.
         target: chip and OS, such as "M5/macOS 26". Every chip by default.
 
     Returns:
@@ -145,9 +145,8 @@ def compress_cache(
         writes the package.
 
     Raises:
-        SurgeryError: the cache is kept in states, there is none, the OS of the target is older than iOS 26,
-            its chip is one that failed with quantized values, there are fewer than two texts, or no axis of
-            channels, where those were asked for.
+        SurgeryError: there is no cache, or it is a state; the OS of the target is older than iOS 26; its chip
+            failed with quantized values; there are fewer than two texts; or there is no axis of channels.
         InterpretError: it is no decoder, or a text does not fit.
         LoadError: the model cannot be read.
     """

@@ -123,7 +123,7 @@ class CompressedWeight:
 
 @dataclass(frozen=True)
 class Compression(Smaller, Drawn):
-    """A compressed model, and what it cost."""
+    """A compressed model, and its loss."""
 
     subject: MLProgram = field(repr=False)
     """The compressed model."""
@@ -182,7 +182,7 @@ class Compression(Smaller, Drawn):
 
     @property
     def chooses(self) -> bool:
-        """Is an output a choice among classes or tokens, so that KL and top-1 say something of it?"""
+        """Is an output a choice among classes or tokens? Only then do KL and top-1 mean something."""
         functions = self.subject.parts[-1].program.functions.values()
         return any(logits_of(function) for function in functions)
 
@@ -240,41 +240,39 @@ def compress(
     against: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> Compression:
-    """Compress the weights of a model, each corrected for what the ops that read it see.
+    """Compress the weights of a model, and correct each with samples.
 
-    The samples run through the model op by op; each weight is rounded so that the products with it change least
-    (GPTQ), given what the compressed weights in front of it make of the samples. A quarter of the samples is
-    held out, and the loss is measured on those. The model given is not changed.
+    The samples run through the model op by op. Each weight is rounded so that its products change least (GPTQ),
+    on inputs that the compressed weights before it give. A quarter of the samples is held out, and the loss is
+    measured on those. The model given is not changed.
 
     Args:
         model: path of a package, also of a pipeline, or of a folder of chunks; MLModel, MIL program, or chain.
-        bits: of a number; for speed a weight may get more, where a form of so few is slow.
-        forms: the form of all weights in place of one that follows from `bits`, such as "sparse-50-palette4"
-            (docs/compression.md has the names); of several each weight gets one of its own, so that all take
-            no more bytes than in the first; with `mixed=True`, `bits` of a number on average.
-        mixed: give each weight bits of its own, so many on average: those that cost least at the outputs,
-            measured after correction. Each weight is tried in each form, which takes several times as long.
-            By default they are estimated for size, so that all take no more bytes than with the same bits
-            each; for speed, and with False, each weight gets the same.
-        max_bytes: most bytes of all weights, a number or as "300 MB": each gets a form of its own, of `forms`
-            or of those of all bits, or stays, so that the outputs lose least within it.
-        activations: let linear and conv read 8 bits too (W8A8, with bits=8), by ranges that hold 99.99 % of the
-            numbers ("percentile"), keep most of their spread ("kl"), or hold the largest ("max"). Ops whose
-            products do not stand it keep their inputs, and the report says why.
-        balance: move scales of channels out of what products read into their weights, where these then round
-            better (AWQ, SmoothQuant); without compression the model computes the same. By default where
-            `activations` is asked for.
+        bits: bits of each number. For speed, a weight gets more bits if no fast form has so few.
+        forms: the form of all weights in place of `bits`, such as "sparse-50-palette4" (docs/compression.md has
+            the names). Of several, each weight gets the best one, and all take no more bytes than in the first,
+            or, with `mixed=True`, `bits` on average.
+        mixed: give each weight its own bits, `bits` on average. Every form of every weight is measured at the
+            outputs, which takes several times as long. By default the bits are estimated for size, and equal
+            for speed. False: equal.
+        max_bytes: the most bytes of all weights, a number or "300 MB". Each weight gets the form that loses
+            least within this size, or stays.
+        activations: inputs of linear and conv in 8 bits too (W8A8, with bits=8). Ranges hold 99.99 % of the
+            numbers ("percentile"), keep most of their distribution ("kl"), or hold the largest ("max"). An op
+            whose products suffer keeps its inputs; the report says why.
+        balance: move scales of channels from inputs into weights, if the weights then round better (AWQ,
+            SmoothQuant). Default: with `activations`.
         inputs: samples, a list of dictionaries of arrays by input name: some dozens of real ones.
-        target: chip and OS, such as "M5": whose evidence on speed decides. Every chip by default.
-        for_: "speed" takes no form that is slower than fp16 by published times; "size" takes palettes.
-        function: whose samples they are; the one that takes them by default. Weights that other functions share
-            with it are compressed there too.
+        target: chip and OS, such as "M5": for the measurements that decide. Default: every chip.
+        for_: "speed" skips forms that were measured slower than fp16; "size" takes palettes.
+        function: the function that takes the samples. Weights that other functions share are compressed there
+            too.
         smallest: weights of no more elements stay as they are.
-        work: a folder where finished weights are kept, so that a run that was killed goes on where it was, to
-            the same bytes. What a folder holds of other models or settings is left alone.
-        jobs: processes of this machine over which the work is shared out: forms that are tried, and weights
-            whose ops read what is known already, such as those of queries, keys and values.
-        scheduler: of Dask, whose workers take the place of these: its address, or a client.
+        work: a folder for finished weights. A run that was stopped goes on from there, and ends with the same
+            bytes. Files of other models and settings stay.
+        jobs: number of processes. They share the forms to try, and weights with the same inputs, such as those
+            of queries, keys and values.
+        scheduler: address of a Dask scheduler, or a client; its workers replace the processes.
         against: modes of coremltools, such as "palettize-4", to measure on the samples held out too, for the
             report and its plot.
         progress: called after each weight with (done, total).
@@ -284,9 +282,9 @@ def compress(
         samples held out. Its `save` writes the package.
 
     Raises:
-        SurgeryError: no samples, NaN in one or in what it makes, no such bits or purpose, an opset before
-            iOS 16, or a file in the place of `work`.
-        InterpretError: samples that are not what the function takes.
+        SurgeryError: no samples, NaN in a sample or behind it, wrong bits or purpose, an opset before iOS 16,
+            or a file in place of `work`.
+        InterpretError: samples that the function does not take.
         UnknownName: no such function or input.
         LoadError: the model cannot be read.
     """

@@ -145,7 +145,7 @@ class Correction:
         samples: as the function takes them.
         chosen: the weights to compress.
         choose: the form of each.
-        progress: called after each weight with how many are done.
+        progress: called after each weight with (done, total).
     """
 
     loaded: Loaded

@@ -1,7 +1,7 @@
-"""Which form of weights is faster than fp16 on which chip: published times, and what follows for a target.
+"""Which form of weights is faster than fp16 on which chip, from published times.
 
-A form counts as slower where a published time on the same generation of the engine, for products bound by the
-same thing, says so. Where none was published nothing is known, and that is said.
+A form counts as slower if it was measured slower on the same generation of the engine, for products with the
+same bound. If nothing was measured, the report says so.
 """
 
 from __future__ import annotations

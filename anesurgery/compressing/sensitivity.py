@@ -54,7 +54,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Sensitivity(Drawn):
-    """The cost of each weight in each mode."""
+    """The loss of each weight in each mode."""
 
     rows: tuple[Row, ...]
     """In the order in which the weights are read."""
@@ -73,14 +73,14 @@ class Sensitivity(Drawn):
 
     @property
     def complete(self) -> bool:
-        """Are there all weights?"""
+        """Does the result cover all weights?"""
         return len(self.rows) == self.total
 
     def merge(self, *others: Sensitivity) -> Sensitivity:
-        """The results of several shares as one.
+        """Join the results of several shares.
 
         Raises:
-            SurgeryError: they are of other models, data or modes.
+            SurgeryError: they come from different models, data or modes.
         """
         found: dict[int, Row] = {}
         for part in (self, *others):
@@ -97,10 +97,10 @@ class Sensitivity(Drawn):
         max_kl: float | None = None,
         min_psnr: float | None = None,
     ) -> Proposal:
-        """The mode of each weight for one goal: see `compressing.assignment.propose`.
+        """Choose the mode of each weight for one goal: see `compressing.assignment.propose`.
 
         Raises:
-            SurgeryError: weights are missing, not one goal is given, or it cannot be reached.
+            SurgeryError: weights are missing, no goal or several are given, or the goal cannot be reached.
         """
         if not self.complete:
             raise SurgeryError(f"{len(self.rows)} of {self.total} weights are measured; merge the other shares")
@@ -120,7 +120,7 @@ class Sensitivity(Drawn):
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Sensitivity:
-        """A result that was written as JSON.
+        """Read a result from JSON data.
 
         Raises:
             SurgeryError: it is something else.
@@ -156,17 +156,17 @@ def sensitivity(
     """Measure what each weight costs at the outputs when coremltools compresses it alone.
 
     Args:
-        model: path, MLModel or MIL program, uncompressed as far as it is to be measured.
-        data: one set of inputs by name, or several; one sampled set when absent, which says little about a
-            trained model.
+        model: path, MLModel or MIL program, with the weights to measure uncompressed.
+        data: one set of inputs by name, or several. Default: one random set, which says little about a trained
+            model.
         modes: names such as "palettize-4", "linear-8", "prune-50" (`compressing.modes`).
         precision: the arithmetic of the runs.
         function: which function; `main` or the first by default.
-        smallest: weights of no more elements are left as they are, by coremltools too.
-        shard: which share of the weights, as (3, 8) or "3/8"; `merge` joins the results.
-        jobs: over how many processes of this machine that share is spread.
-        scheduler: of Dask, whose workers take the place of these: its address, or a client. They see the model
-            under the same path; one in memory is written to a temporary folder.
+        smallest: weights with at most this many elements stay as they are.
+        shard: a share of the weights, as (3, 8) or "3/8"; `merge` joins the results.
+        jobs: number of processes.
+        scheduler: address of a Dask scheduler, or a client; its workers replace the processes. They see the
+            model under the same path; one in memory is written to a temporary folder.
         seed: of sampled inputs.
         progress: called after each weight with (done, total); with workers after each share.
 

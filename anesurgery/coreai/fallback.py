@@ -30,7 +30,7 @@ LONGEST = 2048
 
 @dataclass(frozen=True)
 class Fallback:
-    """What `to_coreml` wrote."""
+    """The result of `to_coreml`."""
 
     path: Path
     """The package."""
@@ -65,7 +65,7 @@ def to_coreml(
         path: where to write it; ends in .mlpackage.
         ios: the first release of iOS that must run it: 15, 16, 17 or 18. The oldest that has all its ops when
             absent.
-        longest: the largest size of each axis that the model leaves open; Core ML wants a bound.
+        longest: the largest size of each dynamic axis; Core ML needs a bound.
         overwrite: may what is there be replaced?
 
     Returns:

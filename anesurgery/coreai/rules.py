@@ -141,7 +141,7 @@ def of_model(target: Target) -> tuple[Finding, ...]:
 
 @dataclass(frozen=True)
 class Lint:
-    """What `lint` found."""
+    """The result of `lint`."""
 
     findings: tuple[Finding, ...]
     """In the order of the ops; each says where it was seen, how well it is supported, and who says so."""
@@ -150,7 +150,7 @@ class Lint:
 
     @property
     def ok(self) -> bool:
-        """Is there nothing to say?"""
+        """Are there no findings?"""
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:
@@ -176,14 +176,14 @@ def _lines(finding: Finding) -> list[str]:
 
 @door()
 def lint(model: str | os.PathLike[str], target: Target | str | None = None) -> Lint:
-    """List what is known to be wrong with the ops of a Core AI model, with the repair.
+    """List known faults of the ops of a Core AI model, with the repair.
 
     Args:
         model: path of an `.aimodel`.
         target: chips and OS, as "iPhone 17 Pro/iOS 27"; every chip when absent.
 
     Returns:
-        A finding for each op in a form that Core AI was reported, documented or seen here to get wrong.
+        A finding for each op that Core AI was reported, documented or seen to get wrong.
 
     Raises:
         LoadError: the model cannot be read.

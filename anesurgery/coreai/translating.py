@@ -85,7 +85,7 @@ def to_coreai(
         overwrite: may what is there be replaced?
 
     Returns:
-        What was written, and what of the model it cannot hold.
+        The path, and the parts of the model that Core AI cannot hold.
 
     Raises:
         LoadError: Apple's package is absent, the model cannot be read, or the place not written to.

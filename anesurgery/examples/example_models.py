@@ -117,9 +117,9 @@ def example(
 
     Args:
         name: "gpt2", "llama", "bert", "vit", "whisper" or "unet"; "network", an .mlmodel of layers; or "tiny",
-            a GPT-2 that is there in a second and too small to gain anything.
+            a GPT-2 that takes a second to make, and is too small to gain anything.
         out: the package to write; NAME.mlpackage (or .mlmodel) in the current folder when absent.
-        ios: the first version of iOS that runs it, 16 to 18. 18 has the states that caches are kept in.
+        ios: the first version of iOS that runs it, 16 to 18. Caches need the states of 18.
         overwrite: replace what is there.
 
     Returns:

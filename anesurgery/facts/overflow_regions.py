@@ -5,7 +5,7 @@ above 65504, or below what fp16 holds, though the result is of the size of one n
 `exp(x) - 1`, `sqrt(x + 1) - sqrt(x)`, `log(1 + x)`, `log(1 - p)`, `mean(a b) - mean(a) mean(b)` and sines of
 large angles lose all digits on the way.
 
-Sizes are reckoned in powers of the largest number: a value of which nothing is known has the size `UNKNOWN`, a
+Sizes are reckoned in powers of the largest number: an unbounded value has the size `UNKNOWN`, a
 product the sum of the sizes of its factors, a root half of that of what it is taken of.
 """
 

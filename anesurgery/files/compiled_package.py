@@ -36,8 +36,7 @@ def decompile(
 ) -> Decompiled:
     """Write the package of a compiled ML Program.
 
-    Every op and attribute is kept, also those that coremltools does not know. Weight files are copied as
-    they are.
+    Every op and attribute is kept, even if coremltools does not know it. Weight files are copied.
 
     Args:
         source: the .mlmodelc folder, which is never written to.

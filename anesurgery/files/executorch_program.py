@@ -170,12 +170,12 @@ class Part:
 
 @dataclass(frozen=True)
 class ExecuTorch:
-    """What is in a `.pte` file.
+    """The contents of a `.pte` file.
 
     Attributes:
         path: of the file.
         methods: its entry points.
-        parts: its models of Core ML; one that several methods call is there once.
+        parts: its Core ML models; a model that several methods call is listed once.
     """
 
     path: Path

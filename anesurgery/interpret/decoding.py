@@ -400,18 +400,18 @@ def generate(
         seed: of the sampler: a whole number from 0 up.
         precision: the arithmetic: "fp32" (the default), "fp16" or "ane". A `Decoder` has its own.
         device: "cpu" (the default), or "cuda" where torch has one. A `Decoder` has its own.
-        tables: of inputs that hold embeddings, or a row for each position; those beside the package by default.
-            A `Decoder` has its own.
-        drop: how many of the oldest tokens to forget at once, where the text outgrows the context; what is left
-            is read again as a text of its own. None: an error. A `Decoder` has its own.
+        tables: for inputs of embeddings, or of one row for each position. Default: the tables beside the
+            package. A `Decoder` has its own.
+        drop: how many of the oldest tokens to forget when the context is full; the rest is read again. None: an
+            error. A `Decoder` has its own.
         quiet: no progress bar (it vanishes by itself when the output is no terminal).
 
     Returns:
         The `Writing`: the tokens of the prompt and those `written`, with the seconds that both took.
 
     Raises:
-        InterpretError: the model is no decoder, what is asked for does not fit into its context, or an option
-            cannot be what it is.
+        InterpretError: the model is no decoder, the text does not fit into its context, or an option has a
+            wrong value.
         LoadError: the model cannot be read.
     """
     choose, rng = _choice(steps, sampler, seed)
@@ -437,7 +437,7 @@ def stream(
     seed: int = 0,
     drop: int | None = None,
 ) -> Iterator[int]:
-    """The tokens that a decoder writes after a prompt, each as soon as it is chosen.
+    """Yield the tokens that a decoder writes after a prompt, one by one.
 
     Args:
         model: path of a package, MLModel or MIL program; or a `Decoder`, which goes on after what it has read.

@@ -68,13 +68,13 @@ def _values(function: Function) -> Iterator[Var]:
 class Predictor:
     """A model made ready once and called many times.
 
-    Images, classifier labels, defaults of optional inputs and flexible shapes are treated as the description of
-    the model says. A bare program has no description: it takes and gives what its functions declare.
+    Images, classifier labels, defaults of optional inputs and flexible shapes follow the description of the
+    model. A bare program has no description: its functions declare its inputs and outputs.
 
     Args:
         model: path of a package, MLModel, Loaded, MIL program; or a Predictor, whose programs are shared.
         precision: the arithmetic: "fp32", "fp16" or "ane".
-        function: which function; the default of the package, or `main`, when absent.
+        function: name of the function. Default: the default of the package, or `main`.
         fuse: may "fp32" compute attention at once, as torch does? Its sums then come in another order.
         device: "cpu", or "cuda" where torch has one.
         member: of a pipeline, the one model to run, by name or number; all of them when absent.
@@ -157,7 +157,7 @@ class Predictor:
 
     @property
     def ports(self) -> tuple[dict[str, Var], dict[str, Var]]:
-        """The inputs and the outputs of the function by name: states too, what passes between chunks not."""
+        """The inputs, outputs and states of the function by name, without values that pass between chunks."""
         entries, exits = dict[str, Var](), dict[str, Var]()
         for executable in reversed(self.executables):
             entries |= executable.function.inputs
@@ -168,7 +168,7 @@ class Predictor:
         return entries, {name: exits[name] for name in self.outputs}
 
     def sample(self, seed: int = 0) -> dict[str, Any]:
-        """Inputs to try the model on: random numbers of the default shapes (see `sample_inputs`)."""
+        """Random inputs with the default shapes (see `sample_inputs`)."""
         shapes, pictures = features.default_shapes(self.inputs), features.images(self.inputs)
         drawn: dict[str, Any] = {}
         for executable in reversed(self.executables):
@@ -188,7 +188,7 @@ class Predictor:
         return features.present(description.output, outputs)
 
     def make_state(self) -> state.States:
-        """States of the model, all zero; of all models of a chain."""
+        """The states of the model, all zero. Of a chain: of all its models."""
         states: state.States = {}
         for executable in self.executables:
             states |= executable.make_state()
@@ -339,15 +339,15 @@ def run(
     member: str | int | None = None,
     engine: str = INTERPRETER,
 ) -> dict[str, Any]:
-    """Run a model once, op by op: numbers, on any machine.
+    """Run a model once, op by op, on any machine.
 
     Args:
         model: path of a package, of a Core AI model or of a folder of sizes, MLModel, or MIL program.
         values: inputs by name: numpy arrays, tensors, PIL images.
         precision: "fp32" computes fp16 programs exactly in fp32; "fp16" rounds as stored; "ane" estimates the
             arithmetic measured on Neural Engines.
-        function: which one; the package's default, `main` or the first when absent. Of a folder of sizes, which
-            size; by default the one with the shapes of the values.
+        function: name of the function, or of a size. Default: the package's default, or the size that fits the
+            shapes of the values.
         outputs: names of outputs, or of any other value of the function; all outputs by default.
         listener: told about each op.
         state: from `Predictor.make_state`; it keeps what the model wrote.

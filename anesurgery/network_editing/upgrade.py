@@ -58,21 +58,21 @@ Observed = Mapping[str, tuple[float, float]]
 def upgrade(
     model: Any, custom: Custom | None = None, *, precision: str | None = None, sequence: int | None = None
 ) -> Any:
-    """A neural network as an ML Program.
+    """Make an ML Program from a neural network.
 
     Args:
-        model: path or MLModel that holds a neural network, or a pipeline with some; others of its models stay.
+        model: path or MLModel with a neural network, or a pipeline with some; its other models stay.
         custom: class name of a custom layer -> function that builds it, called as (context, params, inputs)
             with the MIL values that it reads; it gives the MIL value of its output, or a list of values.
-        precision: what the network computes in: "fp32", or "fp16" but for the ops that `compute_fp16` keeps.
-            None means fp16, as Core ML ran the network, with the fewest ops in fp32 that let outputs keep 60 dB
-            on a sampled input; all of them where nothing less does. The notes say which, and a warning why.
+        precision: "fp32", or "fp16" except for ops that `compute_fp16` keeps. None means fp16, as Core ML ran
+            the network, with the fewest ops in fp32 that keep the outputs at 60 dB on a random input. Notes and
+            a warning name them.
         sequence: steps of the sequence that a network of the rank 5 mapping is given at once; 1 by default. The
             inputs then have five axes (sequence, batch, channel, height, width).
 
     Returns:
-        An MLModel; what changed is in its metadata, under `NOTES`. Inputs and outputs keep their names, but for
-        those that an ML Program cannot have ("82", "x.1", "a/b"): a warning and the notes say what each became.
+        An MLModel; its metadata lists the changes under `NOTES`. Inputs and outputs keep their names, except
+        names that an ML Program cannot have ("82", "x.1", "a/b"). A warning and the notes give the new ones.
 
     Raises:
         LoadError: it cannot be read or built; the layer is named.

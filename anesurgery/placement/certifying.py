@@ -69,21 +69,21 @@ MARGIN = 4.0
 
 @dataclass(frozen=True)
 class Certificate(Drawn):
-    """What `certify` found.
+    """The result of `certify`.
 
     Attributes:
         rows: a row for each op with floats, in file order.
-        outputs: arithmetic -> how near each output is, of the worst inputs tried.
+        outputs: arithmetic -> the error of each output on the worst inputs tried.
         verdict: "holds", "at risk" or "fails".
-        why: the op and the inputs on which the verdict rests, in words.
-        samples: sets of inputs that were given or drawn.
-        searched: sets that were tried beyond them; none where one of those fails already.
+        why: the op and the inputs behind the verdict, in words.
+        samples: number of sets of inputs that were given or drawn.
+        searched: number of further sets that were tried; 0 if one of the given sets fails.
         gate: PSNR in dB that every output must reach.
         worst_inputs: the inputs that miss the gate, or else with the lowest PSNR of an output, as the program
             reads them.
         choices: the ops that choose among floats, the one that changes most first.
         over: how the error grows over many calls; None where `steps` asked for one.
-        notes: why the target may not load the model, and what was reported of its ops.
+        notes: why the target may not load the model, and reports about its ops.
     """
 
     rows: tuple[OpError, ...]
@@ -164,31 +164,29 @@ def certify(
     seed: int = 0,
     engine: str = INTERPRETER,
 ) -> Certificate:
-    """Say whether a model keeps its numbers in fp16 and on the engine, op by op.
+    """Check op by op whether a model keeps its numbers in fp16 and on the engine.
 
     Args:
         model: path, MLModel or MIL program.
         inputs: one set of inputs by name, or several; one sampled set when absent.
-        target: chip and OS, as "M1/macOS 14", whose arithmetic is taken, and whose rules name the repairs.
+        target: chip and OS, as "M1/macOS 14", for the arithmetic and for the rules that name repairs.
         function: which function; `main` or the first by default.
         gate: PSNR in dB that every output must reach, against exact arithmetic.
-        search: how many more sets of inputs to try, within the range of the numbers of each input: by the
-            gradients of the largest values and of the error where there are floats, and by random changes.
-            Nothing is searched where inputs fail that were given.
-        steps: how many calls in a row to try, in each of which outputs feed inputs and states live on. The sets
-            of inputs are used in turn.
+        search: how many further sets of inputs to try, within the range of each given input. Floats follow
+            gradients of the largest values and of the error; integers change at random. There is no search if
+            given inputs fail.
+        steps: how many calls in a row to try. Outputs feed inputs, states live on, and the sets of inputs are
+            used in turn.
         feedback: output -> the input that it feeds, for `steps`; found by names, else by shapes, when absent.
         seed: of the sampled inputs and of the search.
         engine: "coreai" lets Apple's Core AI runtime run the model too, as it is stored: it must give the same
             outputs up to the gate.
 
     Returns:
-        The errors of each op, of the outputs, and a verdict: "fails" where a given or drawn set of inputs
-        misses the gate, after any of the `steps` too, where an output is not finite in exact arithmetic, or
-        where a choice (a class, a place) changes; "at risk" where only the search found such a set, a value
-        comes near the end of fp16, an output is the same whatever the inputs are, the conversion is known to
-        have lost a part of what the model meant, or an op was reported wrong on the target in a way that no
-        arithmetic here computes.
+        The errors of each op and of the outputs, and a verdict. "fails": a given or drawn set of inputs misses
+        the gate, an output is not finite, or a choice (a class, an index) changes. "at risk": only the search
+        found such inputs, a value comes near 65504, an output ignores all inputs, the conversion lost a part of
+        the model, or the engine was reported wrong for an op. "holds": none of these.
 
     Raises:
         InterpretError: inputs that do not fit.

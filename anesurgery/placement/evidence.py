@@ -181,12 +181,12 @@ _OWN: dict[str, Rule] = {}
 
 @door()
 def register_rule(rule: Rule) -> Rule:
-    """Let `inspect` ask a rule of the user's own; one with the same id is replaced.
+    """Add your own rule to `inspect`. A rule with the same id is replaced.
 
-    Name a registered pass as the `remedy`, and `auto` tries that pass where the rule finds something.
+    If its `remedy` names a registered pass, `auto` tries that pass when the rule finds something.
 
     Args:
-        rule: which ops it is about, its `test`, and what it says where that finds something.
+        rule: its ops, its `test`, and its message.
 
     Returns:
         The rule.

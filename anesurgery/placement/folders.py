@@ -28,11 +28,11 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Folder(Drawn):
-    """What was said of each model in a folder.
+    """The result for each model in a folder.
 
     Attributes:
         path: of the folder.
-        models: name in the folder -> what was said; the reason, in words, where a model was refused.
+        models: name in the folder -> the result, or the reason why the model was refused.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Folder(Drawn):
 
     @property
     def refused(self) -> dict[str, str]:
-        """Why nothing is said of a model, by its name."""
+        """The reason for each refused model, by its name."""
         return {name: one for name, one in self.models.items() if isinstance(one, str)}
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def ranges_folder(
 
     Args:
         folder: of packages, .mlmodel and .mlmodelc files.
-        chip: whose arithmetic ("M1"); only what holds on every chip measured when absent.
+        chip: the chip whose arithmetic counts ("M1"). Default: limits that hold on every measured chip.
         seed: of the sampled inputs.
         jobs: processes of this machine.
         scheduler: of Dask, in place of these: its address, or a client. Its workers see the folder too.

@@ -180,25 +180,25 @@ class Inspection(Drawn):
     Attributes:
         model: what was inspected, in words.
         target: chips, OS and compute units.
-        ops: one row for each op, constants left out, in file order.
+        ops: one row for each op in file order, without constants.
         segments: runs of ops on one unit.
-        findings: those about the model as a whole; those about an op are in its row.
-        memory: None where it cannot be told.
-        notes: what the reader must know about this report (what is not modelled, what was not measured).
-        measured: does each row carry what Core ML's own plan says?
+        findings: about the model as a whole. Findings about an op are in its row.
+        memory: None if it is unknown.
+        notes: limits of this report: parts that are not modelled or were not measured.
+        measured: does each row have the unit of Core ML's own plan?
         parts: the reports of the parts of a pipeline, by name.
-        cost: of the chosen path, as Core ML's segmenter counts: estimates, launches and switches, in
-            microseconds and no run time; None where there is none.
+        cost: cost of the chosen path in microseconds, as Core ML's segmenter counts it: estimates, launches and
+            switches. It is not a run time. None if there is none.
         at_shapes: the units at each enumerated shape; the ops are those of the default one.
         functions: of a package with several functions, and of a folder of sizes, the inspection of each by
             name; the ops are those of the default function, and of the largest size.
         time: milliseconds of one prediction on one chip (`.ms`), with a band of 80 % (`.low`, `.high`), the
-            number of published times behind it (`.measurements`) and their `.source`; None, with a note that
-            says why, where nothing allows it.
-        advice: the compute units with which measured models of this kind were fastest on this chip; None where
-            nothing was measured, or not all agree.
-        chain: ops of the longest row in which each waits for the one before, each round of a loop counted.
-        fixing: the command that fixes the sizes of inputs that take a range of them; "" where none does.
+            number of published times behind it (`.measurements`) and their `.source`. None if there is no
+            estimate; a note says why.
+        advice: the compute units that were fastest for measured models of this kind on this chip. None if
+            nothing was measured, or if the measurements disagree.
+        chain: number of ops on the longest chain, with each round of a loop.
+        fixing: the command that fixes the sizes of flexible inputs; "" if there is none.
     """
 
     model: str
@@ -220,14 +220,14 @@ class Inspection(Drawn):
 
     @classmethod
     def of_parts(cls, parts: Sequence[Inspection], target: Target) -> Inspection:
-        """The report of several functions or models as one; that of one as it is."""
+        """Join the reports of several functions or models."""
         if len(parts) == 1:
             return parts[0]
         return cls("the model", target, (), parts={str(k): part for k, part in enumerate(parts, 1)})
 
     @property
     def status(self) -> int:
-        """ANECompat's numbers: 0: every op prefers the ANE; 1: some do; 2: none does, or it does not load."""
+        """0: every op prefers the ANE. 1: some do. 2: none does, or the model does not load."""
         if self.refused:
             return 2
         units = {row.preferred for row in self._rows()}
@@ -237,22 +237,22 @@ class Inspection(Drawn):
 
     @property
     def summary(self) -> str:
-        """The report in one sentence: share, time, what runs elsewhere and why, and which passes may help."""
+        """The report in one sentence: share, time, ops that run elsewhere and why, and passes that may help."""
         return _sentence(self, self._rows())
 
     @property
     def headline(self) -> str:
-        """How many ops run on the Neural Engine and how long it takes, in one sentence; what matters most."""
+        """The headline: how many ops run on the Neural Engine, and the time."""
         return _headline(self, self._rows())
 
     @property
     def details(self) -> str:
-        """The whole report: where the time goes, every op that needs attention, every finding, the notes."""
+        """The whole report: the time by part, every op that needs attention, every finding, the notes."""
         return str(drawn(self, "details"))
 
     @property
     def refused(self) -> str:
-        """Why the target's OS cannot load the model, in words; "" where nothing says that it cannot."""
+        """Why the target's OS cannot load the model; "" if it can, as far as known."""
         return refusal(self.all_findings)
 
     @property
@@ -262,19 +262,19 @@ class Inspection(Drawn):
 
     @property
     def residency(self) -> dict[str, float]:
-        """Share of the ANE: of the ops, and of the floating point operations."""
+        """The share of the ANE: of the ops, and of the floating point operations."""
         return self._shares(lambda row: row.preferred == "ane")
 
     @property
     def residency_at_most(self) -> dict[str, float]:
-        """The same if every op whose unit is not known ran on the ANE, where it may."""
+        """The share if every op of unknown unit ran on the ANE."""
         return self._shares(
             lambda row: row.preferred == "ane" or (row.preferred is None and row.legal is not False)
         )
 
     @property
     def untimed(self) -> str:
-        """Why there is no time, in words; "" where there is one, or nobody says."""
+        """Why there is no time, in words; "" if there is one."""
         return next((n.removeprefix(NO_TIME) for n in self.notes if n.startswith(NO_TIME)), "")
 
     def _shares(self, counts: Callable[[OpRow], bool]) -> dict[str, float]:
@@ -288,7 +288,7 @@ class Inspection(Drawn):
 
     @property
     def switches(self) -> int:
-        """Changes of the unit between neighbouring segments."""
+        """The number of changes of unit between neighbouring segments."""
         if self.parts:
             return sum(part.switches for part in self.parts.values())
         return max(len(self.segments) - 1, 0)
@@ -319,7 +319,7 @@ class Inspection(Drawn):
 
         Args:
             path: of the file; an existing one is replaced.
-            after: an inspection of the same model after a surgery, to be shown beside this one.
+            after: an inspection of the same model after a surgery, to show beside this one.
 
         Returns:
             The path as written.

@@ -87,15 +87,15 @@ def inspect(
 ) -> Inspection:
     """Predict where each op of a model runs, say why, and name the pass that helps.
 
-    Of a package with several functions, and of a folder of sizes, a note tells of each (`.functions`).
+    For a package with several functions, and for a folder of sizes, a note describes each (`.functions`).
 
     Args:
         model: path (of a folder of sizes too), MLModel, MIL program, or what `load` gives. Networks of the
             older format, pipelines and other models are inspected by their own rules.
         target: chips and OS, as "M1/macOS 14", "M4+", "any" (the default: every chip).
         compute_units: a name or a coremltools `ComputeUnit`; CPU_AND_NE by default.
-        inputs: arrays by name, or a list of such mappings: numeric hazards are then looked for in a run, and
-            each numeric finding says how far its op comes on them.
+        inputs: arrays by name, or a list of such mappings. The model then runs, and each numeric finding gives
+            the values that its op reaches.
         function: which function; `main` or the first by default.
         measured: ask Core ML too; on a Mac only, elsewhere a note says so.
 

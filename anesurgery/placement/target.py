@@ -238,12 +238,12 @@ class Target:
     """Chips, an OS and compute units.
 
     Attributes:
-        chips: names of `CHIPS`; what is said about a target holds for each.
+        chips: names of `CHIPS`; statements about a target hold for each of them.
         platform: "macOS" or "iOS"; None without an OS.
         os: the major version; None for any.
         compute_units: one of `COMPUTE_UNITS`, as in coremltools.
-        label: what the user wrote, with the chip of a product in its place.
-        product: the device that the user named, "iPhone 13"; "" where a chip or an OS was named.
+        label: the words of the user, with the chip in place of a product.
+        product: the device that the user named, "iPhone 13"; "" for a chip or an OS.
         rates: a user's own table, learned from plans.
 
     Raises:

@@ -1,1 +1,1 @@
-"""What passes share that builds ops: parts of a program at another layout, rank, type or length."""
+"""Helpers that rebuild part of a program in another layout, rank, dtype or length."""

@@ -38,7 +38,7 @@ class Planned:
 
 @dataclass(frozen=True, repr=False)
 class Plan(Drawn):
-    """The steps that a recipe, or a list of passes, comes to for one model and target; `edit` runs them."""
+    """The chosen steps of a recipe for one model and target."""
 
     recipe: str
     """What was asked for, by name."""
@@ -75,7 +75,7 @@ class Plan(Drawn):
 
     @property
     def searched(self) -> frozenset[Pass]:
-        """The steps that nobody asked for."""
+        """The steps that the search added."""
         return frozenset(one.step for one in self.steps if one.searched)
 
     def without(self, step: Pass, why: str) -> Plan:
@@ -85,7 +85,7 @@ class Plan(Drawn):
         return replace(self, steps=steps, left_out=(*self.left_out, left))
 
     def held_for(self, ops: Mapping[str, int], target: str | None) -> Plan:
-        """The plan as it holds for a model and a target; for others than its own the steps alone are left.
+        """The plan for a model and a target. For another model or target, only the steps remain.
 
         Args:
             ops: number of ops by type in the model.
@@ -99,12 +99,12 @@ class Plan(Drawn):
         return Plan(self.recipe, target, self.steps, warnings=(words,), ops=ops)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, of which `from_json` makes the plan again."""
+        """Plain data, from which `from_json` makes the plan again."""
         return drawn(self, "json")
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan of plain data.
+        """Make a plan from plain data.
 
         Raises:
             LoadError: it is no plan, or one of another version.
@@ -136,7 +136,7 @@ class Plan(Drawn):
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Plan:
-        """A plan that `anesurgery plan --json` wrote.
+        """Read a plan that `anesurgery plan --json` wrote.
 
         Raises:
             LoadError: the file cannot be read, or holds no plan.

@@ -100,13 +100,13 @@ def _graph_pass(cls: type[Pass]) -> Any:
 
 
 def register(cls: P) -> P:
-    """Make a user's own pass known by name, here and to coremltools; doing it again replaces it.
+    """Register your own pass by its name, here and in coremltools. A second call replaces it.
 
     Args:
-        cls: the class of the pass; its `name` is that under which it is known.
+        cls: the class of the pass, which has a `name`.
 
     Returns:
-        The class, so that this can stand above it as a decorator.
+        The class, so that you can use this as a decorator.
 
     Raises:
         SurgeryError: the name belongs to a pass of the library.

@@ -197,7 +197,7 @@ class Pass:
 
     @property
     def promise(self) -> Promise:
-        """What its sites are checked against."""
+        """The promise that each edit is checked against."""
         return Promise(self.tolerance, self.tolerates_nonfinite, self.magnitude)
 
     def gentler(self) -> Pass | None:

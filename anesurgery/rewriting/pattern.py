@@ -133,13 +133,13 @@ Pattern: TypeAlias = "AnyVar | OpPattern | AnyOf"
 
 
 def var(name: str) -> AnyVar:
-    """Any value, to be known as `name` in the match.
+    """Match any value, and call it `name`.
 
     Args:
         name: of the attribute of the match that holds it.
 
     Returns:
-        A pattern that matches any value, of any shape and dtype; the same value where the name stands twice.
+        A pattern that matches any value. The same name twice must be the same value.
 
     Raises:
         PatternError: a name that the match uses itself.
@@ -154,7 +154,7 @@ def any_of(*alternatives: Pattern) -> AnyOf:
         alternatives: patterns of a value.
 
     Returns:
-        A pattern that matches what the first of them does that matches at all.
+        A pattern that matches the first alternative that fits.
 
     Raises:
         PatternError: of a pattern among them, where it is made.

@@ -174,7 +174,7 @@ class Search:
 
     @property
     def found(self) -> set[Pass]:
-        """The steps that nobody asked for."""
+        """The steps that the search added."""
         return {step for steps in self.kept for step in steps}
 
     def pruned(self, end: Trial, *, found: bool) -> Trial:

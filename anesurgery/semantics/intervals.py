@@ -318,7 +318,7 @@ ROUNDED_HALVES = 1.1
 
 
 UNKNOWN = 2048.0
-"""What a value of which nothing is known is taken for, as `facts.overflow_regions` does."""
+"""The assumed size of an unbounded value, as in `facts.overflow_regions`."""
 
 
 def overflows_scaled(softmax: Operation) -> bool:

@@ -105,7 +105,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Build(Drawn):
-    """A folder that was built, and what is known of it."""
+    """A folder that was built, with its figures."""
 
     folder: Path
     """That can be copied or shipped as it is."""
@@ -173,12 +173,12 @@ def build(
             runner takes the smallest that fits.
         shorter: shorter prefills, which get functions of their own, for short prompts and what is left of long
             ones.
-        width: tokens that a step reads, of which the last is new; more than 1 for engines on which queries of
+        width: tokens that a step reads; the last one is new. Use more than 1 for engines on which queries of
             few positions fail.
-        head: "logits" of all tokens, or "argmax": of each part of the vocabulary the likeliest token and its
-            logit, so that no row of the whole vocabulary leaves the model; nothing is sampled then.
-        samples: with `bits`: a file of text like that which the model will write. Weights are then rounded so
-            that what they make of it changes least (`compress`).
+        head: "logits" of all tokens, or "argmax": the likeliest token of each part of the vocabulary, with its
+            logit. Then nothing can be sampled.
+        samples: with `bits`: a text file like the model's own output. It corrects the rounding of weights
+            (`compress`).
         format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both", of which `chat` reads either.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
@@ -189,8 +189,8 @@ def build(
 
     Raises:
         LoadError: the checkpoint cannot be read or converted, or `out` cannot be written.
-        SurgeryError: no cache can be added, the model does not write what the checkpoint does, or an option
-            cannot be what it is.
+        SurgeryError: no cache can be added, the model differs from the checkpoint, or an option has a wrong
+            value.
         UnknownName: there is no such format.
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, out))

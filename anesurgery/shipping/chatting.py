@@ -37,28 +37,29 @@ def chat(
     drop: int | None = None,
     format: str | None = None,
 ) -> Iterator[str]:
-    """What a model answers, piece by piece as it is written.
+    """Yield the answer of a model, piece by piece.
 
     Args:
         place: a folder that `anesurgery.build` made.
         prompt: a text, or messages as [{"role": "user", "content": "..."}].
         steps: how many tokens at most; None: to the end of the context, or, with `drop`, to an end token.
-        template: is the prompt written as the checkpoint's chat template says? None: where it has one.
+        template: use the checkpoint's chat template? None: if it has one.
         sampler: chooses a token from logits; by default with what the checkpoint samples with.
-        stop: texts before which, and tokens after which, to stop, besides the end tokens of the checkpoint.
+        stop: texts and tokens that end the answer, besides the end tokens of the checkpoint. Texts are left
+            out.
         seed: of the sampler: a whole number from 0 up.
         precision: the arithmetic of the interpreter: "fp32", "fp16" or "ane".
-        drop: how many of the oldest tokens to forget at once, where prompt and answer outgrow the context; what
-            is left is read again as a text of its own. None: an error.
+        drop: how many of the oldest tokens to forget when the context is full; the rest is read again. None: an
+            error.
         format: of a folder that holds both, "coreml" or "coreai"; None: "coreml" where it is there.
 
     Returns:
         Pieces of text; together they are the answer.
 
     Raises:
-        InterpretError: the prompt does not fit into the context, or an option cannot be what it is.
+        InterpretError: the prompt does not fit into the context, or an option has a wrong value.
         LoadError: the folder cannot be read, or its files are not those that were built.
-        SurgeryError: there is no chat template and one is asked for, or it fails.
+        SurgeryError: a chat template was asked for and is missing, or it fails.
     """
     folder = Path(place).expanduser()
     runner = read_runner(folder)

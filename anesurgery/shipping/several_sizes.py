@@ -69,16 +69,15 @@ ONE_MODEL = "what was converted is one model at all sizes, and is read as that m
 
 @dataclass(frozen=True)
 class SizedModel:
-    """A model at several sizes, in rising order of the elements of the inputs.
+    """A model at several sizes, the smallest first.
 
     Attributes:
         models: name of a size -> the model at it; they share their weights.
         shapes: name of a size -> the shapes of the inputs that were given.
-        padding: how inputs between two sizes are run, where that is proved to change nothing; else why not.
-        assumed: of a model of one fixed size, what its numbers do not show: which were read as they stand; of
-            what was converted at each size, that it is the same model between them, where inputs are padded.
-        computed: tables that are computed at each call, since one for each size would take more than 2 % of the
-            weights; how near each is to the table that a conversion at that size stores.
+        padding: how inputs between two sizes are padded, if that is proved to change nothing; else why not.
+        assumed: assumptions that the numbers of the model do not show, such as learned tables that are cut.
+        computed: tables that each call computes, because storing them would take more than 2 % of the weights,
+            with their PSNR.
     """
 
     models: Mapping[str, Loaded]
@@ -94,12 +93,12 @@ class SizedModel:
 
     @property
     def one_package(self) -> bool:
-        """Does one package hold them all, as functions (iOS 18)? Otherwise there is one for each."""
+        """Does one package hold all sizes, as functions (iOS 18)?"""
         return len(self.models) > 1 and max(m.version for m in self.models.values()) >= FUNCTIONS
 
     @property
     def rows(self) -> tuple[SizeRow, ...]:
-        """What `sizes.json` says."""
+        """The content of `sizes.json`."""
         joined = self.one_package
         return tuple(
             SizeRow(name, name if joined else None, PACKAGE if joined else f"{name}.mlpackage", shapes)
@@ -189,20 +188,16 @@ def sizes(
     mask: str | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> SizedModel:
-    """A model at several fixed sizes, which run on the engine where ranges may not.
+    """Make a model at several fixed sizes, which run on the engine even if a range does not.
 
     Args:
-        model: path, MLModel or MIL program whose inputs have dynamic shapes, or fixed ones that each op shows
-            how to change (`.assumed` says what it does not show), or a pipeline or chain of such, which becomes
-            one program; or a PyTorch module, which is
-            converted anew for each size, with its tables and masks (iOS 18, fp16; inputs are named as in
-            `forward`); or a function that is called with the shapes of a size, {"ids": (1, 64)}, and gives a
-            model of that size.
-        shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}; all inputs have as many. Inputs
-            that are left out follow the others, as `fix_shapes` has it.
-        mask: name of an input that is added to a model whose attention or windows have no mask: (1, length),
-            fp32, 1 where a place counts and 0 where it was filled up. Where sizes differ by several lengths, it
-            is one for each that needs it, called mask_input_axis.
+        model: path, MLModel or MIL program with dynamic or fixed shapes; a pipeline or chain, which becomes one
+            program; a PyTorch module, which is converted at each size (iOS 18, fp16, inputs named as in
+            `forward`); or a function of the shapes of a size, {"ids": (1, 64)}, that returns a model.
+        shapes: input -> its shape at each size, {"ids": [(1, 64), (1, 128)]}. Inputs that are left out follow
+            the others.
+        mask: name of a mask input to add: (1, length), fp32, 1 for real positions and 0 for padding. If sizes
+            differ by several lengths, each gets its own, called mask_input_axis.
         dtypes: of a PyTorch module, input -> "int32" or "float32"; float32 for those left out.
 
     Returns:
@@ -210,8 +205,8 @@ def sizes(
 
     Raises:
         LoadError: the model cannot be read.
-        SurgeryError: no sizes, a size that is there twice or that the model does not take, or an op that cannot
-            have that size; says which and why.
+        SurgeryError: no sizes, a size that occurs twice or that the model does not take, or an op that cannot
+            have that size.
         UnknownName: no such input.
     """
     wanted = _in_order(shapes)

@@ -23,14 +23,14 @@ PROBES = 8
 
 @dataclass(frozen=True)
 class SizeTimes:
-    """Milliseconds of a call by length; call it with one.
+    """The milliseconds of a call. Call it with a length.
 
     Attributes:
-        milliseconds: length -> time, where the model was made and an estimate is known; none is for a model
-            that stays on the CPU.
+        milliseconds: length -> time, at the lengths that were estimated. Lengths at which the model stays on
+            the CPU are left out.
         inspections: length -> where the ops run.
         weights: bytes of the weights of all these lengths, stored once.
-        program: bytes that each length adds, its program.
+        program: bytes that each length adds.
     """
 
     milliseconds: Mapping[int, float]
@@ -39,7 +39,7 @@ class SizeTimes:
     program: int
 
     def package(self, count: int) -> int:
-        """Bytes of a package of so many sizes, at most: tables of lengths that are not made are counted too."""
+        """The most bytes of a package with this many sizes."""
         return self.weights + count * self.program
 
     def __call__(self, length: int) -> float:
@@ -57,7 +57,7 @@ def size_times(
     multiple: int = 1,
     dtypes: Mapping[str, str] | None = None,
 ) -> SizeTimes:
-    """Estimate the time of a call at lengths, to be given to `choose_sizes` as `time`.
+    """Estimate the time of a call at several lengths, as `time` for `choose_sizes`.
 
     The model is made at up to 8 lengths between the least and the largest, evenly spread over their logarithms.
 
@@ -74,8 +74,8 @@ def size_times(
 
     Raises:
         LoadError: the model cannot be read.
-        SurgeryError: no shape has a length, the model cannot have one of the lengths, or nothing allows an
-            estimate for this target; says which and why.
+        SurgeryError: no shape has a length, the model cannot have one of the lengths, or there is no estimate
+            for this target.
         UnknownName: no such target or input.
     """
     aim = Target.parse(target)

@@ -39,10 +39,9 @@ def swift(
 ) -> Path:
     """Write a Swift package with a runner for a folder that `build` or `sizes` made, or for a plain model.
 
-    For what was built it loads the chunks, keeps their states, reads prompts by `prefill`, writes by `decode`,
-    and gives tokens as they are chosen. A folder of sizes takes and gives arrays by name, of any length that
-    its `sizes.json` allows: the size is chosen, filled up and cropped. A plain model takes and gives arrays.
-    Its test compares with what the interpreter gives here.
+    For a built folder it loads the chunks, keeps their states, and yields tokens. For a folder of sizes it
+    picks the size, pads the inputs and crops the outputs. A plain model takes and returns arrays. The test of
+    the package compares with the interpreter.
 
     Args:
         folder: with a `runner.json` or a `sizes.json`; or an .mlpackage of arrays.
@@ -55,8 +54,8 @@ def swift(
 
     Raises:
         LoadError: the folder was not built, or `to` exists or cannot be written.
-        SurgeryError: a model without a `runner.json` keeps states, takes or gives something else than arrays,
-            or too many numbers for a test.
+        SurgeryError: a model without a `runner.json` has states, has inputs or outputs that are not arrays, or
+            is too large for a test.
     """
     source, place = (Path(given).expanduser().absolute() for given in (folder, to))
     check_place(place, overwrite, source)

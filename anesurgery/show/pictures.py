@@ -58,7 +58,7 @@ STYLE = """
 
 @dataclass(frozen=True)
 class Picture:
-    """Ops and who reads whom: shown by a notebook as a picture, written by `save`."""
+    """A picture of ops and their connections. A notebook shows it, `save` writes it."""
 
     flow: nx.DiGraph = field(repr=False)
     """What is drawn; each node has `kind`, `name`, `gives`, `line` and `unit`."""
@@ -93,7 +93,7 @@ class Picture:
         return f"a picture of {len(self.ops)} op{'s' * (len(self.ops) != 1)}; .save('ops.html') writes it"
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it atomically; what was there is replaced.
+        """Write the picture atomically. An existing file is replaced.
 
         Args:
             path: ends in .svg for a picture, or in .html for a page with pan, zoom, search and folded blocks.

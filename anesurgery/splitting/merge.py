@@ -31,11 +31,11 @@ def merge(
     default: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write one package whose functions are the given models; equal weights are in it once.
+    """Write one package with the given models as functions. Equal weights are stored once.
 
-    Weights are equal where their bytes are. They are read and written piece by piece, never held in memory. All
-    functions become ones of the newest opset among them, of iOS 18 at least, and every op keeps its meaning: an
-    index that may be negative is counted from the front, for instance, since lookups do not from iOS 17 on.
+    Weights are equal if their bytes are. They are copied piece by piece, and never held in memory. All
+    functions are raised to the newest opset among them, at least iOS 18. Every op keeps its meaning: for
+    example, a negative index is counted from the front, because lookups from iOS 17 on do not do that.
 
     Args:
         models: name of a function -> path, MLModel or MIL program, whose default function is taken.

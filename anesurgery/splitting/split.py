@@ -60,35 +60,33 @@ def split(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     compare: bool = True,
 ) -> Chain:
-    """Cut a model where the fewest bytes cross, into chunks that compute together what it computes.
+    """Cut a model into chunks that together compute the same, where the fewest bytes cross.
 
-    Each op is in one chunk, but for what is cheaper to compute again than to pass on: masks, positions, tables
-    of cosines. A constant that two chunks read is in both. A state stays in one chunk. Several functions, as
-    `prefill` and `decode`, are cut at the same places, and each chunk has its part of each. A function that
-    makes the inputs of another (`position_function`) is whole, in the chunk with which it shares most weights,
-    as a table of embeddings that is tied to the head; in the first, where it shares none.
+    Masks, positions and tables of cosines are computed again in each chunk; every other op is in one chunk. A
+    constant that two chunks read is in both. A state stays in one chunk. Several functions, as `prefill` and
+    `decode`, are cut at the same places. A function that makes the inputs of another (`position_function`)
+    stays whole, in the chunk that shares most weights with it.
 
     Args:
         model: path, MLModel or MIL program.
         parts: how many chunks, of even weight. Or:
         max_bytes: the most bytes of weights in a chunk, as a number or as "950 MB"; the fewest chunks. Or:
-        at: "unsupported": before and after what the ANE cannot run, so that the rest runs on it. A neural
-            network is cut into networks.
-        balance: what `parts` are even in: "bytes", or "estimate": Core ML's own, for the target.
+        at: "unsupported" cuts before and after ops that the ANE cannot run. A neural network is cut into
+            networks.
+        balance: make `parts` even by "bytes", or by "estimate" (Core ML's own, for the target).
         target: chips and OS, as "M1/macOS 14"; the report then shows the share of each chunk on the ANE and
             its estimate. For `at` and "estimate", every chip when absent.
-        function: the one function to cut, the others being left out; all of them by default. `at` and
-            "estimate" are for one function.
-        shapes: with `at`: of what a custom layer makes, by name of the blob, where the file does not say it.
-        compare: also run the model and the chain once on sampled inputs, where that costs little; the chain's
-            `compared` says what that showed.
+        function: the one function to cut. Default: all. `at` and "estimate" need one.
+        shapes: with `at`: the shapes of blobs that custom layers make.
+        compare: run the model and the chain once on random inputs, if that is quick. The chain's `compared` has
+            the result.
 
     Returns:
         The chain: its chunks, and what passes between them. Its `save` writes a folder or one package.
 
     Raises:
         LoadError: the model cannot be read.
-        SurgeryError: not one of `parts`, `max_bytes` and `at`; or it cannot be cut so.
+        SurgeryError: none or several of `parts`, `max_bytes` and `at`; or the model cannot be cut so.
         UnknownName: no such function, target or balance.
     """
     _check(parts, max_bytes, at, balance, shapes)

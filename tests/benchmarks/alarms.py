@@ -296,13 +296,13 @@ def climb(
 
 HEAD = """# False alarms among numeric findings
 
-`make alarms` writes this page: every numeric finding of `inspect` ({target}) on the public models that
-are not in this repository, on small models of families and on models written by hand is tried by a search for
-an input that triggers it: two drawn sets of inputs, multiplied by {scales}, a click in silence,
-then the gradients of the op's own values up to the ends of fp16. Weights are as they are stored; most models
-have random ones, which give smaller values than trained ones, so fewer findings trigger. A finding about
-constants, types and lengths alone holds for every input, and is counted by itself. A model that gives NaN
-whatever comes in shows nothing: its findings are counted as NaN.
+A numeric finding of `inspect` is a false alarm if no input triggers it. For each finding ({target}) a script
+searches for such an input. The models are public ones, small models of each family, and models written by hand.
+
+The search tries two drawn sets of inputs, multiplied by {scales}. Then it tries a click in
+silence, and follows gradients up to the ends of fp16. Random weights give smaller values than trained ones, so
+fewer findings trigger. A finding about constants, types or lengths needs no input. If a model always gives NaN,
+its findings count as NaN. `make alarms` writes this page.
 
 """
 

@@ -1,4 +1,4 @@
-"""Which families of decoders take a cache: docs/decoders.md.
+"""Which families of decoders take a cache: docs/decoder-families.md.
 
 Each decoder of docs/architectures.md is converted by trace in fp32, with few tokens, and given a cache by
 `add_cache`, in both of its forms. Logits are compared with those of the model without one, over the whole

@@ -1,4 +1,4 @@
-"""Where a decode step runs, in the shapes of four families: docs/decoders.md.
+"""Where a decode step runs, in the shapes of four families: docs/decoder-families.md.
 
 Each model has the widths and heads of one between 0.1 and 1.5 billion weights, fewer layers and a shorter
 vocabulary, so that it is converted in little memory. `llm_ane` gives it a cache, with the position as an input
@@ -109,10 +109,10 @@ def rows(name: str, folder: Path, *, whole: bool = False) -> list[str]:
 def table() -> str:
     """All models, on each target."""
     lines = [
-        "A decode step by `inspect` (`python tests/benchmarks/decode_switches.py --page docs/decoders.md`), "
-        f"with the widths of models of so many billion weights, but {LAYERS} layers (Gemma: 6) and {WORDS:,} "
-        "tokens, where they are not whole. An op of which it is not known where it runs is not counted as one "
-        "on the ANE.",
+        "The share that `inspect` expects on the engine for one decode step. The number beside a model is its "
+        f"size in billions of weights. Models have their real widths, but {LAYERS} layers (Gemma: 6) and "
+        f"{WORDS:,} tokens, unless they are whole. Ops of unknown unit do not count. "
+        "`python tests/benchmarks/decode_switches.py --page docs/decoder-families.md` writes the table.",
         "",
         "| model | target | form | ops on the ANE | segments |",
         "|---|---|---|---|---|",

@@ -115,8 +115,8 @@ writes this page; nothing on it is typed.
 * **ops**: number of operations, without constants. **on the ANE**: the share of ops and of flop that `inspect`
   expects there. It estimates Core ML's choice; no device was measured.
 * **estimate**: Core ML's own estimate as far as its formula is known, in microseconds; not a run time.
-  Where it falls and the shares fall too, what is left is so little that by that estimate the CPU takes less
-  time for it than the way to the engine and back (`gpt2_ane`, whose head reads one position in the end).
+  If it falls and the shares fall too, so little work is left that the CPU takes less time for it than the
+  way to the engine and back. The head of `gpt2_ane`, which reads one position, is such a case.
 * **PSNR**: of the worst output against the given model, both in fp16 as stored.
 * **s**, **MB**: seconds of `apply` with `prove="model"`, and the most memory of the process with PyTorch, on
   the machine that wrote this page; they change from run to run.

@@ -19,16 +19,19 @@ HEAD = """# Times on the Neural Engine
 are public, measured by others, or were sent in ([on-a-mac.md](on-a-mac.md)). Models are built from their
 configurations, with random weights (`make latency OPTIONS=--rebuild`).
 
-An op takes Core ML's own estimate times one factor for each generation of the engine, or as long as its
-weights take to be read where that is more. A prediction has a fixed cost, and a change of the unit one of
-its own. Products and softmax over 1,024 positions and more take {long:.2f} times as long. Of the longest
-chain of ops that wait for one another each takes {floor:.2f} us at least: that is between the 0.007 us at
-which Core ML prices a small op and the 5.3 us that each op of a decoding step takes on an M4 with all of
-its weights, so the band of what waits is wide. Ops on the CPU take Core ML's estimate of them, or as long
-as their weights take to be read: so does a head that is too wide for the engine. A neural network takes
-what ops take that compute its layers in fp16. Time is None for several generations of chips at once, for
-ALL and CPU_AND_GPU, where no op is expected on the Neural Engine, for shapes that vary, loops of unknown
-length, forms of weights on generations where none was measured, and generations without a row.
+How a time is made:
+
+* An op on the engine takes Core ML's own estimate times a factor of the generation. If reading its
+  weights takes longer, it takes that.
+* A prediction has a fixed cost, and so has each change of unit.
+* Products and softmax over 1,024 positions and more take {long:.2f} times as long.
+* Each op on the longest chain takes at least {floor:.2f} us. Core ML prices a small op at 0.007 us. Each
+  op of a decoding step takes 5.3 us on an M4, with all of its weights. So the band is wide here.
+* An op on the CPU takes Core ML's estimate, or the time to read its weights.
+* A neural network takes as long as ops that compute its layers in fp16.
+
+There is no time for several generations at once, `ALL`, `CPU_AND_GPU`, shapes that vary, or loops of
+unknown length. The same holds if no measurement covers the generation, or the form of the weights on it.
 """
 
 
@@ -82,10 +85,10 @@ def _errors(fitted: Fitted) -> str:
         )
         lines.append((f"each {name}", str(len(found)), *figures))
     words = (
-        "Errors are factors, of rows that the fit did not see: the median, 90 % of rows, the correlation of "
-        "ranks, and the share within a band of 80 % whose reach was found without them too. Without its "
-        "model, a product that only reads weights has no rate: it is not among the models and sources left "
-        "out.\n"
+        "Each error is a factor, of rows that the fit did not see. The columns are the median, the 90 % "
+        "quantile, the correlation of ranks, and the share of rows inside the band of 80 %. The width of the "
+        "band was found without these rows too. Products that only read weights are left out for models and "
+        "sources, because they have no rate without their own model.\n"
     )
     head = "left out", "rows", "median", "90 %", "Spearman", "in the band"
     return "\n".join(["## Errors\n", words, _table(head, lines)])
@@ -94,9 +97,9 @@ def _errors(fitted: Fitted) -> str:
 def _ratios(fitted: Fitted) -> str:
     stated, wrong, inside = fitting.ratios([one.row for one in fitted.left["model"]], fitted.table)
     return (
-        "## Ratios\n\nThe ratio of two times is the better known the more both have in common. Of every two "
-        f"models that one source measured on one chip, it was stated {stated} times which is the faster, "
-        f"{wrong} times wrongly; {inside:.0%} of the measured ratios lie in the band.\n"
+        "## Ratios\n\nThe ratio of two times is better known than the times, because shared errors cancel. "
+        f"Among pairs of models that one source measured on one chip, the faster one was named {stated} "
+        f"times, {wrong} times wrongly. {inside:.0%} of the measured ratios lie in the band.\n"
     )
 
 

@@ -25,26 +25,23 @@ EXACT, LOST = 80.0, 3.0
 
 HEAD = """# Architectures
 
-Small models with random weights, one of each architecture, built with transformers, timm and diffusers and
-converted with `frontend.register()`, with `rerank` among the passes of the conversion, to fp16 for iOS 17.
-`make matrix` measures them and writes this page; nothing on it is typed.
+One small model with random weights for each architecture, built with transformers, timm and diffusers.
+It is converted to fp16 for iOS 17 with `frontend.register()` and `rerank`. `make matrix` measures them
+and writes this page; nothing on it is typed.
 
-* **trace, export**: PSNR in dB of the fp32 conversion on our interpreter against torch, by `torch.jit.trace`
-  and by `torch.export` (`draft_export` where a branch depends on data: the side that the example takes); or the
-  reason why it does not convert.
-* **fp16**: PSNR in dB of the fp16 package in fp16 arithmetic against torch, as converted and after the method;
-  of the outputs that both have.
-* **ops, flop**: share in percent that `inspect` expects on the Neural Engine, before and after. It estimates
-  Core ML's choice; no device was measured. The models are tiny, so that one op is about a percent. Where it
-  cannot tell the unit of an op, the share is a range, 95.7-100, and its lower end decides whether it falls.
-* **off**: what stays off the Neural Engine of the second target after the method, by type; with "?" the ops
-  whose unit is unknown.
-* **s**: seconds of the processor that the method took, without proofs.
+* **trace, export**: PSNR in dB of the fp32 conversion against torch, by `torch.jit.trace` and by
+  `torch.export` (`draft_export` if a branch depends on data). If it does not convert, the reason.
+* **fp16**: PSNR in dB of the fp16 package against torch, as converted and after the method.
+* **ops, flop**: the share in percent that `inspect` expects on the Neural Engine, before and after. No
+  device was measured. The models are tiny, so one op is about a percent. If the unit of an op is
+  unknown, the share is a range, and its lower end decides whether it falls.
+* **off**: the op types that stay off the engine of the second target; "?" marks an unknown unit.
+* **s**: processor seconds of the method, without proofs.
 * **-**: not measured.
 
-Mixtures of experts compute every expert for every token, as `frontend.register_experts()` makes them.
-The method is the recipe of the family; where there is none, `auto`. The shares of a third target, A15 with
-iOS 17, were compared too: the summary names each that falls.
+Mixtures of experts compute every expert for every token (`frontend.register_experts()`). The method is the
+recipe of the family, or else `auto`. A third target, A15 with iOS 17, was compared too. The summary names each
+share that falls.
 """
 
 REAL_TITLE = "## Real widths"

@@ -1,9 +1,9 @@
 """docs/sized-models.md: models of several families at six sizes; `make sized` writes it.
 
-Each is converted with a range of lengths and given to `sizes`. At each size it is compared in fp16 with the
-model that is converted at that size, and at every length from 1 to the largest with the model at that length.
-A model of one fixed size is made at two others, and compared in the same way. Published models and the time are
-measured by the files `sized_corpus.py` and `sized_time.py`.
+Each is converted with a range of lengths and given to `sizes`. At each size it is compared in fp16 with
+the model that is converted at that size, and at every length from 1 to the largest with the model at
+that length. A model of one fixed size is made at two others, and compared in the same way. Published
+models and the time are measured by the files `sized_corpus.py` and `sized_time.py`.
 """
 
 from __future__ import annotations
@@ -107,28 +107,31 @@ This page is written by `make sized`; with `OPTIONS="--sections corpus time"`, t
 """
 FROM_RANGES = """## From a range
 
-Small models of random weights are converted with a range of lengths, and
-given to [`sizes`](sizes.md) at the lengths {lengths}. *At a size*: how many of the six give, in fp16, bit for
-bit what the model gives that is converted at that size; where they do not, how near they are. *Weights*: of the
-package of six, beside those of its largest size. *Between sizes*: the worst of every length from 1 to
-{largest}, filled up and cropped, beside the model at that length; else the reason.
+Small models with random weights are converted with a range of lengths. [`sizes`](sizes.md) makes them at the
+lengths {lengths}.
 
-Tables of less than {least} bytes are stored for each size; as many are cut from those of the largest size as
-are needed to keep the weights within {share:.0f} % of it.
+* *At a size*: how many of the six are equal bit for bit, in fp16, to the model that is converted at that
+  size. If they are not, how near they are.
+* *Weights*: those of the package of six, beside those of its largest size.
+* *Between sizes*: the worst of every length from 1 to {largest}, padded and cropped, or the reason why
+  it is refused.
+
+Tables of less than {least} bytes are stored for each size, as long as the weights stay within
+{share:.0f} % of the largest size.
 
 | model | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|
 {rows}
 
-Where a model is equal at few sizes, a range is another model: its rotary positions are cosines and sines of
-angles in fp16, computed at run time, where a conversion at one size has them folded, computed in fp32. Made of
-one fixed size instead, as below, the same models are equal.
+Some models are equal at few sizes, because a range is another model. It computes rotary positions in
+fp16 at run time, and a conversion at one size folds them in fp32. Made from one fixed size, as below,
+the same models are equal.
 """
 FROM_FIXED = """## From one fixed size
 
-Each is converted at the length {largest} alone, and made at {shorter} by [`sizes`](sizes.md). *Equal*: at how
-many of these it gives, in fp16, bit for bit what the model gives that is converted there. *Assumed*: what its
-numbers do not show.
+Each model is converted at the length {largest} alone, and [`sizes`](sizes.md) makes it at {shorter}.
+*Equal*: at how many of these it is equal bit for bit, in fp16, to the model that is converted there.
+*Assumed*: what its numbers do not show.
 
 | model | equal | assumed |
 |---|---|---|
@@ -136,9 +139,9 @@ numbers do not show.
 """
 FROM_MODULES = """## From a PyTorch module
 
-A PyTorch module is converted at each size by itself. *Nearness*: of the worst size, to what the module gives;
-computed in fp32, of weights in fp16. Positions that are interpolated differ from size to size: each
-size stores its own, or computes them where that would make the weights more than 2 % larger.
+A PyTorch module is converted at each size by itself. *Nearness*: the PSNR of the worst size against the
+module, in fp32 with weights in fp16. Interpolated positions differ from size to size. Each size stores
+its own, or computes them if that would make the weights more than 2 % larger.
 
 | module | sizes | nearness | weights |
 |---|---|---|---|
@@ -146,10 +149,9 @@ size stores its own, or computes them where that would make the weights more tha
 """
 FROM_FORMS = """## Forms of common models
 
-Written anew for this table, and given to [`sizes`](sizes.md) in four ways: as a PyTorch module, converted with
-a range, converted with a list of shapes (`EnumeratedShapes`), and converted at the largest size alone. *At a
-size* and *worst between* as above, beside the model that is converted at that size or length. *Weights*: of the
-package of six, beside those of the model that is converted at the largest size.
+These models were written for this table, and given to [`sizes`](sizes.md) in four ways. They are a
+PyTorch module, a model with a range, a model with a list of shapes (`EnumeratedShapes`), and a model of
+the largest size alone. The columns are those above.
 
 | form | from | at a size | weights | worst between | between sizes |
 |---|---|---|---|---|---|
@@ -157,26 +159,28 @@ package of six, beside those of the model that is converted at the largest size.
 """
 FROM_CORPUS = """## Published models
 
-Each at the sizes that are listed, by the shape of its first input. *Equal*: how many of these give, in fp16,
-bit for bit what the model at that size gives that was made without `sizes`: a package of a range reads it
-itself, a neural network is given its size in its specification or upgraded for as many steps, and in a
-package of one size the numbers that are lengths were replaced by hand, as its graph was read. *Weights*: of all
-sizes, beside those of the largest. *Between*: the worst of a length within each two sizes, in fp32. *Time*:
-processor seconds of `sizes` and `save`.
+Each model is made at the listed sizes, by the shape of its first input.
+
+* *Equal*: how many are equal bit for bit, in fp16, to the model at that size made without `sizes`. A
+  package with a range reads the size itself. A neural network gets it in its specification. In a package
+  of one size, the lengths in its graph were replaced by hand.
+* *Weights*: those of all sizes, beside those of the largest.
+* *Between*: the worst of a length between each two sizes, in fp32.
+* *Time*: processor seconds of `sizes` and `save`.
 
 | model | sizes | equal | weights | between | time | between sizes |
 |---|---|---|---|---|---|---|
 {rows}
 
-The ranges of the two DTLN hold two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`, `whisper_tiny_decoder`
-and `kokoro_duration` are real graphs with random weights; the mask of `bge_small` was repaired first
-(`padding_mask_tensor`), since every number of it is none without. `kokoro_duration` runs at no length as it was
-converted: a repetition is computed as -1 / 128, which is 0 times.
+The ranges of the two DTLN hold two sizes. `bisenet`, `bge_small`, `fluid_titanet_small`,
+`whisper_tiny_decoder` and `kokoro_duration` are real graphs with random weights; the mask of `bge_small`
+was repaired first (`padding_mask_tensor`), since all its outputs are NaN without. `kokoro_duration` runs
+at no length as it was converted, because a repetition is computed as -1 / 128, which is 0.
 """
 TIME = """## Time
 
-Six sizes of a ranged model of {megabytes:.0f} MB take **{ratio}** times the processor time of coremltools' own
-null round trip of the same package (loaded, and saved again): the median of {runs} rounds, and their spread.
+Six sizes of a ranged model of {megabytes:.0f} MB take **{ratio}** times the processor time of loading
+and saving the same package with coremltools. It is the median of {runs} rounds, with their spread.
 """
 
 

@@ -52,7 +52,7 @@ def there(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in FOLDERS.split():
         (folder / name).mkdir()
     for name, arrays in INPUTS.items():
-        np.savez(folder / name, **arrays)
+        np.savez(folder / name, **arrays)  # type: ignore[arg-type]
     with zipfile.ZipFile(folder / "none.zip", "w") as file:
         file.writestr("readme.txt", "x")
     for name, part in (("cut", "*.mlmodel"), ("short", "weight.bin"), ("no_weights", "weight.bin")):

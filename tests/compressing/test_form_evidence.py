@@ -127,7 +127,7 @@ def products(rows: int) -> Program:
     return program
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "compression.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "compressed-weights.md"
 
 
 def chip_table() -> str:

@@ -67,7 +67,9 @@ def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], functi
         predictor = Predictor(loaded, precision="fp32", function=function)
         values = taken(loaded, values, function)
         made = predictor(dict(values), state=predictor.make_state() or None)
-        write_arrays(place / WANTED, {n: np.asarray(v) for n, v in made.items() if not isinstance(v, (str, dict))})
+        write_arrays(
+            place / WANTED, {n: np.asarray(v) for n, v in made.items() if not isinstance(v, (str, dict))}
+        )
         write_arrays(place / ARRAYS, {f"input:{n}": np.asarray(v) for n, v in values.items()})
     except SurgeryError as error:
         case["why"] = _words(error)
@@ -141,7 +143,6 @@ def _child(folder: Path, first: int) -> None:
     """Run the cases from one on; say before each which it is, and at the end how many there are."""
     from anesurgery.coreai import child
 
-
     places = sorted(p for p in folder.iterdir() if p.is_dir())
     for number, place in enumerate(places[first:], first):
         print(number, flush=True)
@@ -167,7 +168,9 @@ def verdicts(folder: Path, dead: Mapping[int, str]) -> Iterator[Verdict]:
         elif words := json.loads((place / ANSWER).read_text()).get("error"):
             yield Verdict(name, ops, REFUSED, words)
         else:
-            found = {n.partition(":")[2]: v for n, v in read_arrays(place / ARRAYS).items() if n[:7] == "output:"}
+            found = {
+                n.partition(":")[2]: v for n, v in read_arrays(place / ARRAYS).items() if n[:7] == "output:"
+            }
             yield compared(name, ops, read_arrays(place / WANTED), found)
 
 

@@ -383,7 +383,7 @@ def test_converted_models(name: str, converted: Callable[..., Any]) -> None:
 
 
 def test_the_page_names_the_families() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "decoders.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "decoder-families.md").read_text()
     listed = page.split("<!-- families: begin -->")[1].split("Not these:")[0]
     assert all(f"`{name}`" in listed for name in FAMILIES)
 

@@ -70,7 +70,7 @@ WRONG = {
     "olmo_hybrid": "two tokens 1.1e-3 of the range apart, where fp16 of transformers is off by more",
     "longcat_flash": "two tokens 1.5e-3 of the range apart, where logits are off by 1.4e-3",
 }
-"""What parts from transformers by the rule above; docs/decoders.md lists it as wrong."""
+"""What parts from transformers by the rule above; docs/decoder-families.md lists it as wrong."""
 
 
 @pytest.mark.slow

@@ -1,35 +1,36 @@
-"""What the first sentence of a page says is gained on a phone: made of an example, its recipe and a device.
+"""What the first sentence of a page says is gained on a phone: made by a run on a small model.
 
-``python tests/support/gains.py`` writes the sentences into the pages; tests/test_gains.py holds them.
+``python tests/support/gains.py [PAGE ...]`` writes them into the pages; tests/test_gains.py holds them.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import tempfile
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
+
+import coremltools as ct
+import numpy as np
+import torch
+from hazard_graphs import HAZARDS
 
 import anesurgery as ane
+from anesurgery.checking.grades import psnr
+from anesurgery.mil import Program
 from anesurgery.placement.durations import from_to, rounded
 
 ROOT = Path(__file__).parents[2]
 BEGIN, END = "<!-- gain -->", "<!-- end of gain -->"
-PAGES = {
-    "README.md": ("gpt2", "gpt2_ane", "iPhone 13"),
-    "docs/index.md": ("gpt2", "gpt2_ane", "iPhone 13"),
-    "docs/ios-developers.md": ("llama", "decoder_ane", "iPhone 15"),
-    "docs/inspect.md": ("gpt2", "auto", "iPhone 13"),
-    "docs/convert.md": ("gpt2", "gpt2_ane", "iPhone 12"),
-    "docs/convert-hugging-face.md": ("whisper", "whisper_ane", "iPhone 15"),
-    "docs/decoders.md": ("llama", "decoder_ane", "iPhone 13"),
-}
-"""Page -> example, recipe and device."""
+CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLES = {"gpt2": "A small GPT-2", "llama": "A small Llama", "whisper": "A small Whisper"}
 
 
 @cache
-def sentence(name: str, recipe: str, device: str) -> str:
+def faster(name: str, recipe: str, device: str) -> str:
     """``A small GPT-2 on an iPhone 13: 14.9 ms -> 1.89 ms by estimate (2.4 to 96 times as fast), ...``."""
     with tempfile.TemporaryDirectory() as folder:
         model = ane.example(name, Path(folder) / "model.mlpackage")
@@ -41,16 +42,118 @@ def sentence(name: str, recipe: str, device: str) -> str:
     assert proof.ok
     times, fastest, slowest = from_to(time.before.ms, time.after.ms), 1 / time.low, 1 / time.high
     band = f"{rounded(slowest)} to {rounded(fastest)} times as fast"
-    return f"**{TITLES[name]} on an {device}: {times} by estimate ({band}), same outputs.**"
+    return f"{TITLES[name]} on an {device}: {times} by estimate ({band}), same outputs."
+
+
+@cache
+def in_the_tutorial(device: str) -> str:
+    """The share of the work of the tutorial's network on the engine."""
+    page = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+    code, names = CODE.findall(page)[0].replace('model.save("network.mlpackage")', ""), dict[str, Any]()
+    exec(compile(code, "tutorial", "exec", dont_inherit=True), names)
+    surgery = ane.apply(names["model"], "auto", target=device, prove="model", quiet=True)
+    assert surgery.proof is not None
+    assert surgery.proof.ok
+    before, after = (
+        ane.inspect(one, target=device).residency["flop"] for one in (names["model"], surgery.program)
+    )
+    work = f"{before:.1%} -> {after:.1%} of its work on the Neural Engine"
+    return f"The network of this page on an {device}: {work}, same outputs."
+
+
+@cache
+def smaller(bits: int, device: str) -> str:
+    """A GPT-2 with compressed weights: its bytes, and how near its outputs stay on held-out samples."""
+    samples = [
+        {"input_ids": np.random.default_rng(n).integers(0, 4000, (1, 64)).astype(np.int32)} for n in range(8)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        found = ane.compress(
+            ane.example("gpt2", Path(folder) / "model.mlpackage"), bits, inputs=samples, target=device
+        )
+    assert found.loss is not None
+    sizes = " -> ".join(f"{number / 1e6:.1f} MB" for number in found.bytes)
+    near = f"{found.loss.psnr:.0f} dB on held-out samples"
+    return f"A small GPT-2 on an {device}: {sizes} of weights with {bits} bits each, outputs at {near}."
+
+
+@cache
+def nearer(device: str) -> str:
+    """A norm whose squares overflow fp16, before and after its repair."""
+    hazard = next(hazard for hazard in HAZARDS if hazard.name == "root mean square norm")
+    inputs = {"x": hazard.inputs}
+    repaired = ane.apply(hazard.graph, "safe_numbers", target=device, inputs=[inputs], quiet=True).program
+    before, after = (_decibels(program, hazard.graph, inputs) for program in (hazard.graph, repaired))
+    norm = f"A written-out norm of numbers up to {np.abs(hazard.inputs).max():.0f}"
+    return f"{norm} on an {device}: {before:.0f} dB -> {after:.0f} dB in fp16 after `safe_numbers`."
+
+
+def _decibels(program: Program, meant: Program, inputs: dict[str, Any]) -> float:
+    """The PSNR of a program in fp16 against what another means."""
+    (wanted,), (found,) = (
+        (np.asarray(value, np.float64) for value in ane.run(one, inputs, precision=precision).values())
+        for one, precision in ((meant, "fp32"), (program, "fp16"))
+    )
+    return psnr(float(np.abs(wanted).max()), float(np.sqrt(np.mean((wanted - found) ** 2))))
+
+
+@cache
+def surer(device: str) -> str:
+    """A network of a flexible length beside the same at a fixed one: its share on the engine for certain."""
+    layers = torch.nn.Sequential(
+        torch.nn.Conv1d(4, 64, 3, padding=1), torch.nn.Conv1d(64, 64, 3, padding=1)
+    ).eval()
+    flexible = ct.convert(
+        torch.jit.trace(layers, torch.zeros(1, 4, 16000)),  # type: ignore[no-untyped-call]
+        inputs=[ct.TensorType("x", shape=(1, 4, ct.RangeDim(8, 65536, default=16000)))],
+        minimum_deployment_target=ct.target.iOS18,
+        skip_model_load=True,
+    )
+    sized = ane.sizes(flexible, {"x": [(1, 4, 16000), (1, 4, 48000)]})
+    before = ane.inspect(flexible, target=device).residency["flop"]
+    after = min(found.residency["flop"] for found in sized.inspect(device).values())
+    shares = f"{before:.0%} -> {after:.0%} of its work is sure to run on the Neural Engine"
+    return f"A small sound network of flexible length on an {device}: {shares}, at two fixed sizes."
+
+
+@cache
+def fewer(device: str) -> str:
+    """An old network: the layers that the engine cannot run."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = ane.example("network", Path(folder) / "old.mlmodel")
+        surgery = ane.apply(model, "neuralnetwork_ane", target=device, prove="model", quiet=True)
+        before, after = (
+            sum(row.legal is False for row in ane.inspect(one, target=device).ops)
+            for one in (model, surgery.save(Path(folder) / "new.mlmodel"))
+        )
+    layers = f"{before} -> {after} layers off the Neural Engine"
+    return f"A small network of the old format on an {device}: {layers}."
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "README.md": partial(faster, "gpt2", "gpt2_ane", "iPhone 13"),
+    "docs/index.md": partial(faster, "gpt2", "gpt2_ane", "iPhone 13"),
+    "docs/tutorial.md": partial(in_the_tutorial, "iPhone 12"),
+    "docs/ios-developers.md": partial(faster, "llama", "decoder_ane", "iPhone 15"),
+    "docs/inspect.md": partial(faster, "gpt2", "auto", "iPhone 13"),
+    "docs/repair.md": partial(faster, "llama", "auto", "iPhone 14"),
+    "docs/numbers.md": partial(nearer, "iPhone 13"),
+    "docs/compression.md": partial(smaller, 4, "iPhone 17"),
+    "docs/sizes.md": partial(surer, "iPhone 16"),
+    "docs/neural-networks.md": partial(fewer, "iPhone 12"),
+    "docs/convert.md": partial(faster, "whisper", "whisper_ane", "iPhone 15"),
+    "docs/decoders.md": partial(faster, "llama", "decoder_ane", "iPhone 13"),
+}
+"""Page -> what makes its sentence."""
 
 
 def filled(page: str) -> str:
     """The text of a page with its sentence made anew."""
     text = (ROOT / page).read_text(encoding="utf-8")
-    line = f"{BEGIN}\n{sentence(*PAGES[page])}\n{END}"
+    line = f"{BEGIN}\n**{PAGES[page]()}**\n{END}"
     return re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: line, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":
-    for name in PAGES:
+    for name in sys.argv[1:] or PAGES:
         (ROOT / name).write_text(filled(name), encoding="utf-8")

@@ -27,15 +27,16 @@ GOOD = 60.0
 """dB from which numbers are right."""
 HEAD = """# What goes wrong in numbers
 
-Each row is a small graph that gives other numbers in fp16, or on the engine, than it means. `inspect` names
-it by the rule where intervals, constants and weights do not exclude it, and `ane.apply(model,
-"safe_numbers")` runs the repairs; each can be asked for by name. `auto` and the recipes of families run those
-without which outputs are below 40 dB on `inputs=`, or on sampled ones, and say what they cost. "Shown" is
-what the interpreter's arithmetic makes of the graph and of its repair, as PSNR against fp64; `flushed` is
-fp16 whose subnormal numbers count as 0, whatever op reads them (more than was measured), and `one by one` one
-in which a running sum is rounded at each step. Where no arithmetic here shows a hazard, only the rule and the
-reports do. Times on a Mac were not measured. `make hazards` writes this page, and a test holds each row: it is
-named, a harmless twin is not, and the repair brings 60 dB or more.
+Each row is a small graph that gives wrong numbers in fp16 or on the engine. `inspect` names it, and the
+recipe `safe_numbers` repairs it. `auto` and the family recipes repair what your inputs need.
+[Numbers](numbers.md) has the how-to.
+
+* **shown**: the PSNR against fp64, before and after the repair, in the arithmetic that shows the hazard.
+* **`flushed`**: fp16 in which subnormal numbers are 0. No chip was measured to be so strict.
+* **`one by one`**: fp16 in which a running sum is rounded at each step.
+
+`make hazards` writes this page. A test holds each row: the hazard is named, a harmless twin is not, and
+the repair reaches 60 dB. Times on a Mac were not measured.
 
 | hazard | what goes wrong | shown | rule | repair | ops | seen on a device |
 |---|---|---|---|---|---|---|

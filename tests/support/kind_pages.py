@@ -1,4 +1,4 @@
-"""The tables of the pages about wrong answers: each row is made of the table that the product reads.
+"""The tables of pages that print what the product reads: wrong answers, passes and their grades.
 
 ``python tests/support/kind_pages.py`` writes them into the pages; tests/test_kind_pages.py holds them.
 """
@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from anesurgery import registry
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
@@ -68,11 +69,32 @@ def differences() -> str:
     return table("op | Core ML | PyTorch | source", rows)
 
 
+GRADE = re.compile(r"^Grade: (.+?)\.$", re.MULTILINE)
+WHY = re.compile(r"^Why it helps: (.+?)\n(?:\n|\Z)", re.MULTILINE | re.DOTALL)
+
+
+def passes() -> str:
+    """Every pass: its first sentence, why it helps, and its grade, from its docstring."""
+    return table(
+        "pass | what it does | why it helps | grade", (_row_of_a_pass(n) for n in registry.pass_names())
+    )
+
+
+def _row_of_a_pass(name: str) -> tuple[str, ...]:
+    text = registry.documentation(name).strip() + "\n"
+    parts = (
+        text.partition("\n\n")[0],
+        *(found[0] if (found := kind.findall(text)) else "" for kind in (WHY, GRADE)),
+    )
+    return (f"`{name}`", *(" ".join(part.split()).replace("|", "\\|") for part in parts))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "engine-faults.md": faults,
     "conversion-losses.md": losses,
     "loads.md": loads,
     "interpreter.md": differences,
+    "passes.md": passes,
 }
 """Page -> its table."""
 

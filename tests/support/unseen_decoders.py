@@ -1,4 +1,4 @@
-"""Decoders of other families, from configuration to text, beside what transformers writes: docs/decoders.md.
+"""Decoders of other families, from configuration to text, beside transformers: docs/decoder-families.md.
 
 Each checkpoint has random weights and is built in fp16, in chunks where it can be cut. 200 tokens are written
 greedily. A text may differ from the one of transformers in fp32 in two cases only: two tokens were nearer than
@@ -310,9 +310,9 @@ def table(rows: dict[str, str], command: str) -> str:
     lines = [
         f"{len(rows)} small configurations with random weights, {STEPS} greedy tokens in fp16 beside "
         f"transformers in fp32 (`{command}`): {len(rows) - refused - wrong} right, {refused} refused, "
-        f"{wrong} wrong. Ties are nearer than {TIE:g} "
-        "of the range of logits; a token has other experts where transformers gives these logits too, with "
-        "numbers that are moved by a rounding of fp16. The error is that of a logit, by the range.",
+        f"{wrong} wrong. Two tokens are a tie if their logits are nearer than {TIE:g} of the range. A token "
+        "may have other experts if transformers gives the same logits when its numbers are rounded to fp16. "
+        "The error is the largest error of a logit, divided by the range.",
         "",
         "| configuration | chunks | text | error |",
         "|---|---|---|---|",
@@ -324,7 +324,7 @@ def table(rows: dict[str, str], command: str) -> str:
 def written(page: str, name: str, found: dict[str, Text]) -> str:
     """The page with the table of a set, in which the lines of what was tried are replaced."""
     more = f" --set {name}" if name else ""
-    command = f"python tests/support/unseen_decoders.py{more} --page docs/decoders.md"
+    command = f"python tests/support/unseen_decoders.py{more} --page docs/decoder-families.md"
     begin, end = (f"<!-- {MARKS[name]}: {side} -->" for side in ("begin", "end"))
     rows = rows_of(page[page.index(begin) : page.index(end)]) | {n: row(n, text) for n, text in found.items()}
     text = f"{begin}\n{table({n: rows[n] for n in SETS[name] if n in rows}, command)}\n{end}"

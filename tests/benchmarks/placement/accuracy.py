@@ -224,8 +224,8 @@ HEAD = """# How often inspect is right
 * **Verdicts** are compared with what Core ML's own plan says of single ops and small graphs on an M4 (macOS
   27.0.1; 751K/Apple-Neural-Engine-Microarchitecture-Study-M6). The rates of the estimates come from the same
   cases, so that this score is in-sample.
-* **Estimates**: how many times they are off at most, and how many times where a case is estimated with the
-  rates of the other cases of its class; "alone" counts classes of one case, which nothing checks.
+* **Estimates**: by which factor they are off at most, in-sample, and with the case itself left out. "Alone"
+  counts classes of one case, which nothing checks.
 * **Zoo**: the share of ops on the ANE in whole models (M4 Pro, macOS 26.5.1;
   erwinzhang7/coreml-compute-placement).
 * **Corpus**: ops of public models for which `inspect` names no unit.

@@ -92,16 +92,6 @@ from anesurgery.mil import stamp as stamp
 from anesurgery.mil import static_shape as static_shape
 from anesurgery.mil import types as types
 from anesurgery.mil import walk_ops as walk_ops
-from anesurgery.network_editing import affine as affine
-from anesurgery.network_editing import broadcast_forms as broadcast_forms
-from anesurgery.network_editing import chains as chains
-from anesurgery.network_editing import channels as channels
-from anesurgery.network_editing import kernels as kernels
-from anesurgery.network_editing import movement as movement
-from anesurgery.network_editing import moving_forms as moving_forms
-from anesurgery.network_editing import spatial_axes as spatial_axes
-from anesurgery.network_editing import two_sides as two_sides
-from anesurgery.network_editing import windows as windows
 from anesurgery.network_editing.layer_pass import LayerPass as LayerPass
 from anesurgery.network_editing.layer_pass import LayerRewrite as LayerRewrite
 from anesurgery.network_editing.layer_pass import Shape as Shape
@@ -109,8 +99,6 @@ from anesurgery.network_editing.layer_pass import Site as Site
 from anesurgery.network_editing.network import Network as Network
 from anesurgery.network_editing.network import Node as Node
 from anesurgery.neuralnetwork import spec as spec
-from anesurgery.neuralnetwork.layers import blob_axes as blob_axes
-from anesurgery.neuralnetwork.layers import window_padding as window_padding
 from anesurgery.neuralnetwork.making import make_constant as make_constant
 from anesurgery.neuralnetwork.making import make_layer as make_layer
 from anesurgery.neuralnetwork.making import make_network as make_network

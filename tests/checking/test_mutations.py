@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from mutations import mutations
+from sketches import example_of
 
 from anesurgery import registry
 from anesurgery.checking import numbers
@@ -21,15 +21,12 @@ from anesurgery.testing import apply_pass
 
 pytestmark = pytest.mark.first
 
-NAMES = [*registry.op_pass_names(), *(f"layers.{name}" for name in registry.layer_pass_names())]
+NAMES = registry.pass_names()
 
 EQUIVALENT = {
     ("causal_mask_tensor", "add: y[1] + 1"): "-1e4 + 1 hides a score as well as -1e4",
-    (
-        "layers.legacy_divide",
-        "inverse: epsilon[0] negated",
-    ): "the smallest normal number, lost in a sum with 2 to 8",
-    ("layers.legacy_embedding", "gather: validate_indices[0] flipped"): "all indices are valid",
+    ("legacy_divide", "inverse: epsilon[0] negated"): "the smallest normal number, lost in a sum with 2 to 8",
+    ("legacy_embedding", "gather: validate_indices[0] flipped"): "all indices are valid",
     ("padding_mask_tensor", "mul: y[0] + 1"): "a fill of -9999 masks as well",
     ("rerank", "reshape: shape reversed"): "the next reshape restores the order; between them is a relu",
     ("rerank", "reduce_max: keep_dims[0] flipped"): "a reshape follows",
@@ -74,8 +71,8 @@ EQUIVALENT = {
     ("flat_gather", "minimum: y[0] + 1"): "the gather takes the nearest row within, too",
     ("sequence_layout", "expand_dims: axes[0] + 1"): "the kernels are 1x1; a reshape and a squeeze follow",
     ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
-    ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
-    ("layers.undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
 }
 """(pass, mutation) -> why it computes the same."""
 
@@ -108,8 +105,7 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
         return right
 
     monkeypatch.setattr(driver, "check_site", tried)
-    module = importlib.import_module(f"anesurgery.passes.{name}")
-    apply_pass(getattr(module, registry.camel(name.rpartition(".")[2]))(), module.example())
+    apply_pass(registry.make_pass(name), example_of(name))
     return found
 
 

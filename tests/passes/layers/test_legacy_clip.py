@@ -11,7 +11,7 @@ from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, wit
 
 import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_clip import MOST_NEGATIVE, LegacyClip
+from anesurgery.passes.layers.broadcasting import MOST_NEGATIVE, LegacyClip
 from anesurgery.testing import assert_refuses
 
 MAX, MIN = "maxBroadcastable", "minBroadcastable"

@@ -9,7 +9,7 @@ import pytest
 from two_sided import Shape, kinds_after, layers_after
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_constant import LegacyConstant
+from anesurgery.passes.layers.cutting import LegacyConstant
 from anesurgery.testing import assert_refuses
 
 STEP = LegacyConstant()

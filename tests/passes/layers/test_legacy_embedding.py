@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_embedding import LegacyEmbedding
+from anesurgery.passes.layers.moving import LegacyEmbedding
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyEmbedding()

@@ -10,7 +10,7 @@ import pytest
 
 import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_inner_product import LegacyInnerProduct
+from anesurgery.passes.layers.moving import LegacyInnerProduct
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyInnerProduct()

@@ -11,7 +11,7 @@ import pytest
 import anesurgery as ane
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
+from anesurgery.passes.layers.moving import LegacyRearrange
 from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, network_text
 
 STEP = LegacyRearrange()

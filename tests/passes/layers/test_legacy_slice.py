@@ -13,7 +13,7 @@ import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_slice import LegacySlice
+from anesurgery.passes.layers.cutting import LegacySlice
 from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacySlice()

@@ -10,7 +10,7 @@ from two_sided import Shape, kinds_after, layers_after, two, with_constant
 
 import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_subtract import LegacySubtract
+from anesurgery.passes.layers.broadcasting import LegacySubtract
 from anesurgery.testing import assert_refuses
 
 KIND = "subtractBroadcastable"

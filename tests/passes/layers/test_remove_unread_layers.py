@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from sketches import example_of
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers, example
+from anesurgery.passes.layers.folding import RemoveUnreadLayers
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = RemoveUnreadLayers()
@@ -20,8 +21,8 @@ def kinds_after(spec: Any) -> list[str]:
 
 
 def test_each_removal_is_told() -> None:
-    after, session = apply_pass(STEP, example())
-    assert_same_numbers(example(), after, rtol=STEP.tolerance.rtol)
+    after, session = apply_pass(STEP, example_of("remove_unread_layers"))
+    assert_same_numbers(example_of("remove_unread_layers"), after, rtol=STEP.tolerance.rtol)
     assert [change.before for change in session.changes] == [
         ("activation more",),
         ("unary abs",),

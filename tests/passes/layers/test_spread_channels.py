@@ -9,7 +9,7 @@ import pytest
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 import anesurgery as ane
-from anesurgery.passes.layers.spread_channels import SpreadChannels
+from anesurgery.passes.layers.windows import SpreadChannels
 from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = SpreadChannels()

@@ -1,7 +1,7 @@
 """Fit the table of times to published measurements.
 
 They are rows (`time_rows.json`), what their models ask for (`time_features.json`), and pairs of two forms of
-one thing (`time_pairs.json`).
+one thing (`time_pairs.json` of the product, which holds them against each other for `compress` too).
 
 The logarithm of a time is off by a deviation that all rows share. Factors of the generations lie near a line
 over the generations, fixed costs near what was published of a dispatch; with these the most likely numbers
@@ -22,24 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.files import arrays
+from anesurgery.compressing.form_evidence import PAIRS, form_ratio
 from anesurgery.mil import Array
 from anesurgery.placement.durations import change
-from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.timing import (
-    FEW,
-    FORMAT,
-    Load,
-    OpLoad,
-    Rates,
-    Spent,
-    deviation,
-    microseconds,
-    time_of,
-)
+from anesurgery.placement.measured_rows import Row, load_from
+from anesurgery.placement.target import Target, family_of
+from anesurgery.placement.timing import FEW, FORMAT, OpLoad, Rates, Spent, deviation, microseconds, time_of
 
 HERE = Path(__file__).parent
-ROWS, FEATURES, PAIRS = (HERE / f"time_{name}.json" for name in ("rows", "features", "pairs"))
+ROWS, FEATURES = (HERE / f"time_{name}.json" for name in ("rows", "features"))
 READS_WEIGHTS = "lm_head"
 """One product of a row: its rows say at which rate weights are read."""
 
@@ -65,35 +56,9 @@ STEPS, SMALL = 60, 1e-7
 """Rounds of a fit at most, and the gain of its loss below which it ends. A choice: rows have 3 or 4 digits."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """A measured time.
-
-    Attributes:
-        model: its name; with the generation of the chip, the key of its features.
-        chip: as it is sold.
-        ms: of one prediction with CPU_AND_NE.
-        source: who measured it.
-        units: that the source names, or "not stated".
-        load: what the model asks for.
-    """
-
-    model: str
-    chip: str
-    ms: float
-    source: str
-    units: str
-    load: Load = field(repr=False)
-
-    @property
-    def family(self) -> int:
-        """Generation of the engine."""
-        return family_of(self.chip)
-
-    @property
-    def whole(self) -> bool:
-        """Is it a model, and no measurement of the rate at which weights are read?"""
-        return not self.model.startswith(READS_WEIGHTS)
+def is_whole(row: Row) -> bool:
+    """Is a row a model, and no measurement of the rate at which weights are read?"""
+    return not row.model.startswith(READS_WEIGHTS)
 
 
 @dataclass(frozen=True)
@@ -110,11 +75,6 @@ class LeftOut:
     def z(self) -> float:
         """The error in deviations."""
         return self.error / self.off
-
-
-def family_of(chip: str) -> int:
-    """The generation of a chip by the name under which it is sold."""
-    return CHIPS[chip.split()[0]].family
 
 
 def key_of(model: str, chip: str) -> str:
@@ -140,18 +100,6 @@ def read_rows() -> list[Row]:
         for r in read_json(ROWS)
         if usable(r) and (key := key_of(r["model"], r["chip"])) in features
     ]
-
-
-def load_from(plain: Mapping[str, Any]) -> Load:
-    """A load as `load_to` writes it."""
-    return Load(tuple(OpLoad(*op) for op in plain["ops"]), plain["switches"])
-
-
-def load_to(load: Load) -> dict[str, Any]:
-    """A load as plain data, equal ops merged."""
-    merged = load.merged()
-    ops = [[round(v, 4) if isinstance(v, float) else v for v in op] for op in merged.ops]
-    return {"switches": merged.switches, "ops": ops}
 
 
 def base(rows: Sequence[Row], pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -215,7 +163,7 @@ def _bandwidths(rows: Iterable[Row], pairs: Iterable[Mapping[str, Any]]) -> dict
     """GB/s by chip, of the product of a row, and as published."""
     speeds: dict[str, list[float]] = {}
     for row in rows:
-        if not row.whole:
+        if not is_whole(row):
             speeds.setdefault(row.chip, []).append(sum(op.weight for op in row.load.ops) / row.ms / 1e6)
     for pair in pairs:
         if pair["what"] == "bandwidth":
@@ -242,12 +190,6 @@ def _form(name: str, pairs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {**costs, "off": round(float(np.std(left)), 3), "pairs": len(mine)}
 
 
-def form_ratio(pair: Mapping[str, Any]) -> float:
-    """The time after over the time before."""
-    slower = pair["after"] / pair["before"]
-    return 1 / slower if pair["unit"] == "positions/s" else slower
-
-
 def _line(pairs: Sequence[Mapping[str, Any]], grows: bool) -> tuple[float, float]:
     """Slope over the logarithm of positions, from 1 at `FEW` on, or none and the mean."""
     logs = [math.log(form_ratio(p)) for p in pairs]
@@ -267,7 +209,7 @@ class Problem:
     """The numbers to fit as a vector of logarithms, and what is known of them before rows are seen."""
 
     def __init__(self, rows: Sequence[Row], table: Mapping[str, Any]) -> None:
-        self.rows, self.table = [row for row in rows if row.whole], table
+        self.rows, self.table = [row for row in rows if is_whole(row)], table
         self.families = [int(f) for f in table["factor"]]
         count = len(self.families)
         self.factors, self.fixed = slice(0, count), slice(count, 2 * count)
@@ -420,7 +362,7 @@ def left_out(
     for value in dict.fromkeys(by(row) for row in rows):
         mine = [row for row in rows if by(row) == value]
         rest = [row for row in rows if by(row) != value]
-        if not any(not row.whole for row in rest):
+        if not any(not is_whole(row) for row in rest):
             continue
         table = fit(rest, pairs, op_off)
         judged_rows += [judged(row, table) for row in mine if str(row.family) in table["factor"]]
@@ -482,7 +424,7 @@ def ratios(rows: Sequence[Row], table: Mapping[str, Any]) -> tuple[int, int, flo
         How often it was stated which is the faster, how often wrongly, and the share of ratios in their band.
     """
     signs, inside = list[bool](), list[bool]()
-    for one, other in itertools.combinations([row for row in rows if row.whole], 2):
+    for one, other in itertools.combinations([row for row in rows if is_whole(row)], 2):
         if (one.chip, one.source) != (other.chip, other.source):
             continue
         before, after = (time_of(row.load, Target.parse(row.chip), table) for row in (one, other))
@@ -499,12 +441,3 @@ def _restated(one: LeftOut, table: Mapping[str, Any], op_off: float) -> LeftOut:
     """The same error with another deviation of op types, which does not move the fit."""
     stated = judged(one.row, {**table, "deviation": one.deviations, "off": {**table["off"], "op": op_off}})
     return replace(one, off=stated.off)
-
-
-def write_table(table: Mapping[str, Any], path: Path) -> Path:
-    """Write a table, atomically; an existing file is replaced.
-
-    Raises:
-        SurgeryError: it cannot be written.
-    """
-    return arrays.write_text(path, json.dumps(table, indent=1) + "\n")

@@ -15,7 +15,7 @@ import numpy as np
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.assignment import Option, Row, propose
-from anesurgery.compressing.balancing import Balanced, balance_channels
+from anesurgery.compressing.balancing import Balanced, CorrectedNorm, Norms, balance_channels, norms_of
 from anesurgery.compressing.correcting import (
     Candidate,
     Corrected,
@@ -38,7 +38,6 @@ from anesurgery.compressing.form_evidence import (
     unknown_chips,
 )
 from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.norms import CorrectedNorm, Norms, norms_of
 from anesurgery.compressing.peers import Point, points
 from anesurgery.compressing.smaller import Smaller
 from anesurgery.compressing.storing import key_of, shift, store

@@ -39,6 +39,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import window_pads
+from anesurgery.semantics.rows import runtime
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""
@@ -76,7 +78,7 @@ class DilatedConvolution(Rewrite):
             if (why := _why_not(op)) is not None:
                 return why
             between.append(op)
-            waiting += an.runtime(op)
+            waiting += runtime(op)
         for out in (op.outputs[0] for op in between[1:]):
             if an.is_output(out) or any(reader not in between for reader in an.consumers(out)):
                 return Refusal(f"%{out.name} is read elsewhere", m.root)
@@ -131,7 +133,7 @@ class _Region:
         by_axis = [b for b in self.block for _ in range(2)]
         pads = [
             m + p * b - c
-            for m, p, b, c in zip(margins, an.window_pads.window_pads(op), by_axis, crops, strict=True)
+            for m, p, b, c in zip(margins, window_pads.window_pads(op), by_axis, crops, strict=True)
         ]
         x = self.fitted(x, [min(p, 0) for p in pads])
         operands = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}

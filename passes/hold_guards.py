@@ -27,6 +27,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.regions.root_norms import Quiet
+from anesurgery.semantics.intervals import interval
 
 UNSEEN = 2.0**12
 """So many times a guard is a number beside which fp16 does not see it."""
@@ -56,7 +58,7 @@ class HoldGuards(Rewrite):
         guarded = _guarded(m.root)
         if guarded is None or guarded.least >= an.fp16.NORMAL:
             return an.NO_MATCH
-        low = an.interval(guarded.var)[0]
+        low = interval(guarded.var)[0]
         if low >= an.fp16.NORMAL:
             words = f"%{guarded.var.name} is at least {low:g}, and needs no guard"
             return Refusal(words, m.root, idle=True)
@@ -77,7 +79,7 @@ class HoldGuards(Rewrite):
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
-        unit = an.Quiet(loud, an.fp16.LARGEST).unit(mb, size)
+        unit = Quiet(loud, an.fp16.LARGEST).unit(mb, size)
         floor = an.fp16.NORMAL / loud
         share = mb.mul(x=mb.real_div(x=floor, y=unit), y=guarded.least / floor)
         joined = mb.maximum if guarded.clips else mb.add

@@ -36,6 +36,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import is_compressed
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,14 @@ class ScaleProducts(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One with constant weights, whose bound is beyond the ceiling."""
-        weight = an.weight(m.root)
+        weight = an.reading.weight(m.root)
         if weight is None or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         most = an.intervals.product(m.root)
         if not an.fp16.CEILING <= most < math.inf:
             return Refusal(f"a sum reaches at most {most:g}; the ceiling is {an.fp16.CEILING:g}", m.root)
         places = {n: v for n, v in m.root.inputs.items() if v is weight or (n == "bias" and v is not None)}
-        if any(an.constant(v) is None or an.is_compressed(v) for v in places.values()):
+        if any(an.constant(v) is None or is_compressed(v) for v in places.values()):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
         exponent = 1 + math.floor(math.log2(most / an.fp16.CEILING))
         values = {n: np.asarray(an.constant(v)) for n, v in places.items()}

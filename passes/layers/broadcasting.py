@@ -15,7 +15,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Network, Node, Refused, Site, Var, weights
+from anesurgery.authoring import LayerRewrite, Refused, Site, Var
+from anesurgery.checking import adversarial
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.network_editing.network import Network, Node
+from anesurgery.neuralnetwork.making import weights
 
 Sizes = Sequence[int | None]
 """A shape; None for a dynamic size."""
@@ -222,7 +226,7 @@ class LegacyDivide(_TwoSided):
         """Divisors of a size of 2 to 8, which absorb any epsilon."""
         if var is not site.network.blobs.var(site.inputs[1]):
             return None
-        return an.adversarial.signed(rng, rng.uniform(2, 8, an.drawn_shape(var))).astype(np.float32)
+        return adversarial.signed(rng, rng.uniform(2, 8, drawn_shape(var))).astype(np.float32)
 
     def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
         """The inverse of the divisor, unless every number has to stay."""
@@ -379,7 +383,7 @@ class LegacyPower(_TwoSided):
         exponent = sides.number if isinstance(sides, _Constant) else None
         if exponent is None or exponent % 1 == 0:
             return None
-        return np.abs(rng.standard_normal(an.drawn_shape(var))).astype(np.float32)
+        return np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
 
 
 def _raise(site: Site, x: str, exponent: float) -> None:

@@ -9,8 +9,16 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Array, LayerPass, LayerRewrite, Network, Refused, Session, Site, spec, weights
+from anesurgery import interpret
+from anesurgery.authoring import Array, LayerRewrite, Refused, Session, Site
+from anesurgery.checking import adversarial
+from anesurgery.facts import dependence
 from anesurgery.files.protobuf import proto
+from anesurgery.network_editing.layer_pass import LayerPass
+from anesurgery.network_editing.network import Network
+from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.making import weights
+from anesurgery.rewriting.session import Change
 
 NEUTRAL = {
     "multiply": (1, True),
@@ -138,12 +146,12 @@ def _computed(site: Site) -> Array:
     var = env[site.outputs[0]]
     # A value that is known may depend on the shape of one that is not.
     unknown = {v for v in env.values() if v.val is None}
-    ops = an.dependence.slice_back([var], unknown)
+    ops = dependence.slice_back([var], unknown)
     read = {v for op in ops for _, v in an.operands(op) if v in unknown}
     rng = np.random.default_rng(0)
-    drawing = an.adversarial.Drawing(lambda *_: None)
+    drawing = adversarial.Drawing(lambda *_: None)
     bindings = {v: torch.from_numpy(drawing.draw(v, "normal", rng)) for v in read}
-    return an.interpret.evaluate(ops, bindings, [var])[0].numpy()
+    return interpret.evaluate(ops, bindings, [var])[0].numpy()
 
 
 def _skip_alone(site: Site) -> None:
@@ -200,7 +208,7 @@ class RemoveUnreadLayers(LayerPass):
         """Remove them from the last to the first."""
         for node in network.remove_unread():
             words = "no output depends on it"
-            session.changes.append(an.Change(self.name, node.name, (str(node),), (), unchecked=words))
+            session.changes.append(Change(self.name, node.name, (str(node),), (), unchecked=words))
 
 
 BETA = "beta"

@@ -9,20 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.authoring import (
-    REASSOCIATED,
-    Array,
-    LayerRewrite,
-    Network,
-    Node,
-    Refused,
-    Site,
-    Var,
-    drawn_shape,
-    spec,
-    weights,
-)
+from anesurgery.authoring import REASSOCIATED, Array, LayerRewrite, Refused, Site, Var
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.network_editing.layer_pass import Step
+from anesurgery.network_editing.network import Network, Node
+from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.making import weights
 
 WEIGHTED = frozenset({"convolution", "innerProduct"})
 STORED = {"floatValue": "<f4", "float16Value": "<f2"}

@@ -17,10 +17,14 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import Array, LayerRewrite, Network, Node, Refusal, Refused, Site, Var, make_layer
+from anesurgery.authoring import Array, LayerRewrite, Refusal, Refused, Site, Var
 from anesurgery.errors import NO_MATCH
+from anesurgery.mil import fixed_shape
 from anesurgery.network_editing.layer_pass import Step
+from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.spatial_axes import MOST_MIXED, picking
+from anesurgery.neuralnetwork import spec
+from anesurgery.neuralnetwork.making import make_layer
 
 CHANNEL_LAST = 1
 FIRST_MOVERS = frozenset({"reshape", "permute", "flatten"})
@@ -121,7 +125,7 @@ MOVERS: dict[str, Callable[[Any, Array], Array]] = {
 
 def movement(site: Site, nodes: Sequence[Node], source: tuple[int, ...] | None = None) -> Movement:
     """What layers do that follow one another; `source`: another shape than that of what they read."""
-    stated = any(map(_states_sequence, nodes)) or not an.spec.is_legacy(site.network.message)
+    stated = any(map(_states_sequence, nodes)) or not spec.is_legacy(site.network.message)
     if not stated and any(map(_moves_sequence, nodes)):
         raise Refused("it moves the sequence or batch, whose size is dynamic")
     blob = nodes[0].inputs[0]
@@ -500,7 +504,7 @@ class LegacyEmbedding(LayerRewrite):
         table = _table(site)
         if table is None:
             return None
-        return rng.integers(0, int(table.params.vocabSize), an.fixed_shape(var)).astype(an.np_dtype(var))
+        return rng.integers(0, int(table.params.vocabSize), fixed_shape(var)).astype(an.np_dtype(var))
 
 
 def _table(site: Site) -> Node | None:

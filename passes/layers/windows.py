@@ -13,17 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.authoring import (
-    REASSOCIATED,
-    Array,
-    LayerRewrite,
-    Refusal,
-    Refused,
-    Site,
-    Target,
-    spec,
-    weights,
-)
+from anesurgery.authoring import REASSOCIATED, Array, LayerRewrite, Refusal, Refused, Site, Target
 from anesurgery.network_editing.layer_pass import Step
 from anesurgery.network_editing.spatial_axes import (
     CHANNEL,
@@ -36,7 +26,9 @@ from anesurgery.network_editing.spatial_axes import (
     height_and_width,
     repeated_border,
 )
+from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.layers.window_padding import pairs
+from anesurgery.neuralnetwork.making import weights
 from anesurgery.placement.rules.conditions import CHANNELS as MOST_CHANNELS
 from anesurgery.placement.rules.layer_rules import POOL_KERNEL, POOL_STRIDE, UPSAMPLE
 

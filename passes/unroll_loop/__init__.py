@@ -25,7 +25,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
+from anesurgery.mil import reads
 from anesurgery.passes.unroll_loop.inlining import Inliner
+from anesurgery.regions.small_builds import joined
 
 READERS = an.ops.names("list_read list_gather list_length")
 
@@ -90,12 +92,12 @@ def _readers(ls: Var) -> list[an.Operation]:
 def _list_makers(op: an.Operation) -> list[an.Operation]:
     """The ops that made the lists which a loop is given."""
     makers: dict[an.Operation, None] = {}
-    waiting = [v for v in an.reads(op) if an.types.is_list(v.sym_type)]
+    waiting = [v for v in reads(op) if an.types.is_list(v.sym_type)]
     while waiting:
         maker = waiting.pop().op
         if maker is not None and maker not in makers and maker.op_type in an.ops.LISTS:
             makers[maker] = None
-            waiting += [v for v in an.reads(maker) if an.types.is_list(v.sym_type)]
+            waiting += [v for v in reads(maker) if an.types.is_list(v.sym_type)]
     return list(makers)
 
 
@@ -110,7 +112,7 @@ def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
     if all(row is None for row in rows):
         return mb.stack(values=tuple(v for v, _ in elements), axis=0)
     parts = [_row(mb, value, row, squeezed=False) for value, row in elements]
-    return an.joined(mb, parts, 0)
+    return joined(mb, parts, 0)
 
 
 def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:

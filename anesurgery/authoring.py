@@ -43,12 +43,9 @@ from anesurgery.mil import operands as operands
 from anesurgery.mil import producer as producer
 from anesurgery.mil import static_shape as static_shape
 from anesurgery.mil import types as types
-from anesurgery.network_editing.layer_pass import LayerRewrite as LayerRewrite
-from anesurgery.network_editing.layer_pass import Site as Site
 from anesurgery.placement.target import Target as Target
 from anesurgery.regions.compressed_weights import decoded as decoded
 from anesurgery.regions.compressed_weights import edit_weight as edit_weight
-from anesurgery.regions.small_builds import again as again
 from anesurgery.regions.weight_edits import Edit as Edit
 from anesurgery.rewriting.builder import Builder as Builder
 from anesurgery.rewriting.example_programs import example as example

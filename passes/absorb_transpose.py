@@ -43,6 +43,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts.moved_axes import flattened_from, reduced_before
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics.reading import weight
 
 NORMS = {"layer_norm": "axes", "softmax": "axis"}
@@ -98,17 +99,17 @@ class AbsorbTranspose(Rewrite):
             if (key := NORMS.get(step.op_type)) is not None:
                 over = [m.found[a] for a in an.ints(step, key)]
                 inputs[key] = over if key == "axes" else over[0]
-            made = an.again(mb, step, **inputs, x=made)
+            made = again(mb, step, **inputs, x=made)
         if op.op_type == "transpose":
             return made
         if op.op_type in an.ops.REDUCTIONS:
-            return an.again(mb, op, x=made, axes=m.found)
+            return again(mb, op, x=made, axes=m.found)
         stored, name = cast(Var, weight(op)), "y" if op.op_type == "matmul" else "weight"
         columns = _column_axis(op)
         edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
         wish = f"{op.outputs[0].name}_flat"
         flat = mb.reshape(x=made, shape=list(op.x.shape), name=wish)
-        return an.again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
+        return again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
 
 
 def _column_axis(op: an.Operation) -> int:

@@ -24,6 +24,7 @@ from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
 from anesurgery.errors import UnknownName
 from anesurgery.interpret.predictor import run
 from anesurgery.mil import function_of
+from anesurgery.regions.small_builds import again
 from anesurgery.rewriting import stored_states
 from anesurgery.rewriting.cache_example import cache_example
 
@@ -92,7 +93,7 @@ class _Held(stored_states.Form):
         return self.value
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        return an.again(mb, op, x=stored, name=f"{op.name}_held")
+        return again(mb, op, x=stored, name=f"{op.name}_held")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored

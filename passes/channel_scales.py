@@ -46,6 +46,7 @@ from anesurgery.interpret.ops import constexpr
 from anesurgery.placement.memory import dense
 from anesurgery.placement.rules import legality
 from anesurgery.regions import clusters, reencoding
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics.reading import in_words
 
 VALUES = 256
@@ -118,7 +119,7 @@ class ChannelScales(Rewrite):
         encoded = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
-        return an.again(mb, m.root, **{name: encoded})
+        return again(mb, m.root, **{name: encoded})
 
 
 def _regrouped(maker: an.Operation, axis: int) -> Encode | None:

@@ -40,6 +40,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import window_pads
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics.rows import runtime
 
 Margins = list[int]
@@ -152,7 +153,7 @@ class _Region:
                 inputs[name], margins = self.of(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
                     inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
-        result = an.again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
+        result = again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
         if not any(margins):
             self.built[op.outputs[0]] = result
         return result, margins

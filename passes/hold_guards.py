@@ -28,6 +28,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 from anesurgery.regions.root_norms import Quiet
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics.intervals import interval
 
 UNSEEN = 2.0**12
@@ -72,7 +73,7 @@ class HoldGuards(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Do the same with numbers that are divided by the unit."""
         if m.root.op_type in an.ops.NORMS:
-            return an.again(mb, m.root, epsilon=an.fp16.LEAST)
+            return again(mb, m.root, epsilon=an.fp16.LEAST)
         guarded, value = m.guarded, m.guarded.var
         if guarded.most < an.fp16.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)

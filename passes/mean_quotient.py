@@ -40,6 +40,7 @@ from dataclasses import dataclass
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
 from anesurgery.facts import quotients
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics import rows
 
 
@@ -104,7 +105,7 @@ def _behind(mb: Builder, op: Operation, value: Var, count: float) -> Var:
         return mb.tile(x=value, reps=an.ints(op, "reps"))
     guard = _guard(op) / count
     bound = op.op_type == "clip" or guard < an.fp16.LEAST
-    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else an.again(mb, op, x=value, y=guard)
+    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else again(mb, op, x=value, y=guard)
 
 
 @an.example((1, 512, 8), (1, 512, 1), dtype="fp16")

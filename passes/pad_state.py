@@ -19,7 +19,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
-from anesurgery.regions.small_builds import cut
+from anesurgery.regions.small_builds import again, cut
 from anesurgery.rewriting import stored_states
 from anesurgery.rewriting.cache_example import cache_example
 
@@ -82,7 +82,7 @@ class _Padded(stored_states.Form):
         mask = np.array([False] * op.x.rank if masked is None else masked, bool)
         mask[-1] = True
         changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
-        return an.again(mb, op, **changed, name=f"{op.name}_wide")
+        return again(mb, op, **changed, name=f"{op.name}_wide")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")

@@ -42,6 +42,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.mil import is_compressed
+from anesurgery.regions.small_builds import again
 from anesurgery.semantics import bounds, rows
 from anesurgery.semantics.intervals import magnitude
 
@@ -104,7 +105,7 @@ class ScalePowers(Rewrite):
         small = mb.mul(x=m.x, y=2.0**-m.shift)
         power = mb.square(x=small) if m.exponent == 2 else mb.pow(x=small, y=float(m.exponent))
         if m.root.op_type in an.ops.PRODUCTS:
-            return an.again(mb, m.root, x=power, **m.weights)
+            return again(mb, m.root, x=power, **m.weights)
         if m.total is not None:
             axes, keep = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
             power = getattr(mb, m.total.op_type)(x=power, axes=axes, keep_dims=keep)

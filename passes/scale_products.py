@@ -37,6 +37,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.mil import is_compressed
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class ScaleProducts(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op with smaller weights, and a multiplication."""
         part = np.float16(2.0**-m.exponent)
-        product = an.again(mb, m.root, **{n: v * part for n, v in m.values.items()})
+        product = again(mb, m.root, **{n: v * part for n, v in m.values.items()})
         return mb.mul(x=product, y=2.0**m.exponent)
 
 

@@ -24,6 +24,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
 from anesurgery.facts import log_mel
 from anesurgery.regions.root_norms import Quiet, guard_of
+from anesurgery.regions.small_builds import again
 from anesurgery.rewriting.scaled_squares import ScaledSquares
 
 
@@ -51,7 +52,7 @@ class ScaleSpectra(ScaledSquares):
         largest = self.largest(mb, spectrum.squares.values, [spectrum.axis])
         unit = quiet.unit(mb, mb.maximum(x=largest, y=floor))
         power = self.summed_squares(mb, spectrum.squares.values, unit)
-        bands = an.again(mb, spectrum.mix, **{spectrum.operand: power})
+        bands = again(mb, spectrum.mix, **{spectrum.operand: power})
         if spectrum.guard:
             share = guard_of(mb, spectrum.guard, floor / quiet.least, unit)
             bands = mb.maximum(x=bands, y=share) if spectrum.clips else mb.add(x=bands, y=share)

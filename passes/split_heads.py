@@ -30,7 +30,7 @@ from anesurgery.mil import fixed_shape
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.regions import channel_views, layouts, small_builds, views
 from anesurgery.regions import heads as heads_regions
-from anesurgery.regions.small_builds import parted
+from anesurgery.regions.small_builds import again, parted
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class SplitHeads(Rewrite):
             scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=heads_regions.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
-                scores = an.again(_at(mb, op), op, **rest, **{carried: scores})
+                scores = again(_at(mb, op), op, **rest, **{carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
             seen.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=heads_regions.SUM))
         make = _at(mb, m.root)

@@ -26,6 +26,7 @@ from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.mil import fixed_shape
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.regions import heads
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
 
 def _block(mb: Builder, op: an.Operation, **changed: Any) -> Var:
     """An op on other operands."""
-    return an.again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
+    return again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:

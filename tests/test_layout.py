@@ -501,6 +501,8 @@ def test_a_pass_file_is_one_pass(path: Path) -> None:
 
 IMPORT_LINES = 8
 """Ceiling of the lines of imports in the median pass: what a stranger copies before the first own line."""
+LIGHT = 60
+"""Ceiling of the modules of this project that a plain pass brings."""
 FEW_PASSES = 6
 """A word of `authoring` has more users than this, or stands in the tutorial."""
 TAUGHT = {"is_constant", "PassError", "PatternError"}
@@ -767,6 +769,12 @@ def test_the_links_point_right(room: str) -> None:
     assert link.is_symlink()
     assert str(link.readlink()) == f"../{room}"
     assert (ROOT / room / "__init__.py").is_file()
+
+
+def test_a_pass_brings_little_with_it() -> None:
+    """What runs ops, judges models and reads files is imported when it is first asked for."""
+    code = "import sys, anesurgery.passes.{}; print(sum(m.startswith('anesurgery') for m in sys.modules))"
+    assert int(python(code.format("negate_subtract"))) <= LIGHT < int(python(code.format("apply_remedies")))
 
 
 def test_importing_is_silent_and_light() -> None:

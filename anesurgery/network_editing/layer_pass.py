@@ -25,7 +25,6 @@ from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
-from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
@@ -176,7 +175,7 @@ def _barred(site: Site) -> Refusal | None:
 class LayerPass(Pass, abstract=True):
     """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
 
-    subject: ClassVar[type[Subject]] = NeuralNetwork
+    subject = NeuralNetwork
 
     def run(self, network: Network, session: Session) -> None:
         """Edit a network in place."""

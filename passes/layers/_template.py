@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from anesurgery.authoring import LayerRewrite, Refused, Site
+from anesurgery.authoring import Refused
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refused, Site, Var
+from anesurgery.authoring import Refused, Var
 from anesurgery.checking import adversarial
 from anesurgery.checking.lengths import drawn_shape
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.neuralnetwork.making import weights
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
-from anesurgery.authoring import LayerRewrite, Refused, Site
-from anesurgery.network_editing.layer_pass import Shape, Step
+from anesurgery.authoring import Refused
+from anesurgery.network_editing.layer_pass import LayerRewrite, Shape, Site, Step
 from anesurgery.network_editing.spatial_axes import (
     CHANNEL,
     CUT,

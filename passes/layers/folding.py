@@ -10,11 +10,11 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery import interpret
-from anesurgery.authoring import Array, LayerRewrite, Refused, Session, Site
+from anesurgery.authoring import Array, Refused, Session
 from anesurgery.checking import adversarial
 from anesurgery.facts import dependence
 from anesurgery.files.protobuf import proto
-from anesurgery.network_editing.layer_pass import LayerPass
+from anesurgery.network_editing.layer_pass import LayerPass, LayerRewrite, Site
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.making import weights

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.authoring import REASSOCIATED, Array, LayerRewrite, Refused, Site, Var
+from anesurgery.authoring import REASSOCIATED, Array, Refused, Var
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.network_editing.layer_pass import Step
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Step
 from anesurgery.network_editing.network import Network, Node
 from anesurgery.neuralnetwork import spec
 from anesurgery.neuralnetwork.making import weights

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from anesurgery.authoring import REASSOCIATED, Array, LayerRewrite, Refusal, Refused, Site, Target
-from anesurgery.network_editing.layer_pass import Step
+from anesurgery.authoring import REASSOCIATED, Array, Refusal, Refused, Target
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site, Step
 from anesurgery.network_editing.spatial_axes import (
     CHANNEL,
     HEIGHT,

@@ -27,7 +27,7 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
 from anesurgery.mil import reads
 from anesurgery.passes.unroll_loop.inlining import Inliner
-from anesurgery.regions.small_builds import joined
+from anesurgery.regions.small_builds import again, joined
 
 READERS = an.ops.names("list_read list_gather list_length")
 
@@ -67,7 +67,7 @@ class UnrollLoop(Rewrite):
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
             if an.types.is_list(old.sym_type):
-                pairs |= {r.outputs[0]: an.again(mb, r, ls=new) for r in _readers(old)}
+                pairs |= {r.outputs[0]: again(mb, r, ls=new) for r in _readers(old)}
             pairs[old] = _value(mb, new)
         return pairs
 

@@ -11,12 +11,11 @@ from mutations import mutations
 from sketches import example_of
 
 from anesurgery import registry
-from anesurgery.checking import numbers
+from anesurgery.checking import numbers, site
 from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.site import check_site
 from anesurgery.errors import SurgeryError
 from anesurgery.mil import Operation
-from anesurgery.rewriting import driver
 from anesurgery.testing import apply_pass
 
 pytestmark = pytest.mark.first
@@ -104,7 +103,7 @@ def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
             found[str(mutation)] = found.get(str(mutation), True) and caught
         return right
 
-    monkeypatch.setattr(driver, "check_site", tried)
+    monkeypatch.setattr(site, "check_site", tried)
     apply_pass(registry.make_pass(name), example_of(name))
     return found
 

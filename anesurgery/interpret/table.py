@@ -17,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Meaning:
+class Implementation:
     """How an op type is computed."""
 
     function: Callable[..., Any]
@@ -29,25 +29,25 @@ LARGEST_RESULT = 1 << 30
 """Bytes of what an op makes of little: as many as of a value that is computed while a program is read."""
 
 
-class _Meanings(MutableMapping[str, Meaning]):
+class _Implementations(MutableMapping[str, Implementation]):
     """A table that imports the families of ops when it is first asked for what it lacks."""
 
     def __init__(self) -> None:
-        self.known: dict[str, Meaning] = {}
+        self.known: dict[str, Implementation] = {}
         self.filled = False
 
     def fill(self) -> None:
         """Import the families, once."""
         if not self.filled:
             self.filled = True
-            importlib.import_module("anesurgery.interpret.ops").load_meanings()
+            importlib.import_module("anesurgery.interpret.ops").load_implementations()
 
-    def __getitem__(self, op_type: str) -> Meaning:
+    def __getitem__(self, op_type: str) -> Implementation:
         if op_type not in self.known:
             self.fill()
         return self.known[op_type]
 
-    def __setitem__(self, op_type: str, meaning: Meaning) -> None:
+    def __setitem__(self, op_type: str, meaning: Implementation) -> None:
         self.known[op_type] = meaning
 
     def __delitem__(self, op_type: str) -> None:
@@ -62,7 +62,7 @@ class _Meanings(MutableMapping[str, Meaning]):
         return len(self.known)
 
 
-TABLE = _Meanings()
+TABLE = _Implementations()
 """Op type -> meaning. Control flow is not here: see `anesurgery.interpret.ops.control`."""
 
 
@@ -75,7 +75,7 @@ def impl(*op_types: str) -> Callable[[F], F]:
 
     def enter(function: F) -> F:
         for op_type in op_types:
-            TABLE[op_type] = Meaning(function, op_type in MOVING | PADDING)
+            TABLE[op_type] = Implementation(function, op_type in MOVING | PADDING)
         return function
 
     return enter

@@ -408,10 +408,10 @@ class MLProgram(Subject):
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
-        aim = Target.parse(target)
-        if len(aim.families) != 1:
+        device = Target.parse(target)
+        if len(device.families) != 1:
             return None
-        return total_of([one.time for part in self.parts for one in placed(part, aim)])
+        return total_of([one.time for part in self.parts for one in placed(part, device)])
 
     def spec_of(self, graph: Program) -> Any:
         """That of the program's own model."""

@@ -466,19 +466,19 @@ def _cut(
     shapes: Mapping[str, tuple[int, ...]] | None,
 ) -> Chain:
     """The chain: see `split`."""
-    aim = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
-    if isinstance(loaded, LoadedNetwork) and aim is not None:
-        return _placed(cut_network(loaded.spec, aim, shapes, loaded.source), aim)
+    device = None if (target, at, balance) == (None, None, "bytes") else Target.parse(target)
+    if isinstance(loaded, LoadedNetwork) and device is not None:
+        return _placed(cut_network(loaded.spec, device, shapes, loaded.source), device)
     warn_of_names(loaded.notes)
     names = _names(loaded, function, alone=at is not None or balance != "bytes")
     graphs, name = read_graphs(loaded.program, loaded.version, names), names[0]
     graph, others = graphs[name], tuple(Cuts(graphs[other]) for other in names[1:])
     cuts = Cuts(graph, others=others)
-    if at is not None and aim is not None:
-        rows = inspect_program(loaded, aim, function=name, advice=False).ops
-        graphs[name], places = apart(graph, {row.name for row in rows if row.legal is False}, str(aim))
+    if at is not None and device is not None:
+        rows = inspect_program(loaded, device, function=name, advice=False).ops
+        graphs[name], places = apart(graph, {row.name for row in rows if row.legal is False}, str(device))
     elif parts is not None:
-        costs = None if balance == "bytes" or aim is None else _costs(loaded, graph, aim, name)
+        costs = None if balance == "bytes" or device is None else _costs(loaded, graph, device, name)
         places = replace(cuts, costs=costs).into(parts)
     else:
         places = cuts.within(read_size(max_bytes))
@@ -488,7 +488,7 @@ def _cut(
     graphs |= read_graphs(loaded.program, loaded.version, makers)
     pieces |= {name: _whole(graphs, pieces, name) for name in makers}
     _check_states(graphs, pieces)
-    return _placed(_chain(loaded, graphs, pieces), aim)
+    return _placed(_chain(loaded, graphs, pieces), device)
 
 
 def _check(parts: int | None, max_bytes: int | str | None, at: str | None, balance: str, shapes: Any) -> None:

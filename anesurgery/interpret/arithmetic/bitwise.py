@@ -24,7 +24,7 @@ from anesurgery.interpret.arithmetic.sum_rules import matrices
 from anesurgery.interpret.arithmetic.symbolic import LARGEST, Rule, Symbolic
 from anesurgery.interpret.ops.conv import conv, conv_transpose, pad_axes, padding
 from anesurgery.interpret.ops.pooling import Windows, counted, windows
-from anesurgery.interpret.table import Meaning, Unsupported, ints
+from anesurgery.interpret.table import Implementation, Unsupported, ints
 from anesurgery.mil import Array, Operation, dtype_name, np_dtype
 from anesurgery.ops import REDUCTIONS, names
 
@@ -387,7 +387,7 @@ class Bitwise(Symbolic):
         other.stand_ins = self.stand_ins
         return other
 
-    def _run(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
+    def _run(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
         if self.one_zero and op.op_type in POLES and isinstance(arguments.get(POLES[op.op_type]), Image):
             raise Unsupported(f"{op.op_type} tells 0 from -0")
         return super()._run(op, meaning, arguments)

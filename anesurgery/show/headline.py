@@ -170,7 +170,7 @@ def _exactness(surgery: Surgery) -> str:
         worst = min(near, key=lambda name: near[name])
         rounded = "values are rounded now; " * _rounds(surgery)
         words = in_decibels(near[worst], "within ")
-        return f"{rounded}outputs on the given inputs are {words} of what the model means in fp32 ({worst})"
+        return f"{rounded}outputs on the inputs at hand are {words} of what the model means in fp32 ({worst})"
     return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 

@@ -692,8 +692,8 @@ class _Part:
         kept = _bytes_of(self.loaded) - replaced + gained
         if kept >= self.plan.room:
             raise SurgeryError(
-                f"max_bytes leaves {self.plan.room} bytes to a program of which {kept} bytes, of biases and "
-                "of what cannot be compressed, stay; give more"
+                f"max_bytes leaves {self.plan.room} bytes to a program, but {kept} bytes of it cannot be "
+                "compressed; give more"
             )
         return self.plan.room - kept
 

@@ -71,7 +71,7 @@ TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
     "layer, by rules of its own: give the path of its file to have the layers inspected"
 )
-ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
+ABSENT = "the weights are missing, so the graph alone gives the units, and numbers are not checked: {}"
 
 
 @door("inputs", modules=True)

@@ -390,7 +390,7 @@ RANGE = _shaped(
     "compiler say that one op off the engine takes all with it",
     "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
     grade=Grade.REPORTED,
-    advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
+    advice="fix the shape, or make a few sizes as functions that share their weights (`ane.sizes`)",
 )
 ENUMERATED = _shaped(
     "dyn-enumerated",

@@ -73,7 +73,7 @@ class PaddingMaskTensor(Rewrite):
         if not fills:
             return an.NO_MATCH
         if an.masks.against_causal_attention(m.root) is None:
-            return Refusal("the mask is causal; causal_mask_tensor makes one tensor of it", m.root)
+            return Refusal("the mask is causal; causal_mask_tensor turns it into one tensor", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})
         if shown := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
             return Refusal(f"%{shown[0]} is a result of the model", m.root)

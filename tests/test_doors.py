@@ -50,7 +50,7 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         "for_='zz'; it may be 'size' or 'speed'",
     ),
     "compress target": (lambda p, _: ANY.compress(p, inputs=X, target="zz"), "unknown chip or device 'zz'"),
-    "compress inputs": (lambda p, _: ANY.compress(p), "corrected by what the model sees: give inputs="),
+    "compress inputs": (lambda p, _: ANY.compress(p), "compress corrects weights with samples: give inputs="),
     "ranges shard": (lambda p, _: ANY.ranges(p, shard=7), "ranges: shard=7 is of type int"),
     "inspect target": (lambda p, _: ANY.inspect(p, target=7), "inspect: target=7 is of type int"),
     "compare contract": (lambda p, _: ANY.compare(p, p, contract=7), "takes a list of InterfaceChange"),

@@ -253,7 +253,7 @@ def _unmoved(
     other = sample_inputs(model.program, function=function, seed=seed + 1, shapes=shapes)
     moved = run(model.program, other, function=function)
     still = [n for n, v in outputs.items() if np.array_equal(v, moved[n], equal_nan=True)]
-    return tuple(f"no input moves output {name}: nothing was compared of it" for name in still)
+    return tuple(f"no input changes output {name}, so it was not compared" for name in still)
 
 
 def compare_as_stored(a: Loaded, b: Loaded, inputs: Mapping[str, Array] | None, **how: Any) -> Comparison:

@@ -59,4 +59,4 @@ def constant_form(shape: Sizes, value: Array, result: Sizes) -> list[int] | Refu
         return [last[0]]
     if last[1:] == (height, width) and last[0] in (1, channel):
         return list(last)
-    return Refusal(f"a constant of shape {value.shape} is none of [1], [C], [1, H, W], [C, H, W]")
+    return Refusal(f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]")

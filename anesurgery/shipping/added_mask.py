@@ -163,7 +163,7 @@ def _softmaxes(function: Function, follows: _Follows) -> list[Operation]:
         fused = op.op_type == "scaled_dot_product_attention"
         if fused and follows.differs(op.key, op.key.rank - 2):
             raise SurgeryError(
-                f"sizes: {op.name} is fused attention, to which no mask is added; convert for iOS 17, "
+                f"sizes: {op.name} is fused attention, and cannot get a mask; convert for iOS 17, "
                 "or with a mask"
             )
         if op.op_type == "softmax" and follows.differs(op.x, constant(op.axis)):

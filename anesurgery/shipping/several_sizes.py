@@ -379,7 +379,7 @@ def _padding_of(models: Mapping[str, Loaded], wanted: Mapping[str, Shapes]) -> P
     The largest is followed at the other sizes, as a model of one size is. Where that gives each of the others,
     op by op, it is one model at many lengths, for which padding can be proved.
     """
-    apart = "each size was converted by itself, and is not shown to be one model"
+    apart = "each size was converted separately, and they are not shown to be one model"
     largest = list(models)[-1]
     try:
         followed, _ = lengthened(models[largest], list(wanted.values()))

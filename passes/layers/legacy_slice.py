@@ -101,7 +101,7 @@ def _static(site: Site, shape: Shape) -> Spans | Refusal:
     if len(p.beginIds) != rank:
         return Refusal(f"it states {len(p.beginIds)} axes for a blob of {rank}")
     if any(an.blob_axes.of_each(p.squeezeMasks, rank, False)):
-        return Refusal("it takes away an axis of which it keeps one place")
+        return Refusal("it removes an axis, but keeps one position of it")
     masks = zip(
         an.blob_axes.of_each(p.beginMasks, rank, 0), an.blob_axes.of_each(p.endMasks, rank, 0), strict=True
     )

@@ -66,7 +66,7 @@ class SwishLayers(LayerRewrite):
             blobs = f"{len(site.inputs)} blobs and makes {len(site.outputs)}"
             return Refusal(f"it reads {blobs}; Swish reads one and makes one")
         if len(params.weights):
-            return Refusal(f"it has {len(params.weights)} weights, of which the file does not say what they do")
+            return Refusal(f"it has {len(params.weights)} weights, and the file does not say what they do")
         beta = _beta(params.parameters)
         if isinstance(beta, Refusal):
             return beta
@@ -81,9 +81,7 @@ def _beta(parameters: Any) -> float | Refusal:
     """The factor of x within the sigmoid."""
     others = sorted(set(parameters) - {BETA})
     if others:
-        return Refusal(
-            f"it has the parameters {', '.join(others)}, of which the file does not say what they do"
-        )
+        return Refusal(f"it has the parameters {', '.join(others)}, and the file does not say what they do")
     if BETA not in parameters:
         return 1.0
     kind = parameters[BETA].WhichOneof("value")

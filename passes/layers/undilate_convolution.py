@@ -106,7 +106,7 @@ class UndilateConvolution(LayerRewrite):
         if max(p.dilationFactor, default=1) <= 1:
             return None
         if p.isDeconvolution:
-            return Refusal("it is a deconvolution, of which the format ignores the dilation")
+            return Refusal("it is a deconvolution, and the format ignores its dilation")
         if len(site.inputs) > 1:
             return Refusal("its weights are computed, so they cannot be spread")
         if p.weights.isUpdatable:

@@ -368,10 +368,7 @@ def kept_values(x: Var) -> tuple[Var, Var]:
 
 @pytest.mark.parametrize(
     ("build", "words"),
-    [
-        (squared, "matmul 's' makes it of one value twice"),
-        (kept_values, "of which it is made, is read elsewhere too"),
-    ],
+    [(squared, "matmul 's' makes it of one value twice"), (kept_values, "its source, is read elsewhere too")],
 )
 def test_values_that_cannot_be_scaled_are_said(build: Callable[[Var], Any], words: str) -> None:
     see_why(build, words)

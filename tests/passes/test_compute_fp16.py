@@ -255,7 +255,7 @@ def test_masks_of_the_least_number_of_fp32_are_computed_in_fp16(name: str, dtype
 def test_that_rows_keep_something_is_said_where_it_is_taken() -> None:
     for name, said in (("a product", True), ("a choice of a full tensor", False)):
         _, session = apply_pass(ComputeFp16(), masking(MASKINGS[name], types.int32))
-        assert any("is taken to keep one of them" in words for words in session.notes) == said, name
+        assert any("is assumed to keep one of them" in words for words in session.notes) == said, name
 
 
 def test_a_constant_that_masks_a_whole_row_by_sums_stays() -> None:

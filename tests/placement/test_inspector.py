@@ -74,7 +74,7 @@ def test_targets(text: str | None, chips: tuple[str, ...], system: tuple[Any, An
 )
 def test_beyond_the_measured_chip_and_system_the_report_says_so(text: str, beyond: str) -> None:
     notes = [n for n in look(lambda x: mb.relu(x=x), text).notes if "extrapolated" in n]
-    said = f"what was measured on a base M4 with macOS 27.0.1 is extrapolated to {beyond}"
+    said = f"measurements on a base M4 with macOS 27.0.1 are extrapolated to {beyond}"
     assert notes == ([said] if beyond else [])
 
 

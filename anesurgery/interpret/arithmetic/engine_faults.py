@@ -191,7 +191,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "softplus-cliff",
         names("softplus"),
-        f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish is made of it and is wrong there too",
+        f"the op softplus gives 0 from {SOFTPLUS_CLIFF:g} on; mish uses it and is wrong there too",
         f"{COREML.format('issues 2687, 2359, pull request 2618')}; sbryngelson/ANEForge: issue 113",
         "M1 Pro (through mish) and M3 Max, macOS 26, CPU_AND_NE; M4, ALL; M5, macOS 26.5, by the compiler",
         chips=("M1", "M3", "M4", "M5"),

@@ -76,7 +76,7 @@ def test_constants(kind: str, shape: Shape, expected: str, first: bool) -> None:
 @pytest.mark.parametrize(
     ("x", "shape", "words"),
     [
-        ((1, 3, 4, 5), (1, 1, 5), "is none of"),
+        ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
         ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
         ((3, 1, 1), (3, 4, 5), "larger than its input"),
         ((4, 5), (5,), "take 3 axes"),

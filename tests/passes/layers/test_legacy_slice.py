@@ -111,7 +111,7 @@ def test_by_size(axis: int, begin: int) -> None:
     [
         (sliced(X, slice(1, 2), ALL, ALL, ALL), "it slices axis -4 of 4"),
         (sliced(X, ALL, ALL, slice(None, None, -1), ALL), "stride along axis -2 is -1"),
-        (sliced(X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)), "takes away"),
+        (sliced(X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)), "removes an axis"),
         (sliced((1, *X), ALL, slice(1, 3), ALL, ALL), "states 4 axes for a blob of 5"),
         (with_any_batch(sliced((4,), slice(1, 3))), "dynamic"),
         (by_size(X, 0, 1, 0), "it slices axis -4 of 4"),

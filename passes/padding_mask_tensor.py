@@ -86,8 +86,7 @@ class PaddingMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
-        shape = an.static_shape(var) or ()
-        if var not in m.masks or not shape:
+        if var not in m.masks or not (shape := an.drawn_shape(var)):
             return None
         keys = rng.permutation(np.arange(shape[-1]) % 2)
         return np.broadcast_to(keys, shape).astype(an.np_dtype(var))

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from anesurgery.checking.adversarial import between
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.checking.proofs import site_of
 from anesurgery.checking.site import lies_within, limits_of
 from anesurgery.display import short_name
@@ -246,7 +247,7 @@ class Rewrite(Pass, abstract=True):
         """
         if var not in m.within:
             return None
-        (low, high), shape, dtype = m.within[var], static_shape(var) or (), np_dtype(var)
+        (low, high), shape, dtype = m.within[var], drawn_shape(var), np_dtype(var)
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
         return between(low, high, shape, dtype, rng)

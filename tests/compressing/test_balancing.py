@@ -99,11 +99,9 @@ BUILDS = {
 
 
 def program_of(build: Callable[[Var], Var], rows: int = 24) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return build(x)
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((1, rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18
+    )(lambda x: build(x))
 
 
 def samples(count: int = 12, rows: int = 24) -> list[dict[str, Any]]:

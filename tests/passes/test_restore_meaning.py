@@ -128,11 +128,9 @@ def test_a_padded_mean_is_named_and_refused() -> None:
 
 
 def still(body: Callable[[Var], Any], shape: tuple[int, ...] = (2, 4)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: body(x)
+    )
 
 
 UNMOVED: dict[str, tuple[Callable[[Var], Any], str]] = {

@@ -25,11 +25,9 @@ def half(*shape: int) -> Any:
 
 
 def program_of(build: Callable[[Var], Any], shape: tuple[Any, ...] = IMAGE, dtype: Any = HALF) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def look(build: Callable[[Var], Any], target: str = M4, **options: Any) -> Inspection:

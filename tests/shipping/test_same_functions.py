@@ -22,9 +22,7 @@ CHANGED[3, 5] = np.nextafter(CHANGED[3, 5], np.float32(9))
 
 
 def function(build: Callable[[Var], Any]) -> Function:
-    @mb.program(input_specs=[mb.TensorSpec((4, 6), dtype=types.fp32)])
-    def program(x: Var) -> Any:
-        return build(x)
+    program = mb.program(input_specs=[mb.TensorSpec((4, 6), dtype=types.fp32)])(lambda x: build(x))
 
     return program.functions["main"]
 

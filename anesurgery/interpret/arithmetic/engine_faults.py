@@ -230,7 +230,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "hard-swish-mobile-net",
         names("sigmoid_hard"),
-        "MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 was not; on "
+        "MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; on "
         "Core AI it was the hard swish behind a product of rank 2",
         f"{COREML.format('issue 2625')}; {COREAI.format('issue 51')}",
         "M4, ALL, coremltools 9.0, the system is not named",

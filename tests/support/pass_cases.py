@@ -34,7 +34,7 @@ from surroundings import SURROUNDINGS, UnbuildableError, settled
 import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.loading import load
-from anesurgery.mil import Array, Program, types, walk_ops
+from anesurgery.mil import Array, Program, is_symbolic, types, walk_ops
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.rewrite import Rewrite
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs, reasons, text_of
@@ -260,5 +260,8 @@ def _word(value: Any) -> str:
         return str(getattr(value, "__name__", type(value).__name__)).strip("<>")
     if isinstance(value, (tuple, list)):
         return "x".join(map(_word, value))
+    if is_symbolic(value):  # its own name has a number that counts on
+        return "n"
     text = str(value)
-    return text if len(text) <= 40 and "\n" not in text else type(value).__name__
+    plain = len(text) <= 40 and "\n" not in text and " at 0x" not in text
+    return text if plain else type(value).__name__

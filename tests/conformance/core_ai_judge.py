@@ -1,11 +1,11 @@
 """Apple's Core AI runtime beside the interpreter, op by op: `make conformance-coreai`.
 
-    python tests/conformance/core_ai_judge.py [--sample N] [--every N] [--draws N] [--page docs/core-ai-agreement.md]
+    python tests/conformance/core_ai_judge.py [--sample N] [--draws N] [--page docs/core-ai-agreement.md]
 
-coreml_on_linux.py keeps what coremltools' own tests predict with, as does `random_cases` what the random ops of
-the tests are: a folder for each case, with the model in Core AI's format (in fp32), the inputs, and what the
-interpreter makes of them in fp32. One child runs them all with Apple's runtime, and another goes on behind a case
-that ends the process. `core_ai_agreement` makes the tables and the page of the verdicts.
+`coreml_on_linux` keeps what coremltools' own tests predict with, and `random_cases` keeps random ops: a folder
+for each case, with the model in Core AI's format (in fp32), the inputs, and what the interpreter makes of them
+in fp32. A child runs them all with Apple's runtime; after a case that ends the process another child goes on.
+`core_ai_agreement` makes the tables and the page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EQUAL = 100.0
 """PSNR in dB that fp32 reaches if only the order of sums differs."""
 ENDED = "Apple's package ends the process that writes it"
 NOT_WRITTEN, REFUSED, DIED, DIFFERS, AGREES = "not written", "refused", "died", "differs", "agrees"
-"""What became of a case: Core AI has no form for it, Apple's runtime refuses it or ends the process, or it ran."""
+"""What became of a case: Core AI has no form for it, Apple's runtime refuses it or dies, or it ran."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], function: str | None = None) -> None:
-    """Note a case: the model for Apple's runtime, the inputs, and what the interpreter makes of them in fp32."""
+    """Note a case: the model for Apple's runtime, the inputs, and what the interpreter gives in fp32."""
     from anesurgery.coreai.exchange import ARRAYS, QUESTION, write_arrays
     from anesurgery.coreai.running import taken
     from anesurgery.coreai.translating import to_coreai
@@ -67,7 +67,9 @@ def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], functi
         predictor = Predictor(loaded, precision="fp32", function=function)
         values = taken(loaded, values, function)
         made = predictor(dict(values), state=predictor.make_state() or None)
-        write_arrays(place / WANTED, {n: np.asarray(v) for n, v in made.items() if not isinstance(v, (str, dict))})
+        write_arrays(
+            place / WANTED, {n: np.asarray(v) for n, v in made.items() if not isinstance(v, (str, dict))}
+        )
         write_arrays(place / ARRAYS, {f"input:{n}": np.asarray(v) for n, v in values.items()})
     except SurgeryError as error:
         case["why"] = _words(error)
@@ -141,7 +143,6 @@ def _child(folder: Path, first: int) -> None:
     """Run the cases from one on; say before each which it is, and at the end how many there are."""
     from anesurgery.coreai import child
 
-
     places = sorted(p for p in folder.iterdir() if p.is_dir())
     for number, place in enumerate(places[first:], first):
         print(number, flush=True)
@@ -167,7 +168,9 @@ def verdicts(folder: Path, dead: Mapping[int, str]) -> Iterator[Verdict]:
         elif words := json.loads((place / ANSWER).read_text()).get("error"):
             yield Verdict(name, ops, REFUSED, words)
         else:
-            found = {n.partition(":")[2]: v for n, v in read_arrays(place / ARRAYS).items() if n[:7] == "output:"}
+            found = {
+                n.partition(":")[2]: v for n, v in read_arrays(place / ARRAYS).items() if n[:7] == "output:"
+            }
             yield compared(name, ops, read_arrays(place / WANTED), found)
 
 

@@ -174,7 +174,13 @@ class Model:
             if RECORD.core_ai is not None and not self.kept and self.kind == PROGRAM:
                 self.kept = True
                 test = os.environ["PYTEST_CURRENT_TEST"].removesuffix(" (call)")
-                keep(RECORD.core_ai, test, predictor.parts[0], features.bind(predictor.inputs, given), self.function)
+                keep(
+                    RECORD.core_ai,
+                    test,
+                    predictor.parts[0],
+                    features.bind(predictor.inputs, given),
+                    self.function,
+                )
             made = predictor(given, state=None if state is None else state.boxes)
         except SurgeryError as error:  # in the words of Core ML
             raise RuntimeError(f"Unable to compute the prediction using ML Program: {error}") from error

@@ -210,7 +210,7 @@ def _rules(loaded: Loaded) -> tuple[Rule, ...]:
     """The tables to ask: without its weights nothing is known of a model's numbers."""
     asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
     if (own := registry.rules_of(loaded.source)) is not None:
-        asked = (*(rule for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
+        asked = (*(own.carried(rule) for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
     return (*asked, *rules_beside())
 
 

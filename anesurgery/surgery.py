@@ -564,7 +564,9 @@ def _listed(inputs: Any) -> Any:
         return [inputs]
     samples = list(inputs)
     if not samples:
-        raise SurgeryError("inputs has no sample; give a dictionary of arrays by input name, or a list of such")
+        raise SurgeryError(
+            "inputs has no sample; give a dictionary of arrays by input name, or a list of dictionaries"
+        )
     return samples
 
 

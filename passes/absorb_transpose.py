@@ -80,7 +80,7 @@ class AbsorbTranspose(Rewrite):
             return an.NO_MATCH
         inner = [*between, turn]
         if any(an.is_output(o.outputs[0]) or len(an.consumers(o.outputs[0])) > 1 for o in inner):
-            return Refusal(f"%{turn.outputs[0].name}, or what is made of it, is read elsewhere", op)
+            return Refusal(f"%{turn.outputs[0].name}, or a value made from it, is read elsewhere", op)
         perm = an.reading.permutation(turn)
         found: list[int] | an.Array | Refusal
         if back:

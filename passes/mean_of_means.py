@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import any_symbolic
 
 MANY = 1 << 18
 """Values, as the rule of `inspect` has it: the means of norms are of fewer."""
@@ -49,10 +50,12 @@ class MeanOfMeans(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """Of many values along several axes that are longer than 1."""
         axes = sorted(an.reading.axes_of(m.root))
-        count = math.prod(m.x.shape[axis] for axis in axes)
-        if not an.intervals.is_half(m.x) or count < MANY:
+        sizes = {axis: m.x.shape[axis] for axis in axes}
+        if not an.intervals.is_half(m.x) or any_symbolic(sizes.values()):
             return an.NO_MATCH
-        long = [axis for axis in axes if m.x.shape[axis] > 1]
+        if (count := math.prod(sizes.values())) < MANY:
+            return an.NO_MATCH
+        long = [axis for axis, size in sizes.items() if size > 1]
         if len(long) < 2:
             return Refusal(f"the {count} values lie along one axis", m.root)
         return m.bind(axes=axes, first=long[-1])

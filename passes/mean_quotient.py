@@ -66,7 +66,7 @@ class MeanQuotient(Rewrite):
         count = rows.summed(quotient.below)
         added = max(rows.summed(total) for total in quotient.sums)
         if added > self.most:
-            words = f"{added:g} values are added: a mean of which few are not 0 may be too small for fp16"
+            words = f"{added:g} values are added: if few of them are not 0, the mean may be too small for fp16"
             return Refusal(f"{words}; most={added:g} allows it", m.root)
         guards = [_guard(op) for op in quotient.between]
         if (least := min(guards, default=0.0)) < 0:

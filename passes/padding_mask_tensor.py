@@ -31,6 +31,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import attention
 from anesurgery.facts import masks as masks_facts
 
@@ -75,7 +76,7 @@ class PaddingMaskTensor(Rewrite):
         if not fills:
             return an.NO_MATCH
         if masks_facts.against_causal_attention(m.root) is None:
-            return Refusal("the mask is causal; causal_mask_tensor makes one tensor of it", m.root)
+            return Refusal("the mask is causal; causal_mask_tensor turns it into one tensor", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})
         if shown := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
             return Refusal(f"%{shown[0]} is a result of the model", m.root)
@@ -88,8 +89,7 @@ class PaddingMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
-        shape = an.static_shape(var) or ()
-        if var not in m.masks or not shape:
+        if var not in m.masks or not (shape := drawn_shape(var)):
             return None
         keys = rng.permutation(np.arange(shape[-1]) % 2)
         return np.broadcast_to(keys, shape).astype(an.np_dtype(var))

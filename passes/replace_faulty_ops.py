@@ -22,7 +22,7 @@ After::
 |---|---|---|
 | `softplus-cliff` | `softplus`, also inside mish | `softplus(min(x, 10)) + max(x - 10, 0)` |
 | `log-sum-cliff` | `reduce_log_sum_exp` | the maximum, plus the logarithm of the sum without it |
-| `hard-swish-rank-2` | a hard swish of a product of rank 2 | the same at rank 4 |
+| `hard-swish-rank-2`, `hard-swish-mobile-net` | a hard swish of a product of rank 2 | the same at rank 4 |
 | `argmax-narrow` | `reduce_argmax` of fp16 | of the scores cast to fp32 |
 | `conv-uneven-kernel` | a strided `conv` with an uneven kernel | the kernel padded with zeros to odd sides |
 | `conv-transpose-shape` | `conv_transpose` with `output_shape` | the padding written out |
@@ -260,6 +260,7 @@ FORMS: dict[str, _Form] = {
     "softplus-cliff": _Form(lambda mb, op: formulas.safe_softplus(mb, op.x)),
     "log-sum-cliff": _Form(_log_sum),
     "hard-swish-rank-2": _Form(_lifted_swish, _no_lifted_swish),
+    "hard-swish-mobile-net": _Form(_lifted_swish, _no_lifted_swish),
     "argmax-narrow": _Form(_argmax),
     "conv-uneven-kernel": _Form(_even_kernel, _no_even_kernel),
     "conv-transpose-shape": _Form(_written_padding, _no_written_padding),

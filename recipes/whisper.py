@@ -25,7 +25,7 @@ def is_speech(program: Program) -> Refusal | None:
     if found.pictures and found.convolutions and not found.signals:
         return Refusal(f"the input {described(found.pictures[0])} is a picture: see vit_ane; {found}")
     if found.attentions and not found.signals:
-        return Refusal(f"no input is sound or what an encoder made of it; {found}")
+        return Refusal(f"no input is sound, or the output of an encoder; {found}")
     return found.without_attention
 
 

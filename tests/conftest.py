@@ -25,6 +25,11 @@ collect_ignore_glob = ["conformance/[!t]*.py", "benchmarks/*.py", "benchmarks/*/
 CORPUS = Path(__file__).resolve().parents[2] / "shared" / "corpus"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--write-results` stores what passes make of the cases of their tables."""
+    parser.addoption("--write-results", action="store_true", help="store the results of tables of passes")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Workers take whole files: the longest come first, so that both end at nearly the same time."""
     stale = mark_slow(items)
@@ -74,21 +79,9 @@ def corpus() -> Path:
 @pytest.fixture(scope="session")
 def settled() -> Callable[[Program], Program]:
     """A copy of a program after coremltools' default pipeline, which must not undo what a pass did."""
-    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+    from surroundings import settled
 
-    from anesurgery.loading import clone
-    from anesurgery.mil import ct, quiet_host
-
-    def settle(program: Program) -> Program:
-        copy = clone(program).program
-        pipeline = ct.PassPipeline.DEFAULT
-        # The dtypes were chosen when the model was converted; choosing fp16 again would change the numbers.
-        pipeline.remove_passes({"common::add_fp16_cast", "common::add_int16_cast"})
-        with quiet_host():
-            PassPipelineManager.apply_pipeline(copy, pipeline)
-        return copy
-
-    return settle
+    return settled
 
 
 @pytest.fixture(scope="session")

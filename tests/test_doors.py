@@ -14,7 +14,7 @@ from small_rewrites import DoubleRelu, one_input
 import anesurgery as ane
 from anesurgery.doors import door, fits
 from anesurgery.errors import LoadError, OutOfMemory, SurgeryError
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, ct, mb
 
 ANY: Any = ane
 """The public calls, to type checkers of any type."""
@@ -22,11 +22,9 @@ X = {"x": np.ones((2, 4), np.float32)}
 
 
 def small() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
+    )
 
 
 WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
@@ -50,7 +48,7 @@ WRONG: dict[str, tuple[Callable[[Program, Path], Any], str]] = {
         "for_='zz'; it may be 'size' or 'speed'",
     ),
     "compress target": (lambda p, _: ANY.compress(p, inputs=X, target="zz"), "unknown chip or device 'zz'"),
-    "compress inputs": (lambda p, _: ANY.compress(p), "corrected by what the model sees: give inputs="),
+    "compress inputs": (lambda p, _: ANY.compress(p), "compress corrects weights with samples: give inputs="),
     "ranges shard": (lambda p, _: ANY.ranges(p, shard=7), "ranges: shard=7 is of type int"),
     "inspect target": (lambda p, _: ANY.inspect(p, target=7), "inspect: target=7 is of type int"),
     "compare contract": (lambda p, _: ANY.compare(p, p, contract=7), "takes a list of InterfaceChange"),
@@ -165,9 +163,9 @@ def test_what_the_system_refuses_is_said_in_words() -> None:
 def huge() -> Program:
     """A product of 2^46 numbers, for which no machine has addresses."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1 << 23, 1)), mb.TensorSpec((1, 1 << 23))])
-    def program(x: Var, y: Var) -> Var:
-        return mb.reduce_sum(x=mb.matmul(x=x, y=y, name="product"), axes=[0, 1], name="sum")
+    program = mb.program(input_specs=[mb.TensorSpec((1 << 23, 1)), mb.TensorSpec((1, 1 << 23))])(
+        lambda x, y: mb.reduce_sum(x=mb.matmul(x=x, y=y, name="product"), axes=[0, 1], name="sum")
+    )
 
     made: Program = program
     return made

@@ -24,18 +24,16 @@ from anesurgery import mil
 from anesurgery.files import package
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.loading import load
-from anesurgery.mil import HOST, Program, Var, ct, mb
+from anesurgery.mil import HOST, Program, ct, mb
 
 GENEROUS = 120
 """Seconds after which a child is taken for one that waits for ever; it needs one or two."""
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
+    )
 
 
 def forked(use: Callable[[], object], seconds: float = GENEROUS) -> int | None:

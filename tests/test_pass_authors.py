@@ -63,11 +63,9 @@ def test_one_import_is_enough_and_light() -> None:
 
 
 def half() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.relu(x=mb.mul(x=x, y=np.float16(0.5)), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)])(
+        lambda x: mb.relu(x=mb.mul(x=x, y=np.float16(0.5)), name="y")
+    )
 
 
 def found(op: Operation, target: Target) -> str:
@@ -193,9 +191,9 @@ class Doubled(Approximately):
         return mb.real_div(x=m.x, y=mb.mul(x=m.y, y=2))
 
 
-@mb.program(input_specs=[mb.TensorSpec((2, 64)), mb.TensorSpec((2, 64))])
-def quotient(x: Var, y: Var) -> Var:
-    return mb.real_div(x=x, y=y, name="z")
+quotient = mb.program(input_specs=[mb.TensorSpec((2, 64)), mb.TensorSpec((2, 64))])(
+    lambda x, y: mb.real_div(x=x, y=y, name="z")
+)
 
 
 def test_an_edit_that_rounds_says_how_to_declare_that_and_by_how_much() -> None:
@@ -238,9 +236,9 @@ def test_op_types_alone_stand_for_a_pattern() -> None:
         def rewrite(self, mb: Builder, m: Match) -> Var:
             return mb.relu6(x=m.root.x)
 
-    @mb.program(input_specs=[mb.TensorSpec((2,))])
-    def program(x: Var) -> Var:
-        return mb.abs(x=mb.square(x=mb.relu(x=x, name="r"), name="s"), name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((2,))])(
+        lambda x: mb.abs(x=mb.square(x=mb.relu(x=x, name="r"), name="s"), name="y")
+    )
 
     rewritten, _ = testing.apply_pass(Doubled(), program, prove=False)
     assert [op.op_type for op in rewritten.functions["main"].operations] == ["relu6", "square", "relu6"]

@@ -22,7 +22,7 @@ from decoders import Decoder
 import anesurgery as ane
 from anesurgery import registry
 from anesurgery.errors import SurgeryError
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.placement import Grade, Rule
 from anesurgery.placement.evidence import unregister_rule
@@ -67,27 +67,21 @@ NOT_CALLED |= {
 
 
 def dynamic() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS16)(
+        lambda x: mb.relu(x=x, name="y")
+    )
 
 
 def wide(shapes: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=np.eye(64, dtype=np.float16), name="y")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=ct.target.iOS18
+    )(lambda x: mb.linear(x=x, weight=np.eye(64, dtype=np.float16), name="y"))
 
 
 def small() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.relu(x=x), weight=np.eye(4, dtype=np.float32), name="y")
+    )
 
 
 class Doubled(torch.nn.Module):
@@ -98,22 +92,18 @@ class Doubled(torch.nn.Module):
 
 
 def doubled() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.mul(x=x, y=np.float32(2), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS16)(
+        lambda x: mb.mul(x=x, y=np.float32(2), name="y")
+    )
 
 
 def counting() -> Program:
     """A decoder of 8 words that always says the next one."""
     following = np.roll(np.eye(8, dtype=np.float32), 1, axis=1)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
-    def program(ids: Var) -> Var:
-        return mb.gather(x=following, indices=ids, axis=0, name="logits")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])(
+        lambda ids: mb.gather(x=following, indices=ids, axis=0, name="logits")
+    )
 
 
 def cached() -> Program:

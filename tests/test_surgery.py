@@ -39,11 +39,9 @@ PACKAGES = [
 
 
 def squares() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.add(x=mb.square(x=x, name="square"), y=np.float32(1), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(x=mb.square(x=x, name="square"), y=np.float32(1), name="y")
+    )
 
 
 @dataclass(frozen=True)
@@ -154,11 +152,9 @@ class Fails(SquareToMul):
 
 
 def twice_squared() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.square(x=mb.square(x=x, name="y"), name="z")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.square(x=mb.square(x=x, name="y"), name="z")
+    )
 
 
 def test_a_failure_at_one_op_keeps_the_edits_before_it(tmp_path: Path) -> None:

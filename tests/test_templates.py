@@ -69,7 +69,7 @@ def test_the_registry_inspect_and_the_command_line_find_it(checkout: Path) -> No
 def test_the_tests_of_all_passes_hold_for_it(checkout: Path) -> None:
     which = "double_relu or folders_on_disk or two_rooms or arrows or has_a_room or whole"
     tests = ["tests/passes/test_double_relu.py", "tests/passes/test_passes.py", "tests/test_layout.py"]
-    made = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", which, *tests)
+    made = run(checkout, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--write-results", "-k", which, *tests)
     assert "passed" in made
 
 

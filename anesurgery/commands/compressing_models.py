@@ -34,7 +34,7 @@ def compress(
     inputs: Annotated[
         list[Path] | None,
         typer.Option(
-            help="An .npz file of arrays by input name, one sample, or a folder of such; repeat for more. "
+            help="An .npz file of arrays by input name, one sample, or a folder of them; repeat for more. "
             "Random inputs when absent, which correct little."
         ),
     ] = None,

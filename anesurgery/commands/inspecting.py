@@ -47,7 +47,7 @@ Units = Annotated[str | None, typer.Option(help="CPU_AND_NE (the default), ALL, 
 Samples = Annotated[
     list[Path] | None,
     typer.Option(
-        help="An .npz file of arrays, or a folder of such: look for numeric hazards in a run, and let --fix "
+        help="An .npz file of arrays, or a folder of them: look for numeric hazards in a run, and let --fix "
         "repair what they reach; repeat for more."
     ),
 ]

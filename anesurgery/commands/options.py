@@ -52,7 +52,7 @@ Model = Annotated[
 ]
 Inputs = Annotated[
     list[Path] | None,
-    typer.Option(help="An .npz file of arrays by input name, or a folder of such; repeat for more."),
+    typer.Option(help="An .npz file of arrays by input name, or a folder of them; repeat for more."),
 ]
 Gate = Annotated[float, typer.Option(help="The least PSNR of the final outputs on --inputs, in dB.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the sampled inputs.")]

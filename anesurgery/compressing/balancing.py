@@ -541,7 +541,7 @@ def _only(op: Operation, name: str, axes: Axes) -> tuple[Held, ...] | str:
     var = op.inputs[name]
     assert isinstance(var, Var)
     if is_output(var) or any(other is not op for other in var.child_ops):
-        return f"{var.name!r}, of which it is made, is read elsewhere too"
+        return f"{var.name!r}, its source, is read elsewhere too"
     if sum(each is var for each in op.inputs.values()) > 1:
         return f"{op.op_type} {op.name!r} makes it of one value twice"
     return _sources(var, axes)
@@ -563,7 +563,7 @@ def _of_two(op: Operation, axes: Axes) -> tuple[Held, ...] | str:
         elif len(var.shape) == rank and [var.shape[axis] for axis in axes] == sizes:
             found.append(_only(op, name, axes))
         else:
-            found.append(f"{var.name!r}, of which it is made, is spread over its channels")
+            found.append(f"{var.name!r}, its source, is spread over its channels")
     first, second = found
     if op.op_type == "mul":
         return second if isinstance(first, str) else first

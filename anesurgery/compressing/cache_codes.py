@@ -214,8 +214,8 @@ def _caches(program: Program) -> list[str]:
     states = [n for f in functions for n, v in f.inputs.items() if types.is_state(v.sym_type)]
     if states:
         raise SurgeryError(
-            f"the cache is kept in states ({', '.join(dict.fromkeys(states))}), and states hold fp16 alone; "
-            'ane.apply(model, "cache_as_io") makes inputs and outputs of them, which may be int8 from iOS 26 on'
+            f"the cache is kept in states ({', '.join(dict.fromkeys(states))}), and states hold fp16 only; "
+            'ane.apply(model, "cache_as_io") turns them into inputs and outputs: int8 from iOS 26 on'
         )
     caches: dict[str, None] = {}
     for function in functions:

@@ -327,8 +327,8 @@ def _short(weights: Sequence[CompressedWeight]) -> Iterable[str]:
     if few:
         rows, columns = min((one.calibration_rows for one in few), key=lambda met: met[0] / met[1])
         yield (
-            f"{len(few)} of {len(weights)} weights read more columns than the samples have rows ({columns:,} "
-            f"against {rows:,}): what corrects them there may not hold elsewhere; give more samples"
+            f"{len(few)} of {len(weights)} weights have more columns than the samples have rows ({columns:,} "
+            f"against {rows:,}), so their correction may not hold elsewhere; give more samples"
         )
 
 
@@ -691,8 +691,8 @@ class _Part:
         kept = _bytes_of(self.loaded) - replaced + gained
         if kept >= self.plan.room:
             raise SurgeryError(
-                f"max_bytes leaves {self.plan.room} bytes to a program of which {kept} bytes, of biases and "
-                "of what cannot be compressed, stay; give more"
+                f"max_bytes leaves {self.plan.room} bytes to a program, but {kept} bytes of it cannot be "
+                "compressed; give more"
             )
         return self.plan.room - kept
 
@@ -938,7 +938,7 @@ def read_samples(inputs: Any) -> Samples:
     """
     if inputs is None:
         raise SurgeryError(
-            "compressing is corrected by what the model sees: give inputs=[{name: array}, ...], some dozens of "
+            "compress corrects weights with samples: give inputs=[{name: array}, ...], some dozens of "
             "real samples; random ones say little about a trained model"
         )
     if isinstance(inputs, (str, bytes, os.PathLike, np.ndarray)) or not isinstance(inputs, Iterable):
@@ -950,7 +950,7 @@ def read_samples(inputs: Any) -> Samples:
         raise SurgeryError("inputs has no sample; give some dozens of real ones")
     if len(given) == 1:
         return Samples(
-            given, (), ("one sample only: none is held out, so no loss is stated; give some dozens",)
+            given, (), ("only one sample: none is held out, so the loss is not measured; give some dozens",)
         )
     apart = [i % HELD_OUT == HELD_OUT - 1 or len(given) - 1 == i < HELD_OUT - 1 for i in range(len(given))]
     rest, held = ([v for v, out in zip(given, apart, strict=True) if out == side] for side in (False, True))

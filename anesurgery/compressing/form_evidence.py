@@ -158,7 +158,7 @@ def choose(
 def _unknown(target: Target, bounds: frozenset[str]) -> str:
     """Why a form is taken of which nothing was published."""
     products = " and ".join(POSITIONS[bound] for bound in sorted(bounds))
-    return f"nothing is known of its speed on {target.name} in products of {products}"
+    return f"no speed was published on {target.name} for products of {products}"
 
 
 def _fewer(bits: int, level: Sequence[str], slow: Sequence[str]) -> str:
@@ -266,5 +266,5 @@ def unknown_chips(forms: Iterable[str], target: Target) -> list[str]:
         known = {one.family for one in _of(form, frozenset((READING, COMPUTING)), None, evidence())}
         chips = [chip for chip in target.chips if family_of(chip) not in known]
         if chips:
-            found.append(f"nothing was published of the speed of {form} on {', '.join(chips)}")
+            found.append(f"no speed of {form} was published for {', '.join(chips)}")
     return found

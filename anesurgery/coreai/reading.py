@@ -19,7 +19,7 @@ import numpy as np
 
 from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
-from anesurgery.coreai.lifts.composites import COMPOSITES
+from anesurgery.coreai.lifts.composites import composite_of
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -228,6 +228,9 @@ class Reader:
             self.notes[f"input {name} holds {kind['dtype']} in the file, and {dtype} here"] = None
         shape = [new_symbol() if d is None else d for d in kind["shape"]]
         element = types.string_to_builtin(dtype)
+        if not shape:
+            words = f"the input {name} is a scalar, and inputs of Core ML have an axis"
+            raise LoadError(f"{self.asset.path}: {words}; export it with the shape (1,)")
         if kind.get("state"):
             return mb.state_tensor_placeholder(shape, element)  # which the function names
         return mb.placeholder(shape=shape, dtype=element, name=name)
@@ -355,10 +358,11 @@ class Scope:
         graph = self.reader.graphs[site.attribute("callee")]
         operands = [site[i] for i in range(len(site))]
         declared = graph["composite"]
-        if declared is not None and (make := COMPOSITES.get(declared["name"])) is not None:
+        if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
-                return [make(named, declared["op_attrs"])]
+                made = make(named, declared["op_attrs"])
+                return list(made) if isinstance(made, (list, tuple)) else [made]
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))

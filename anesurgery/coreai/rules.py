@@ -7,7 +7,8 @@ one that was reported of Core ML a warning; for an `.mlpackage` it is the other 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,15 @@ from anesurgery.placement.rules.faulty_ops import FIRST_CORE_AI, rules_of
 from anesurgery.placement.target import Target
 
 NOTE = (
-    "where ops run and how long they take is said by Core ML's rules for the same ops, carried over: Apple "
-    "publishes no plan of Core AI's. `anesurgery lint` lists what is known of Core AI itself"
+    "where ops run and how long they take is said by Core ML's rules for the same ops, carried over with a "
+    "lower grade: Apple publishes no plan of Core AI's. What Apple wrote for Core AI keeps its grade, and "
+    "`anesurgery lint` lists what is known of Core AI alone"
 )
+APPLES = ("neural_engine_rules.md", "apple/coreai-torch", "apple/coreai-models")
+"""What the source of a rule names if it speaks of Core AI itself: Apple's rules for its engine, and reports."""
+LOWER = {Grade.MEASURED: Grade.REPORTED, Grade.DOCUMENTED: Grade.REPORTED, Grade.REPORTED: Grade.GUESS}
+"""Grade of a statement about Core ML -> of the same one about Core AI, on the same engine."""
+OVER = "carried over from Core ML"
 TORCH = "apple/coreai-torch: {}"
 RUN = "run on Linux with coreai-core 1.0.0b3"
 
@@ -130,6 +137,16 @@ RELEASE = general(
     kind="load",
     advice="ship the package that `anesurgery to-coreml` writes beside it",
 )
+
+
+@cache
+def carried(rule: Rule) -> Rule:
+    """A rule of Core ML as it holds for Core AI: with a lower grade, unless its source speaks of Core AI."""
+    if rule.kind == "conversion" or any(name in rule.source for name in APPLES):
+        return rule
+    where = f"{OVER}, where it was {rule.grade.value}" if rule.grade is not Grade.GUESS else OVER
+    scope = replace(rule.scope, os="; ".join(filter(None, (rule.scope.os, where))))
+    return replace(rule, grade=LOWER.get(rule.grade, rule.grade), scope=scope)
 
 
 def of_model(target: Target) -> tuple[Finding, ...]:

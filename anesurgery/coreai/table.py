@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from anesurgery.ops import names
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 MORE = ("op", "forms", "writer")
@@ -37,6 +39,14 @@ MISSING: dict[str, str] = {
     "custom_layer": "a custom layer has code of its own, which no program holds",
 }
 """Op type without a lowering -> why, and what to do."""
+
+OWN = "mil."
+"""How the name of a composite begins that `COMPOSED` makes; the name of the op follows."""
+COMPOSED = names(
+    "layer_norm instance_norm batch_norm l2_norm local_response_norm scaled_dot_product_attention lstm gru rnn "
+    "softplus softplus_parametric softsign elu reduce_log_sum_exp"
+)
+"""Ops whose formula is a graph of its own that says the op's name and attributes: it is read as that op."""
 
 
 def lowers(*op_types: str) -> Callable[[F], F]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import importlib
+import itertools
 import math
 import re
 import time
@@ -158,9 +159,15 @@ def module() -> Iterator[Any]:
         register_should_const_folding_hook(callable=_small, context=context._mlir_context)
         made = Module.create()
         with made:
-            yield made
+            OPEN.append((made, itertools.count()))
+            try:
+                yield made
+            finally:
+                OPEN.pop()
 
 
+OPEN: list[tuple[Any, Iterator[int]]] = []
+"""The program that is being written, to which graphs belong wherever the writer is, and their numbers."""
 SAID: list[str] = []
 """What Apple's compiler said of the program that is being written, which it would print."""
 MOST = 300
@@ -178,8 +185,10 @@ def refusal(error: Exception) -> str:
 
 
 def _small(op: Any) -> bool:
-    """Has an op results of a few numbers alone, tokens of states among them?"""
-    return all(math.prod(getattr(result.type, "shape", ())) <= RESOURCE for result in op.results)
+    """Has an op results of a few numbers alone, tokens of states among them? No transpose: it marks a layer."""
+    return op.name != "coreai.transpose" and all(
+        math.prod(getattr(result.type, "shape", ())) <= RESOURCE for result in op.results
+    )
 
 
 def graph(
@@ -202,6 +211,52 @@ def graph(
     if states:
         named = zip(inputs, made.arg_attrs, strict=True)
         made.arg_attrs = ir.ArrayAttr.get([_with_state(given, states.get(key)) for key, given in named])
+
+
+def composite(
+    name: str,
+    operands: Mapping[str, Any],
+    attributes: Mapping[str, Any],
+    body: Callable[[Sequence[Any]], Sequence[Any]],
+) -> list[Any]:
+    """Call a new private graph that says which op it is, and by which attributes.
+
+    Args:
+        name: of the op.
+        operands: name -> value.
+        attributes: name -> number, text, truth value, or list of these.
+        body: builds the ops on the values inside of the graph, and returns the results.
+
+    Returns:
+        The results of the call.
+    """
+    program, numbers = OPEN[-1]
+    with ir.InsertionPoint.at_block_begin(program._mlir_module.body):
+        made = ops.GraphOp(
+            f"{name}_{next(numbers)}", [v.type for v in operands.values()], [], private=True, no_inline=True
+        )
+    with made.block:
+        results = list(body(list(made.arguments)))
+        made.set_outputs_spec_from_dict({f"output_{i}": value for i, value in enumerate(results)})
+    names = {"input_names": list(operands), "output_names": [f"output_{i}" for i in range(len(results))]}
+    declared = _attribute({**names, "op_attrs": dict(attributes)})
+    made.attributes["composite_decl"] = ir.Attribute.parse(
+        f'#coreai.composite_declaration<"{name}" = {declared}>'
+    )
+    return list(made(*operands.values()))
+
+
+def _attribute(value: Any) -> Any:
+    """Plain data as an attribute of a composite."""
+    if isinstance(value, dict):
+        return ir.DictAttr.get({key: _attribute(v) for key, v in value.items()})
+    if isinstance(value, (list, tuple)):
+        return ir.ArrayAttr.get([_attribute(v) for v in value])
+    if isinstance(value, bool):
+        return ir.BoolAttr.get(value)
+    if isinstance(value, int):
+        return ir.IntegerAttr.get(ir.IntegerType.get_signed(64), value)
+    return ir.FloatAttr.get(ir.F32Type.get(), value) if isinstance(value, float) else ir.StringAttr.get(value)
 
 
 def _with_state(given: Iterable[Any], result: str | None) -> Any:

@@ -63,15 +63,25 @@ class Value:
         """Is it of floating-point numbers?"""
         return self.dtype.startswith("fp")
 
-    def fixed(self) -> list[int]:
-        """The shape.
+    def fixed(self, first: int = 0) -> list[int]:
+        """The lengths of the axes from one on.
 
         Raises:
-            NotExpressible: an axis is dynamic.
+            NotExpressible: one of them is dynamic.
         """
-        if -1 in self.shape:
+        if -1 in self.shape[first:]:
             raise NotExpressible(f"the shape {self.shape} is dynamic")
-        return self.shape
+        return self.shape[first:]
+
+    def length(self, axis: int) -> int:
+        """The length of one axis.
+
+        Raises:
+            NotExpressible: it is dynamic.
+        """
+        if self.shape[axis] < 0:
+            raise NotExpressible(f"axis {axis} of the shape {self.shape} is dynamic")
+        return self.shape[axis]
 
     def like(self, number: Any) -> Value:
         """A scalar of the same element type."""

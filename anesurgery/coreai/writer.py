@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from anesurgery.coreai import toolkit
 from anesurgery.coreai.lowerings import load_lowerings
 from anesurgery.coreai.lowerings.compressed import Spread
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import MISSING, TABLE
+from anesurgery.coreai.table import COMPOSED, MISSING, OWN, TABLE
 from anesurgery.coreai.values import Constant, Value, as_numpy
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -148,13 +149,35 @@ class Writer:
     def _write(self, op: Operation) -> None:
         lowering = TABLE[op.op_type]
         more = {"op": op, "forms": self.forms, "writer": self}
-        results = lowering.function(**self._arguments(op), **{name: more[name] for name in lowering.asks})
+        function = partial(lowering.function, **{name: more[name] for name in lowering.asks})
+        arguments = self._arguments(op)
+        composed = op.op_type in COMPOSED
+        results = self._composed(op, function, arguments) if composed else function(**arguments)
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for var, value in zip(op.outputs, results, strict=True):
             fitted = None if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
             if fitted is not None and isinstance(var.val, (np.ndarray, np.generic)):
                 fitted.known = np.asarray(var.val)
             self.values[var] = fitted
+
+    def _composed(
+        self, op: Operation, function: Callable[..., Any], arguments: Mapping[str, Any]
+    ) -> list[Value]:
+        """The results of an op whose formula stands in a graph of its own, under the op's name."""
+        operands = {name: value for name, value in arguments.items() if isinstance(value, Value)}
+        described = {name: value for name, value in arguments.items() if name not in operands}
+
+        def body(nodes: Sequence[Any]) -> list[Any]:
+            inner = dict(zip(operands, map(Value, nodes), strict=True))
+            for name, value in inner.items():
+                value.known = operands[name].known
+            made = function(**inner, **described)
+            several = made if isinstance(made, (list, tuple)) else [made]
+            pairs = zip(several, op.outputs, strict=True)
+            return [_fitted(value, var, self.forms.dtype(dtype_name(var))).node for value, var in pairs]
+
+        nodes = {name: value.node for name, value in operands.items()}
+        return [Value(node) for node in toolkit.composite(f"{OWN}{op.op_type}", nodes, described, body)]
 
     def _arguments(self, op: Operation) -> dict[str, Any]:
         arguments: dict[str, Any] = {}

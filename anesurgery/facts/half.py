@@ -39,8 +39,8 @@ from anesurgery.semantics.reading import number, readers_after
 FILL = 3e4
 """What stands for a mask's infinity: far above any score, below the 32768 of the engine's sums."""
 KEEPS = (
-    "each row of masked scores is taken to keep one of them: where all are masked by sums, fp16 shares as fp32 "
-    "does only if they are below 8"
+    "each row of masked scores is assumed to keep one of them: if all of a row are masked by sums, fp16 gives "
+    "the shares of fp32 only for scores below 8"
 )
 """Beside -3e38 a score vanishes; beside -3e4, where fp16 counts in steps of 16, only one below 8 does."""
 

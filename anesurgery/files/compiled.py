@@ -169,7 +169,7 @@ def _other(folder: Path) -> str:
         part = folder / (parts[0] if parts else "model0")
         return f"{folder} is {words}; {ONLY}: give one of its parts, as {part}"
     if is_network(folder):
-        return f"{folder} is a compiled neural network; `upgrade` makes an ML Program of it"
+        return f"{folder} is a compiled neural network; `upgrade` turns it into an ML Program"
     if kind and kind != "mlProgram":
         return f"{folder} is a compiled model of the kind {kind}; {ONLY}"
     return f"{folder} lacks {PROGRAM_TEXT}; copy the compiled model again"

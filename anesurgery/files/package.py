@@ -243,7 +243,7 @@ _KERAS = "a Keras file: convert what tf.keras.models.load_model gives with corem
 FOREIGN = {
     ".pt": _MODULE,
     ".pth": _MODULE,
-    ".pt2": "a PyTorch file: give what torch.export.load makes of it to anesurgery.inspect or apply",
+    ".pt2": "a PyTorch file: load it with torch.export.load, and give the result to ane.inspect or ane.apply",
     ".safetensors": "a file of weights alone: give the folder of its checkpoint to `anesurgery build`",
     ".gguf": "a GGUF file, made for llama.cpp: give the folder of the checkpoint to `anesurgery build`",
     ".tflite": "a LiteRT file, which coremltools does not read: convert the model that it was made of",
@@ -253,7 +253,7 @@ FOREIGN = {
 """Suffix of files that users take for models of Core ML -> what they are, and what to do."""
 
 
-CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` makes a package of it"
+CHECKPOINT = "is a checkpoint of transformers; `anesurgery build` turns it into a package"
 
 
 def is_checkpoint(folder: Path) -> bool:

@@ -387,9 +387,7 @@ def _check_read(op: Any, visible: Counter[str]) -> None:
     for parameter in sorted(op.inputs):
         for argument in op.inputs[parameter].arguments:
             if argument.WhichOneof("binding") == "name" and visible[argument.name] <= 0:
-                words = (
-                    f"its {parameter} is {argument.name!r}, which is not made before it where it can read it"
-                )
+                words = f"its {parameter} is {argument.name!r}, which is not defined before it"
                 raise OpError(cannot_read(op, words))
 
 

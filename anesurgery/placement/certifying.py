@@ -501,7 +501,7 @@ def _verdict(
     least = min((_near(o) for compared in outputs.values() for o in compared), default=math.inf)
     if least == math.inf:
         return "holds", "every output is identical"
-    return "holds", f"every output reaches {least:.1f} dB, and at least {gate:g} dB were asked for"
+    return "holds", f"every output reaches {least:.1f} dB, and {gate:g} dB are required"
 
 
 # Errors over many calls: outputs that feed inputs, and states, carry them from one call to the next.

@@ -422,16 +422,21 @@ def _elsewhere(rows: Sequence[OpRow]) -> str:
     return f"{row.op_type} {row.name} runs on the {UNIT_NAMES[row.preferred or '']}: {why}"
 
 
+LITTLE = 0.001
+"""Share of the time below which an op is not worth a pass."""
+
+
 def _help(rows: Sequence[OpRow]) -> str:
-    """The passes for what keeps ops away, those for most time first."""
+    """The passes for what keeps ops away, those for most time first; none for ops that take next to no time."""
     saved: dict[str, float] = {}
+    whole = sum(row.ms or 0.0 for row in rows)
     for row in rows:
-        for finding in _blocking(row):
-            if finding.remedy:
-                saved[finding.remedy] = saved.get(finding.remedy, 0.0) + (row.ms or 0.0)
+        remedies = [finding.remedy for finding in _blocking(row) if finding.remedy]
+        if remedies and (row.ms is None or row.ms >= LITTLE * whole):
+            saved[remedies[0]] = saved.get(remedies[0], 0.0) + (row.ms or 0.0)
     if not saved:
         return ""
-    named = sorted(saved, key=lambda name: (-saved[name], name))
+    named = sorted(saved, key=lambda name: -saved[name])
     more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
     return f"try {', '.join(named[:NAMED])}{more}"
 

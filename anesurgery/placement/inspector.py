@@ -51,11 +51,11 @@ from anesurgery.semantics.analysis_cache import caching
 from anesurgery.semantics.reading import shape_in_words, shape_of
 
 NO_PROMISE = (
-    "estimates are Core ML's own, as far as their formula was found on an M4 (macOS 27.0.1); no run times",
-    "nothing here promises a placement: the compute plan on the device decides",
+    "estimates follow Core ML's formula, as found on an M4 (macOS 27.0.1); they are not run times",
+    "the compute plan on the device decides; this report promises no placement",
 )
-ELSEWHERE = "what was measured on a base M4 with macOS 27.0.1 is extrapolated to {}"
-GPU = "what goes to the GPU is a guess, fitted to four models of an M4 Pro (macOS 26.5.1)"
+ELSEWHERE = "measurements on a base M4 with macOS 27.0.1 are extrapolated to {}"
+GPU = "the GPU's share is a guess, fitted to four models on an M4 Pro (macOS 26.5.1)"
 NO_GPU = (
     "what {} gives to the GPU is not known here, so that most ops have no unit: five models ran on the GPU "
     "of an M5 Max "
@@ -71,7 +71,7 @@ TRANSLATED = (
     "this is the translation of a neural network into an ML Program; Core ML runs the network itself layer by "
     "layer, by rules of its own: give the path of its file to have the layers inspected"
 )
-ABSENT = "placed by its graph alone, and nothing is said of its numbers: {}"
+ABSENT = "the weights are missing, so the graph alone gives the units, and numbers are not checked: {}"
 
 
 @door("inputs", modules=True)
@@ -210,7 +210,7 @@ def _rules(loaded: Loaded) -> tuple[Rule, ...]:
     """The tables to ask: without its weights nothing is known of a model's numbers."""
     asked = RULES if loaded.absent is None else tuple(rule for rule in RULES if rule not in BY_VALUE)
     if (own := registry.rules_of(loaded.source)) is not None:
-        asked = (*(rule for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
+        asked = (*(own.carried(rule) for rule in asked if rule not in faulty_ops.RULES), *own.RULES)
     return (*asked, *rules_beside())
 
 

@@ -14,7 +14,7 @@ KIND = "load"
 
 TOO_NEW = general(
     "opset",
-    "an OS refuses a model whose specification is newer than itself; nothing of it runs there",
+    "an OS refuses a model with a newer specification, so nothing runs there",
     "coremltools: minimum_deployment_target (AvailableTarget)",
     grade=Grade.DOCUMENTED,
     kind=KIND,

@@ -250,7 +250,7 @@ def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> I
             f"%{largest.name} {shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
-        yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}")
+        yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}, too large for its compiler")
 
 
 RULES = (OVER, ADDRESS, DENSE, WORKING, IMAGE)

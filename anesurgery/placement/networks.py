@@ -36,7 +36,9 @@ UNKNOWN: tuple[int, ...] = (-1,)
 
 NO_COSTS = "no cost model is known for neural networks: each layer that the ANE can run counts as running there"
 OLD_RULES = "what is known about neural networks dates from 2018 to 2022; later systems were not measured"
-ON_ALL = "with ALL, Core ML chooses between GPU and CPU for what the ANE cannot run; which is not known"
+ON_ALL = (
+    "with ALL, Core ML chooses between GPU and CPU for layers that the ANE cannot run; its choice is not known"
+)
 ON_GPU = "with CPU_AND_GPU, Core ML chooses between GPU and CPU; which is not known"
 
 
@@ -271,7 +273,7 @@ def _as_program(spec: Any, label: str, target: Target) -> tuple[list[Finding], l
     except NotExpressible as error:
         if (damage := _damage(spec)) is not None:
             raise LoadError(f"{label}: {damage}") from damage
-        return [], [f"no ML Program can be made of it: {str(error).removeprefix(f'{label}: ')}"]
+        return [], [f"it cannot become an ML Program: {str(error).removeprefix(f'{label}: ')}"]
 
 
 def _damage(spec: Any) -> LoadError | None:

@@ -416,13 +416,15 @@ def _of_forms(load: Load, target: Target, numbers: Mapping[str, Any]) -> str:
     for form in sorted({op.form for op in load.ops if op.form != PLAIN and not op.cpu}):
         measured_form = numbers["forms"].get(form)
         if form == JOINT or measured_form is None:
-            return f"weights are stored as {FORMS[form]}, of which no time was published"
+            return f"weights are stored as {FORMS[form]}, and no time of that was published"
         wide = any(op.form == form and op.rows > FEW for op in load.ops)
         measured = measured_form["computing_families" if wide else "families"]
         if family not in measured:
             names = ", ".join(f"H{f}" for f in measured)
             many = f" for more than {FEW} positions" if wide else ""
-            return f"weights are stored as {FORMS[form]}{many}, of which times were published on {names} only"
+            return (
+                f"weights are stored as {FORMS[form]}{many}, and times of that were published on {names} only"
+            )
     return ""
 
 

@@ -121,19 +121,20 @@ class Builder(mil.OpMakers):
 
     @property
     def block(self) -> mil.Block:
-        """The block of the root op."""
-        assert self._root.enclosing_block is not None
-        return self._root.enclosing_block
+        """The block in which it makes ops: that of the root, or one around it."""
+        block = (self._before or self._root).enclosing_block
+        assert block is not None
+        return block
 
     def before(self, op: Operation) -> Builder:
-        """A builder that makes its ops right before another op of the same block."""
+        """A builder that makes its ops right before another op, of the same block or of one around it."""
         other = Builder(self._session, self._function, self._pass_name, self._root)
         other._before, other.made = op, self.made
         return other
 
     def behind(self) -> Builder:
         """A builder that makes its ops right behind the root."""
-        ops = self.block.operations
+        ops = cast(mil.Block, self._root.enclosing_block).operations
         other = self.before(self._root)
         other._before = None if self._root is ops[-1] else mil.next_op(self._root)
         return other

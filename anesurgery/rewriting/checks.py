@@ -159,7 +159,7 @@ def _beside_repairs(
         return results, []
     if not all(r.ok for r in beside if isinstance(r, Comparison)):
         return results, []
-    words = f"the outputs agree but for what {', '.join(names)} repairs, which is checked at each site"
+    words = f"the outputs agree except for the repairs by {', '.join(names)}, which are checked one by one"
     measured = [_measured(was, now) for was, now in zip(results, beside, strict=True)]
     return measured, [f"{words}: {failure.verdict}" for failure in failures]
 

@@ -181,7 +181,7 @@ class _Composed:
         if search.sought is not None:
             yield from search.sought.report(search, self.end)[1]
         losses = [*search.losses.items(), *search.less_exact.items()]
-        yield from ((n, Refusal(f"undone: {loss}; name it to have it all the same")) for n, loss in losses)
+        yield from ((n, Refusal(f"undone: {loss}; name it to keep it")) for n, loss in losses)
         ran = {part.name for step in self.end.steps for part in (step, *step.parts())}
         ran |= {name for name, _ in losses}
         for name, refusal in search.idle:

@@ -118,7 +118,7 @@ class Plan(Drawn):
         except KeyError as error:
             raise LoadError(f"no plan: {error} is missing") from error
         except (AttributeError, TypeError, ValueError) as error:
-            raise LoadError(f"no plan: a part of it is of another kind ({error})") from error
+            raise LoadError(f"not a plan: a field has another type ({error})") from error
         return made
 
     @classmethod

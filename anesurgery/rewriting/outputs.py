@@ -199,7 +199,7 @@ def _reached(steps: Sequence[Pass], start: Trial, trials: Trials, outputs: Outpu
         new = trials.after(end, step)
         end = new if isinstance(new, Trial) and not new.session.contract else end
     if not outputs.repaired(start, end):
-        words = f"{outputs.wrong(before)}, and no repair that is tried by itself helps"
+        words = f"{outputs.wrong(before)}, and no single repair helps"
         return Repairs((), f"{words}: certify says where errors enter")
     for step in reversed(end.steps):
         other = trials.without(start, end, step)

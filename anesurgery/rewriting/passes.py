@@ -319,7 +319,7 @@ def check_name(step: type[Pass]) -> None:
     name = getattr(step, "name", None)
     if not isinstance(name, str) or not name:
         stated = "no name" if name is None else f"the name {name!r}"
-        raise PassError(f"the pass {step.__name__} has {stated}, by which reports and recipes know it; {line}")
+        raise PassError(f"the pass {step.__name__} has {stated}, and reports and recipes need one; {line}")
 
 
 def check_tolerance(step: type[Pass]) -> None:

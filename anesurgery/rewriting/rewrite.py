@@ -15,6 +15,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.display import short_name
 from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal
 from anesurgery.mil import (
@@ -128,7 +129,7 @@ class Rewrite(Pass, abstract=True):
         """
         if var not in m.within:
             return None
-        (low, high), shape, dtype = m.within[var], static_shape(var) or (), np_dtype(var)
+        (low, high), shape, dtype = m.within[var], drawn_shape(var), np_dtype(var)
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
         from anesurgery.checking.adversarial import between

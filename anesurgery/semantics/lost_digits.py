@@ -202,7 +202,7 @@ def _of_integers(op: Operation, bits: int) -> Loss | None:
         return None
     if max(magnitude(cast.x) for cast in casts if cast is not None) <= fp16.LAST_INTEGER:
         return None
-    why = f"%{one.name} and %{other.name} are integers, of which fp16 skips some above {fp16.LAST_INTEGER:.0f}"
+    why = f"%{one.name} and %{other.name} are integers, and fp16 skips some above {fp16.LAST_INTEGER:.0f}"
     return Loss((op, *dict.fromkeys((*first, *second))), op, why)
 
 

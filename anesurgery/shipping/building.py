@@ -179,7 +179,7 @@ def build(
             logit. Then nothing can be sampled.
         samples: with `bits`: a text file like the model's own output. It corrects the rounding of weights
             (`compress`).
-        format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both", of which `chat` reads either.
+        format: "coreml", "coreai" for an .aimodel (iOS and macOS 27), or "both"; `chat` reads either.
         overwrite: may a finished build be replaced?
         quiet: no progress bars.
 
@@ -430,8 +430,8 @@ class _Builder:
         chunks = self.stage(CHUNKS, _read(whole.with_suffix(".json")), cut, "")
         if (more := _weights(chunks) / _weights(whole) - 1) > TWICE:
             self.notes.append(
-                f"the chunks hold {more:.1%} more weights than the whole: what several of them read, as a tied "
-                "table of embeddings, is stored in each"
+                f"the chunks have {more:.1%} more weights than the whole: weights that several chunks read, "
+                "such as a tied table of embeddings, are stored in each"
             )
         return chunks
 
@@ -550,8 +550,8 @@ class _Builder:
         of, wanted = agreement.Text(stored["ids"], bool(stored["singly"])), stored["logits"]
         if stored["otherwise"]:
             self.notes.append(
-                "where nothing is said, the checkpoint does not count positions from 0, and so does the model; "
-                "generate of transformers counts them from 0, and writes other texts"
+                "by default the checkpoint does not count positions from 0, and the model follows it; generate "
+                "of transformers counts from 0, and writes another text"
             )
         rows = of.rows(model, "fp16")
         told = ~np.isneginf(rows) | (self.options.head == HEADS[0])

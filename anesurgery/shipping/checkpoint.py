@@ -105,7 +105,7 @@ class Checkpoint:
         except Exception as error:  # transformers raises what it likes
             kind = getattr(self.config, "model_type", "?")
             raise LoadError(
-                f"{self.folder}: transformers makes no causal language model of it (model_type {kind!r}): "
+                f"{self.folder}: transformers cannot load it as a causal language model (model_type {kind!r}): "
                 f"{_first(error)}"
             ) from error
         if other := sorted(info["mismatched_keys"]):

@@ -187,7 +187,7 @@ def lengths_of(loaded: Loaded, wanted: Sequence[InputShapes]) -> list[Length]:
                 groups.append((column, {name: axis}, {symbol}))
             elif name in same[0][1]:
                 raise SurgeryError(
-                    f"{name} has one length along several axes, and can be filled up along none of them; give "
+                    f"{name} has one length along several axes, and cannot be padded along any of them; give "
                     "sizes at which these axes differ"
                 )
             else:

@@ -846,7 +846,7 @@ def continued(table: Array, most: Mapping[int, int], adds: bool) -> Table | Refu
         longer = _longer(rows, length)
         if longer is None:
             return Refusal(
-                f"its {rows.shape[0]} rows follow no formula by which {length} could be made; give the module, "
+                f"its {rows.shape[0]} rows follow no formula for {length} could be made; give the module, "
                 "or a model of the largest size"
             )
         return Table(np.ascontiguousarray(np.moveaxis(longer, 0, axis)))

@@ -377,7 +377,7 @@ def _softmaxes(function: Function, follows: _Follows) -> list[Operation]:
         fused = op.op_type == "scaled_dot_product_attention"
         if fused and follows.differs(op.key, op.key.rank - 2):
             raise SurgeryError(
-                f"sizes: {op.name} is fused attention, to which no mask is added; convert for iOS 17, "
+                f"sizes: {op.name} is fused attention, and cannot get a mask; convert for iOS 17, "
                 "or with a mask"
             )
         if op.op_type == "softmax" and follows.differs(op.x, constant(op.axis)):
@@ -744,7 +744,7 @@ def _padding_of(models: Mapping[str, Loaded], wanted: Mapping[str, Shapes]) -> P
     The largest is followed at the other sizes, as a model of one size is. Where that gives each of the others,
     op by op, it is one model at many lengths, for which padding can be proved.
     """
-    apart = "each size was converted by itself, and is not shown to be one model"
+    apart = "each size was converted separately, and they are not shown to be one model"
     largest = list(models)[-1]
     try:
         followed, _ = lengthened(models[largest], list(wanted.values()))

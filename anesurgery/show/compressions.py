@@ -10,6 +10,7 @@ from rich.table import Table
 from anesurgery.compressing.compression import INSTEAD, CompressedWeight, Compression
 from anesurgery.display import short_name
 from anesurgery.show.console import plain, shows
+from anesurgery.show.summary import counted
 from anesurgery.show.weight_costs import ROWS
 
 NEWER = "iPhone16/iOS18"
@@ -33,11 +34,12 @@ def compression_group(compression: Compression) -> Group:
 def whole_lines(compression: Compression) -> list[str]:
     """What holds for the whole, the first a sentence."""
     before, after = compression.bytes
+    where = "any chip" if compression.target == "any" else compression.target
     lines = [
         *_not_as_asked(compression),
         f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
-        f"{compression.purpose} on {compression.target}, corrected by {compression.samples[0]} samples",
-        "error: of the products on those samples, squared, as a share; rounded: without correction",
+        f"{compression.purpose} on {where}, corrected by {counted(compression.samples[0], 'sample')}",
+        "error: the squared error of the products, as a share; rounded: without correction",
     ]
     if compression.loss is not None:
         words = compression.loss.words(compression.chooses)

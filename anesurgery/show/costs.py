@@ -70,14 +70,15 @@ class Cost:
             yield cut(f"   {self.advice}", "green")
 
 
-BOUNDARY = re.compile(r"; | \(|, ")
-"""Where words may end that have no room: what follows is said by `--full`."""
+BOUNDARIES = ("; ", " (", ", ")
+"""Where words may end that have no room, the best first: what follows is said by `--full`."""
 
 
 def cut(words: str, style: str = "") -> Text:
     """A line of a terminal, ended at a clause where the second half has one."""
-    ends = [found.start() for found in BOUNDARY.finditer(words[: WIDTH + 1])] if len(words) > WIDTH else []
-    line = plain(words[: ends[-1]] if ends and ends[-1] >= WIDTH // 2 else words, style)
+    ends = (words.rfind(mark, WIDTH // 2, WIDTH + 1) for mark in BOUNDARIES)
+    end = next((at for at in ends if at >= 0), None) if len(words) > WIDTH else None
+    line = plain(words[:end], style)
     line.truncate(WIDTH, overflow="ellipsis")
     return line
 

@@ -170,7 +170,7 @@ def _exactness(surgery: Surgery) -> str:
         worst = min(near, key=lambda name: near[name])
         rounded = "values are rounded now; " * _rounds(surgery)
         words = in_decibels(near[worst], "within ")
-        return f"{rounded}outputs on the given inputs are {words} of what the model means in fp32 ({worst})"
+        return f"{rounded}outputs on the inputs at hand are {words} of what the model means in fp32 ({worst})"
     return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
 
 
@@ -183,7 +183,7 @@ def _by_edits(surgery: Surgery) -> str:
     if len(grades) < len(proofs) or min(grades) <= Grade.NUMBERS:
         proved, tried = (sum((grade > Grade.NUMBERS) == sure for grade in grades) for sure in (True, False))
         alone = len(proofs) - len(grades)
-        words = {"proved equal": proved, "checked on numbers": tried, "not compared by itself": alone}
+        words = {"proved equal": proved, "checked on numbers": tried, "not checked alone": alone}
         return f"{counted(len(proofs), 'edit')}: {', '.join(f'{n} {word}' for word, n in words.items() if n)}"
     return "every edit gives the same bits" if min(grades) == Grade.BITS else "every edit is proved equal"
 
@@ -201,7 +201,7 @@ def compared(comparison: Comparison) -> str:
         return f"FAILED: {comparison.verdict} ({how})"
     if math.isinf(comparison.psnr):
         return f"ok: the outputs are identical ({how})"
-    asked = f"at least {comparison.gate:g} dB were asked for"
+    asked = f"{comparison.gate:g} dB are required"
     return f"ok: the outputs are equal to {in_decibels(comparison.psnr)}; {asked} ({how})"
 
 

@@ -220,7 +220,7 @@ def without_rule(row: OpRow, uses_ane: bool) -> str:
     if row.legal is False:
         return "the Neural Engine cannot run it"
     if row.preferred is None:
-        return "the Neural Engine can run it; where it runs is not known"
+        return "the Neural Engine can run it, but its unit is unknown"
     return "no slower there, by estimate"
 
 

@@ -48,9 +48,7 @@ def edits_line(changes: Sequence[Change], *, fine: bool = True) -> str:
     proofs = [c.proof for c in changes if c.proof is not None]
     said = [summary(proofs, fine=fine)] if proofs else []
     if len(proofs) < len(changes):
-        said.append(
-            f"{len(changes) - len(proofs)} not checked by {'itself' if len(changes) == 1 else 'themselves'}"
-        )
+        said.append(f"{len(changes) - len(proofs)} not checked alone")
     return f"{len(changes)} edit{'s' if len(changes) != 1 else ''}: {', '.join(said)}"
 
 

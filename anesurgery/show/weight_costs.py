@@ -33,7 +33,7 @@ def sensitivity_group(costs: Sensitivity) -> Group:
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
     share = "" if costs.complete else f", {len(costs.rows)} of {costs.total} weights"
     tried = f"{counted(costs.samples, 'sample')}{share}"
-    words = f"what the outputs lose when one weight alone is compressed: {what}; {tried}"
+    words = f"loss of the outputs if one weight is compressed: {what}; {tried}"
     return Group(plain(words, style="bold"), table, *more)
 
 

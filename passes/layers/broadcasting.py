@@ -435,7 +435,7 @@ def _constant_form(shape: Sizes, value: an.Array, result: Sizes) -> list[int] | 
         return [last[0]]
     if last[1:] == (height, width) and last[0] in (1, channel):
         return list(last)
-    return f"a constant of shape {value.shape} is none of [1], [C], [1, H, W], [C, H, W]"
+    return f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]"
 
 
 def _swapped(site: Site, kind: str, x: str, y: str) -> bool:

@@ -321,7 +321,7 @@ def _static(site: Site, shape: Shape) -> Spans:
     if len(p.beginIds) != rank:
         raise Refused(f"it states {len(p.beginIds)} axes for a blob of {rank}")
     if any(of_each(p.squeezeMasks, rank, False)):
-        raise Refused("it takes away an axis of which it keeps one place")
+        raise Refused("it removes an axis, but keeps one position of it")
     masks = zip(of_each(p.beginMasks, rank, 0), of_each(p.endMasks, rank, 0), strict=True)
     strides = of_each(p.strides, rank, 1)
     spans = {}

@@ -252,7 +252,7 @@ class SwishLayers(LayerRewrite):
             blobs = f"{len(site.inputs)} blobs and makes {len(site.outputs)}"
             raise Refused(f"it reads {blobs}; Swish reads one and makes one")
         if len(params.weights):
-            raise Refused(f"it has {len(params.weights)} weights, of which the file does not say what they do")
+            raise Refused(f"it has {len(params.weights)} weights, and the file does not say what they do")
         beta = _beta(params.parameters)
         x = site.inputs[0]
         scaled = x if beta == 1 else site.linear(x, beta, 0.0)
@@ -264,7 +264,7 @@ def _beta(parameters: Any) -> float:
     """The factor of x within the sigmoid."""
     if others := sorted(set(parameters) - {BETA}):
         named = ", ".join(others)
-        raise Refused(f"it has the parameters {named}, of which the file does not say what they do")
+        raise Refused(f"it has the parameters {named}, and the file does not say what they do")
     if BETA not in parameters:
         return 1.0
     kind = parameters[BETA].WhichOneof("value")

@@ -519,7 +519,7 @@ class UndilateConvolution(LayerRewrite):
         if max(p.dilationFactor, default=1) <= 1:
             return
         if p.isDeconvolution:
-            raise Refused("it is a deconvolution, of which the format ignores the dilation")
+            raise Refused("it is a deconvolution, and the format ignores its dilation")
         if len(site.inputs) > 1:
             raise Refused("its weights are computed, so they cannot be spread")
         if p.weights.isUpdatable:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
+from anesurgery.checking import site
 from anesurgery.checking.adversarial import Drawing
+from anesurgery.checking.grades import SiteCheck
 from anesurgery.checking.numbers import as_tensor
+from anesurgery.checking.site import check_site
 from anesurgery.errors import SurgeryError
 from anesurgery.interpret import TABLE, Evaluator
 from anesurgery.mil import Operation, Program, Var, constant, mb, reads, types
+from anesurgery.rewriting.passes import Pass
+from anesurgery.testing import apply_pass
 
 NOT_COMMUTING = {
     **dict.fromkeys(("sub", "real_div", "floor_div", "mod", "pow", "matmul"), ("x", "y")),
@@ -139,3 +146,37 @@ def _changed(value: Any, at: int, to: Any, what: str) -> tuple[str, Any]:
     made = value.copy().reshape(-1)
     made[at] = to
     return f"[{at}]{what}", made.reshape(value.shape)[()]
+
+
+def outcomes(step: Pass, model: Any, patch: pytest.MonkeyPatch, enough: float = math.inf) -> dict[str, bool]:
+    """Mutation -> was it caught by the checks of sites, for the edits that a pass makes of a model.
+
+    Args:
+        step: the pass.
+        model: a program, or a specification.
+        patch: undoes what is changed meanwhile.
+        enough: so many that were caught end the search.
+    """
+    found: dict[str, bool] = {}
+
+    def tried(
+        replaced: Any, new_ops: Sequence[Operation], sample: Any, seed: int, matched: Any,
+        known: Any, promise: Any, declared: Any,
+    ) -> Any:  # fmt: skip
+        arguments = (replaced, new_ops, sample, seed, matched)
+        right = check_site(*arguments, promise=promise, declared=declared)
+        for mutation in mutations(new_ops) if isinstance(right, SiteCheck) else ():
+            if sum(found.values()) >= enough:
+                break
+            with mutation.made():
+                try:
+                    check = check_site(*arguments, promise=promise, declared=declared)
+                except (SurgeryError, ValueError):  # a mutated split may make too many outputs
+                    check = None
+            caught = check is None or (isinstance(check, SiteCheck) and not check.within(promise.tolerance))
+            found[str(mutation)] = found.get(str(mutation), True) and caught
+        return right
+
+    patch.setattr(site, "check_site", tried)
+    apply_pass(step, model)
+    return found

@@ -222,11 +222,9 @@ def test_an_exported_program_has_the_calls_of_its_module(stack: Any) -> None:
 
 
 def with_two_inputs() -> Any:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8, 24)), mb.TensorSpec((1, 8, 24))])
-    def program(a: Any, b: Any) -> Any:
-        return mb.add(x=a, y=b)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 8, 24)), mb.TensorSpec((1, 8, 24))])(
+        lambda a, b: mb.add(x=a, y=b)
+    )
 
 
 @pytest.mark.slow

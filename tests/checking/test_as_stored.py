@@ -19,11 +19,7 @@ X = {"x": np.random.default_rng(0).standard_normal((4, 32)).astype(HALF)}
 
 
 def built(body: Callable[[Any], Any]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)])(lambda x: body(x))
 
 
 def sharp_log_softmax(x: Var) -> Var:

@@ -73,11 +73,9 @@ def test_undefined_numbers_on_one_side_count() -> None:
 def undefined(value: float) -> Program:
     """Adds NaN or an infinity to whatever comes in."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=np.float32(value), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(x=x, y=np.float32(value), name="y")
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -110,11 +108,9 @@ def test_what_is_undefined_on_both_sides_is_no_success_and_is_said_first(value: 
 def shifted(shift: Array) -> Program:
     """Adds an array to whatever comes in."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=shift, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(x=x, y=shift, name="y")
+    )
 
 
 def test_noise_is_not_thinned_out_by_what_is_undefined() -> None:
@@ -234,9 +230,9 @@ def test_the_first_diverging_op_is_named() -> None:
 
 
 def test_other_outputs_are_an_error() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def other(x: Var) -> Var:
-        return mb.tanh(x=x, name="z")
+    other = mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.tanh(x=x, name="z")
+    )
 
     with pytest.raises(InterfaceError, match="the outputs .'y'. became .'z'."):
         compare(chain(1.0), other)
@@ -255,11 +251,9 @@ def test_ids_are_drawn_from_their_table_and_masks_mask_the_end(converted: Callab
 def test_symbolic_dimensions_get_a_length() -> None:
     from coremltools.converters.mil.mil import get_new_symbol
 
-    @mb.program(
+    program = mb.program(
         input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS16
-    )
-    def program(x: Var) -> Var:
-        return mb.relu(x=x)
+    )(lambda x: mb.relu(x=x))
 
     assert sample_inputs(program, length=7)["x"].shape == (1, 7)
     assert sample_inputs(program, shapes={"x": (1, 2)})["x"].shape == (1, 2)
@@ -289,11 +283,9 @@ def test_dynamic_sizes_are_told_apart() -> None:
     rows, columns = get_new_symbol(), get_new_symbol()
 
     def size(axis: int) -> Program:
-        @mb.program(input_specs=[mb.TensorSpec((rows, columns))], opset_version=ct.target.iOS17)
-        def program(x: Var) -> Var:
-            return mb.slice_by_index(x=mb.shape(x=x), begin=[axis], end=[axis + 1], name="y")
-
-        return program
+        return mb.program(input_specs=[mb.TensorSpec((rows, columns))], opset_version=ct.target.iOS17)(
+            lambda x: mb.slice_by_index(x=mb.shape(x=x), begin=[axis], end=[axis + 1], name="y")
+        )
 
     assert compare(size(0), size(0), prove=True).ok
     wrong = compare(size(0), size(1), prove=True)
@@ -305,9 +297,9 @@ def test_dynamic_sizes_are_told_apart() -> None:
 def test_sizes_that_have_to_be_equal_are_equal() -> None:
     one, other = get_new_symbol(), get_new_symbol()
 
-    @mb.program(input_specs=[mb.TensorSpec((one, 4)), mb.TensorSpec((4, other))], opset_version=ct.target.iOS17)
-    def program(x: Var, y: Var) -> Var:
-        return mb.add(x=x, y=mb.transpose(x=y, perm=[1, 0]), name="y")
+    program = mb.program(
+        input_specs=[mb.TensorSpec((one, 4)), mb.TensorSpec((4, other))], opset_version=ct.target.iOS17
+    )(lambda x, y: mb.add(x=x, y=mb.transpose(x=y, perm=[1, 0]), name="y"))
 
     assert compare(program, program).ok
 

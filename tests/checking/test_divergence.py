@@ -52,11 +52,7 @@ def test_an_unknown_pairing_is_refused() -> None:
 
 
 def one(build: Callable[[Var], Var]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((3,))])
-    def program(x: Var) -> Var:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((3,))])(lambda x: build(x))
 
 
 X = {"x": np.array([1, 2, 3], np.float32)}

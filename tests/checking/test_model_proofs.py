@@ -115,13 +115,9 @@ def test_a_wrong_model_is_not_proved_and_the_op_is_named(b: Any, op: str) -> Non
 def test_an_output_in_another_layout_is_not_the_same() -> None:
     square = mb.TensorSpec((4, 4))
 
-    @mb.program(input_specs=[square])
-    def a(x: Var) -> Var:
-        return mb.exp(x=x, name="y")
+    a = mb.program(input_specs=[square])(lambda x: mb.exp(x=x, name="y"))
 
-    @mb.program(input_specs=[square])
-    def b(x: Var) -> Var:
-        return mb.transpose(x=mb.exp(x=x, name="e"), perm=[1, 0], name="y")
+    b = mb.program(input_specs=[square])(lambda x: mb.transpose(x=mb.exp(x=x, name="e"), perm=[1, 0], name="y"))
 
     found = proof(a, b)
     assert found.grade is None
@@ -132,11 +128,9 @@ def test_an_output_in_another_layout_is_not_the_same() -> None:
 
 def test_two_draws_of_random_numbers_are_not_the_same() -> None:
     def drawing(seed: int) -> Program:
-        @mb.program(input_specs=[mb.TensorSpec((4, 4))])
-        def program(x: Var) -> Var:
-            return mb.add(x=x, y=mb.random_uniform(shape=[4, 4], seed=seed, name="r"), name="y")
-
-        return program
+        return mb.program(input_specs=[mb.TensorSpec((4, 4))])(
+            lambda x: mb.add(x=x, y=mb.random_uniform(shape=[4, 4], seed=seed, name="r"), name="y")
+        )
 
     assert not proof(drawing(1), drawing(1)).proved
     assert proof(drawing(1), drawing(2)).grade is None
@@ -163,9 +157,9 @@ def test_folded_weights_are_checked_and_said_so() -> None:
 def test_a_declared_change_of_the_outputs_is_followed() -> None:
     head = RNG.standard_normal((11, 8)).astype(np.float32)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 5, 8))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.layer_norm(x=x, axes=[2]), weight=head, name="logits")
+    program = mb.program(input_specs=[mb.TensorSpec((1, 5, 8))], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.layer_norm(x=x, axes=[2]), weight=head, name="logits")
+    )
 
     done = apply(program, ["select_last_token"], prove=None, quiet=True)
     assert done.contract

@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
-from mutations import mutations
+from mutations import outcomes
 from sketches import example_of
 
 from anesurgery import registry
-from anesurgery.checking import numbers, site
-from anesurgery.checking.grades import SiteCheck
-from anesurgery.checking.site import check_site
-from anesurgery.errors import SurgeryError
-from anesurgery.mil import Operation
-from anesurgery.testing import apply_pass
+from anesurgery.checking import numbers
 
 pytestmark = pytest.mark.first
 
@@ -76,36 +69,9 @@ EQUIVALENT = {
 """(pass, mutation) -> why it computes the same."""
 
 
-def outcomes(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
+def outcomes_of(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Mutation -> was it caught, for the edits that a pass makes of its example."""
-    found: dict[str, bool] = {}
-
-    def tried(
-        replaced: Any,
-        new_ops: Sequence[Operation],
-        sample: Any,
-        seed: int,
-        matched: Any,
-        known: Any,
-        promise: Any,
-        declared: Any,
-    ) -> Any:
-        arguments = (replaced, new_ops, sample, seed, matched)
-        right = check_site(*arguments, promise=promise, declared=declared)
-        every = list(mutations(new_ops)) if isinstance(right, SiteCheck) else []
-        for mutation in every:
-            with mutation.made():
-                try:
-                    check = check_site(*arguments, promise=promise, declared=declared)
-                except (SurgeryError, ValueError):  # a mutated split may make too many outputs
-                    check = None
-            caught = check is None or (isinstance(check, SiteCheck) and not check.within(promise.tolerance))
-            found[str(mutation)] = found.get(str(mutation), True) and caught
-        return right
-
-    monkeypatch.setattr(site, "check_site", tried)
-    apply_pass(registry.make_pass(name), example_of(name))
-    return found
+    return outcomes(registry.make_pass(name), example_of(name), monkeypatch)
 
 
 @pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.slow)])
@@ -115,7 +81,7 @@ def test_nearly_all_are_caught(every: int, monkeypatch: pytest.MonkeyPatch) -> N
     names = [
         name for name in NAMES if zlib.crc32(name.encode()) % every == 0
     ]  # the same, whatever comes between
-    found = {(name, what): caught for name in names for what, caught in outcomes(name, monkeypatch).items()}
+    found = {(name, what): caught for name in names for what, caught in outcomes_of(name, monkeypatch).items()}
     survived = {key for key, caught in found.items() if not caught}
     assert survived == {key for key in EQUIVALENT if key[0] in names}
     assert len(found) > 450 / every

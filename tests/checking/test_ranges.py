@@ -18,11 +18,7 @@ from anesurgery.mil import Program, Var, ct, mb, types
 def program_of(build: Callable[[Var], Var], *shape: int) -> Program:
     specs = [mb.TensorSpec(shape, dtype=types.fp16)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(lambda x: build(x))
 
 
 def scores(x: Var) -> Var:

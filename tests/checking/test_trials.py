@@ -31,18 +31,13 @@ def model(inputs: Any, body: Callable[..., Any]) -> Program:
     """A program of one output."""
     specs = [mb.TensorSpec(shape, dtype=dtype) for dtype, shape in inputs]
     if len(inputs) == 1:
+        return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+            lambda x: mb.identity(x=body(x), name="y")
+        )
 
-        @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-        def one(x: Var) -> Var:
-            return mb.identity(x=body(x), name="y")
-
-        return one
-
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def two(x: Var, z: Var) -> Var:
-        return mb.identity(x=body(x, z), name="y")
-
-    return two
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda x, z: mb.identity(x=body(x, z), name="y")
+    )
 
 
 def compared(inputs: Any, old: Callable[..., Any], new: Callable[..., Any]) -> Comparison:

@@ -19,16 +19,14 @@ from anesurgery.commands import applying
 from anesurgery.commands.options import BAD_INPUT, DEFECT
 from anesurgery.files.package import save
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb
+from anesurgery.mil import Program, ct, mb
 from anesurgery.text import to_text
 
 
 def subtraction(factor: float = 2.0) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def program(x: Var, z: Var) -> Var:
-        return mb.mul(x=mb.sub(x=x, y=z, name="difference"), y=np.float32(factor), name="y")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((2, 3)), mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16
+    )(lambda x, z: mb.mul(x=mb.sub(x=x, y=z, name="difference"), y=np.float32(factor), name="y"))
 
 
 @pytest.fixture

@@ -22,14 +22,10 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 def cumulative() -> Program:
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec((1, 4, 8, 8), dtype=ct.converters.mil.mil.types.fp16)],
         opset_version=ct.target.iOS16,
-    )
-    def program(x: Var) -> Var:
-        return mb.cumsum(x=mb.relu(x=x, name="relu"), axis=1, name="y")
-
-    return program
+    )(lambda x: mb.cumsum(x=mb.relu(x=x, name="relu"), axis=1, name="y"))
 
 
 @pytest.fixture
@@ -218,9 +214,11 @@ def test_fix_applies_the_recipe_and_shows_both(
 def test_fix_ends_with_1_where_outputs_stay_wrong(call: Call, tmp_path: Path, size: float, status: int) -> None:
     """The wrong version: 0, and no word of it."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.mul(x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])(
+        lambda x: mb.mul(
+            x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y"
+        )
+    )
 
     package = save(load(program), tmp_path / "m.mlpackage")
     np.savez(tmp_path / "in.npz", x=np.full((2, 8), size, np.float16))

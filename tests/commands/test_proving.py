@@ -10,16 +10,14 @@ from typer.testing import CliRunner
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 from anesurgery.passes.negate_subtract import NegateSubtract
 
 
 def scaled(factor: float, shift: float = 0.5) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 64))])
-    def program(x: Var) -> Var:
-        return mb.sub(x=mb.softmax(x=mb.mul(x=x, y=np.float32(factor))), y=np.float32(shift), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 64))])(
+        lambda x: mb.sub(x=mb.softmax(x=mb.mul(x=x, y=np.float32(factor))), y=np.float32(shift), name="y")
+    )
 
 
 def prove(tmp_path: Path, old: Program, new: Program) -> int:

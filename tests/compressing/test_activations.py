@@ -42,11 +42,9 @@ def pictures(count: int = 12) -> list[dict[str, Any]]:
 
 
 def layer(rows: int = 24) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=LAYER, name="y")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18
+    )(lambda x: mb.linear(x=x, weight=LAYER, name="y"))
 
 
 def words(count: int = 12, largest: float = 1.0) -> list[dict[str, Any]]:

@@ -99,11 +99,9 @@ BUILDS = {
 
 
 def program_of(build: Callable[[Var], Var], rows: int = 24) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return build(x)
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((1, rows, WIDTH), dtype=types.fp16)], opset_version=ct.target.iOS18
+    )(lambda x: build(x))
 
 
 def samples(count: int = 12, rows: int = 24) -> list[dict[str, Any]]:
@@ -368,10 +366,7 @@ def kept_values(x: Var) -> tuple[Var, Var]:
 
 @pytest.mark.parametrize(
     ("build", "words"),
-    [
-        (squared, "matmul 's' makes it of one value twice"),
-        (kept_values, "of which it is made, is read elsewhere too"),
-    ],
+    [(squared, "matmul 's' makes it of one value twice"), (kept_values, "its source, is read elsewhere too")],
 )
 def test_values_that_cannot_be_scaled_are_said(build: Callable[[Var], Any], words: str) -> None:
     see_why(build, words)

@@ -46,11 +46,9 @@ def transposed_groups(x: Var) -> Var:
 
 
 def program_of(build: Callable[[Var], Var]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4, 6, 6))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.identity(x=build(x), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 4, 6, 6))], opset_version=ct.target.iOS18)(
+        lambda x: mb.identity(x=build(x), name="y")
+    )
 
 
 def samples(count: int = 8) -> list[dict[str, Any]]:
@@ -148,9 +146,9 @@ def test_functions_that_share_a_weight_share_what_its_biases_gain(
 
 
 def test_a_bias_that_is_computed_stays() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((16, 8)), mb.TensorSpec((8,))], opset_version=ct.target.iOS18)
-    def program(x: Var, b: Var) -> Var:
-        return mb.conv(x=mb.reshape(x=x, shape=(1, 8, 4, 4)), weight=numbers(8, 8, 1, 1), bias=b, name="y")
+    program = mb.program(
+        input_specs=[mb.TensorSpec((16, 8)), mb.TensorSpec((8,))], opset_version=ct.target.iOS18
+    )(lambda x, b: mb.conv(x=mb.reshape(x=x, shape=(1, 8, 4, 4)), weight=numbers(8, 8, 1, 1), bias=b, name="y"))
 
     (op,) = (op for op in function_of(program, None).operations if op.op_type == "conv")
     assert not takes_bias(op)

@@ -186,7 +186,7 @@ def test_the_command(tmp_path: Path, found: ane.CompressedCache) -> None:
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "states": ({"model": "state"}, "states hold fp16 alone; ane.apply"),
+    "states": ({"model": "state"}, "states hold fp16 only; ane.apply"),
     "an old OS": ({"target": "M4/macOS 15"}, "int8 inputs, which begin at iOS 26"),
     "a chip that failed": ({"target": "A19"}, "did not compile for the engine of an A19"),
     "one text": ({"texts": TEXTS[:1]}, "give two at least"),

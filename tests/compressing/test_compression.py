@@ -302,7 +302,7 @@ def test_numbers_that_become_infinite_are_an_error() -> None:
 
 SOME = samples(5)
 DOUBTFUL: dict[str, tuple[Any, str]] = {
-    "one": (samples(1), "one sample only: none is held out, so no loss is stated"),
+    "one": (samples(1), "only one sample: none is held out, so the loss is not measured"),
     "few": (samples(3), "3 samples only"),
     "constant": (samples(1) * 9, "the input 'ids' is the same in all samples"),
     "given twice": (samples(6) + SOME + SOME, "3 of the 4 samples held out are in the calibration too"),
@@ -325,7 +325,7 @@ def test_fewer_rows_than_columns_are_said() -> None:
     short, enough = (
         [{"x": RNG.standard_normal((4, WIDTH)).astype(np.float16)} for _ in range(count)] for count in (9, 12)
     )
-    with pytest.warns(SurgeryWarning, match=r"1 of 1 weights read more columns .*\(32 against 28\)"):
+    with pytest.warns(SurgeryWarning, match=r"1 of 1 weights have more columns .*\(32 against 28\)"):
         found = ane.compress(program, 4, inputs=short, target="M5", smallest=100)
     assert found.weights[0].calibration_rows == (28, WIDTH)
     with warnings.catch_warnings():
@@ -371,7 +371,7 @@ def test_wide_products_on_an_m5_get_plain_numbers_not_a_palette() -> None:
     assert "; forms of 3 bits are slower than fp16 (palette at 0." in three.why
     assert "forms of" not in choose(4, SPEED["M5"], COMPUTE, 9, "speed").why
     assert choose(3, SPEED["M5"], COMPUTE, 9, "size").form == "palette3"
-    assert "nothing is known of its speed on M1" in choose(4, SPEED["M1"], COMPUTE, 9, "speed").why
+    assert "no speed was published on M1" in choose(4, SPEED["M1"], COMPUTE, 9, "speed").why
     assert choose(4, SPEED["M1"], READ, 9, "speed").form == "palette4"
 
 

@@ -189,11 +189,9 @@ OPS: dict[str, Callable[[Var], Var]] = {
 
 
 def program_of(build: Callable[[Var], Var], dtype: Any = types.fp32) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 6, 5, 8), dtype=dtype)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 6, 5, 8), dtype=dtype)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def candidate(build: Callable[[Var], Var]) -> Candidate:

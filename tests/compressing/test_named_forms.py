@@ -173,10 +173,10 @@ def test_tables_of_groups_serve_channels_that_differ() -> None:
 ANY = frozenset((COMPUTING, READING))
 WORDS = {
     "sparse-75 on an A16": ("sparse-75", "A16", COMPUTING, "speed", "sparse at 1.19 times the speed of fp16"),
-    "fewer zeros than were timed": ("sparse-50", "A16", COMPUTING, "speed", "nothing is known of its speed"),
+    "fewer zeros than were timed": ("sparse-50", "A16", COMPUTING, "speed", "no speed was published"),
     "zeros stored plainly on an M5": ("zeros-75", "M5", COMPUTING, "speed", "zeros at 1.88 times the speed"),
-    "zeros not stored on an M5": ("sparse-75", "M5", COMPUTING, "speed", "nothing is known of its speed on M5"),
-    "vectors": ("palette6-vector-2", "M5", COMPUTING, "speed", "nothing is known of its speed on M5"),
+    "zeros not stored on an M5": ("sparse-75", "M5", COMPUTING, "speed", "no speed was published on M5"),
+    "vectors": ("palette6-vector-2", "M5", COMPUTING, "speed", "no speed was published on M5"),
     "groups on an M5": ("palette4-group-16", "M5", COMPUTING, "size", "though slower: palette at 0."),
 }
 REFUSED = {

@@ -1,11 +1,11 @@
 """Apple's Core AI runtime beside the interpreter, op by op: `make conformance-coreai`.
 
-    python tests/conformance/core_ai_judge.py [--sample N] [--every N] [--draws N] [--page docs/core-ai-agreement.md]
+    python tests/conformance/core_ai_judge.py [--sample N] [--draws N] [--page docs/core-ai-agreement.md]
 
-coreml_on_linux.py keeps what coremltools' own tests predict with, as does `random_cases` what the random ops of
-the tests are: a folder for each case, with the model in Core AI's format (in fp32), the inputs, and what the
-interpreter makes of them in fp32. One child runs them all with Apple's runtime, and another goes on behind a case
-that ends the process. `core_ai_agreement` makes the tables and the page of the verdicts.
+`coreml_on_linux` keeps what coremltools' own tests predict with, and `random_cases` keeps random ops: a folder
+for each case, with the model in Core AI's format (in fp32), the inputs, and what the interpreter makes of them
+in fp32. A child runs them all with Apple's runtime; after a case that ends the process another child goes on.
+`core_ai_agreement` makes the tables and the page.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EQUAL = 100.0
 """PSNR in dB that fp32 reaches if only the order of sums differs."""
 ENDED = "Apple's package ends the process that writes it"
 NOT_WRITTEN, REFUSED, DIED, DIFFERS, AGREES = "not written", "refused", "died", "differs", "agrees"
-"""What became of a case: Core AI has no form for it, Apple's runtime refuses it or ends the process, or it ran."""
+"""What became of a case: Core AI has no form for it, Apple's runtime refuses it or dies, or it ran."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Verdict:
 
 
 def keep(folder: Path, name: str, loaded: Any, values: Mapping[str, Any], function: str | None = None) -> None:
-    """Note a case: the model for Apple's runtime, the inputs, and what the interpreter makes of them in fp32."""
+    """Note a case: the model for Apple's runtime, the inputs, and what the interpreter gives in fp32."""
     from anesurgery.coreai.exchange import ARRAYS, QUESTION, write_arrays
     from anesurgery.coreai.running import taken
     from anesurgery.coreai.translating import to_coreai

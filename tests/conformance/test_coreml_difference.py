@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
-from anesurgery.mil import Array, Program, Var, mb
+from anesurgery.mil import Array, Program, mb
 
-
-@mb.program(input_specs=[mb.TensorSpec((2, 3))])
-def program(x: Var) -> Var:
-    return mb.add(x=mb.exp(x=mb.sub(x=x, y=np.float32(1))), y=np.float32(2), name="y")
+program = mb.program(input_specs=[mb.TensorSpec((2, 3))])(
+    lambda x: mb.add(x=mb.exp(x=mb.sub(x=x, y=np.float32(1))), y=np.float32(2), name="y")
+)
 
 
 def honest(package: Path, units: str, values: Mapping[str, Array]) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""MIL to Core AI and back: the same numbers, bit for bit, where Core AI writes an op as one.
+"""MIL to Core AI and back: the same numbers, bit for bit.
 
 Both programs are saved and loaded, so that their weights lie at the same alignment: BLAS sums in another order
 where they do not.
@@ -18,24 +18,15 @@ from anesurgery import registry
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.coreai.translating import to_coreai
 from anesurgery.interpret import Predictor
-from anesurgery.mil import Array, Program, ct, mb, types, walk_ops
+from anesurgery.mil import Array, Program, ct, mb, types
 
 pytestmark = needs_core_ai
 
-COMPOSED = {
-    "crop_resize": "pixels that are looked up and weighted",
-    "avg_pool": "counts without padding are a constant that divides",
-    "batch_norm": "the formula, which Apple's package folds into a convolution before it",
-    "gru": "its steps",
-    "instance_norm": "the formula",
-    "layer_norm": "the formula",
-    "linear": "a weight of rank 2 gets a leading axis where x has three: then it is a product",
-    "lstm": "its steps",
-    "rnn": "its steps",
-    "scaled_dot_product_attention": "the formula",
-    "softplus": "the form without overflow",
+ROUNDED = {
+    "resample_matmul": "crop_resize is pixels that are looked up and weighted",
+    "sequence_layout": "Apple's package moves a reshape past a product",
 }
-"""Op of MIL that Core AI writes as several, which round in another order -> how."""
+"""Pass whose example rounds in another order when it comes back -> why."""
 GATE = 100.0
 """dB that these reach: fp32 rounds at 144."""
 UNSAID = {"dilated_convolution": "rank 6", "rerank": "rank 6"}
@@ -60,14 +51,13 @@ def numbers(path: Path, values: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def check(program: Program, folder: Path) -> None:
+def check(program: Program, folder: Path, *, exact: bool = True) -> None:
     packages = trip(program, folder)
     values = Predictor(packages[0]).sample(0)
     before, after = (numbers(package, values) for package in packages)
-    kinds = {op.op_type for op in walk_ops(program)}
     assert before.keys() == after.keys()
     for name, expected in before.items():
-        if kinds.isdisjoint(COMPOSED):
+        if exact:
             assert np.array_equal(expected, after[name], equal_nan=expected.dtype.kind == "f")
         else:
             row = compare_arrays(name, expected, after[name])
@@ -77,7 +67,8 @@ def check(program: Program, folder: Path) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_comes_back(name: str, tmp_path: Path) -> None:
-    check(importlib.import_module(f"anesurgery.passes.{name}").example(), tmp_path)
+    example = importlib.import_module(f"anesurgery.passes.{name}").example()
+    check(example, tmp_path, exact=name not in ROUNDED)
 
 
 def branches() -> Program:

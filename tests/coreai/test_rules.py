@@ -14,8 +14,9 @@ from torch import nn
 from torch_modules import Formula
 
 import anesurgery as ane
-from anesurgery.coreai.rules import CARRIED, RULES
+from anesurgery.coreai.rules import CARRIED, LOWER, OVER, RULES, carried
 from anesurgery.errors import LoadError
+from anesurgery.placement.rules import numeric
 
 pytestmark = needs_core_ai
 
@@ -99,6 +100,20 @@ def test_inspect_has_the_findings_and_apply_repairs_them(tmp_path: Path) -> None
     with pytest.warns(ane.SurgeryWarning, match="expected time would rise"):
         repaired = ane.apply(path, [finding.remedy], target=PHONE, quiet=True)
     assert "fault-argmax-narrow" not in {f.rule for f in ane.inspect(repaired.model, PHONE).all_findings}
+
+
+def test_what_is_carried_over_from_core_ml_has_a_lower_grade(tmp_path: Path) -> None:
+    model = of(lambda x: torch.cumsum(x, 1)[:, :3] + F.layer_norm(x, (3,)))
+    asset = save_asset(tmp_path / "m.aimodel", model, [half(4, 3)])
+    package = ane.save(ane.load(asset), tmp_path / "m.mlpackage")
+    core_ai, core_ml = ({f.rule: f for f in ane.inspect(m, PHONE).all_findings} for m in (asset, package))
+    lowered = [name for name, f in core_ai.items() if OVER in f.scope]
+    assert lowered
+    assert all(core_ai[name].grade is LOWER[core_ml[name].grade] for name in lowered)
+    assert not any(OVER in f.scope for f in core_ml.values())
+    own = [rule for rule in numeric.RULES if "apple/coreai-models" in rule.source]
+    assert own
+    assert all(carried(rule) is rule for rule in own)
 
 
 def test_an_older_system_has_no_core_ai(tmp_path: Path) -> None:

@@ -134,11 +134,9 @@ def test_states_are_written_in_place(tmp_path: Path) -> None:
 
 
 def scaled(factor: float) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2,))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.mul(x=x, y=factor, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2,))], opset_version=ct.target.iOS18)(
+        lambda x: mb.mul(x=x, y=factor, name="y")
+    )
 
 
 def test_each_function_is_written(tmp_path: Path) -> None:
@@ -223,9 +221,9 @@ def test_weights_are_stored_as_they_are_compressed(tmp_path: Path) -> None:
     indices = R.integers(0, 16, (256, 256)).astype(types.np_uint4_dtype)
     table = R.standard_normal((1, 1, 16, 1)).astype(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 256), types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=table), name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((2, 256), types.fp16)], opset_version=ct.target.iOS18)(
+        lambda x: mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices, lut=table), name="y")
+    )
 
     made = ane.to_coreai(program, tmp_path / "m.aimodel")
     assert made.stored < 256 * 256 // 2 * 1.1
@@ -244,9 +242,9 @@ def test_a_label_becomes_its_numbers(tmp_path: Path) -> None:
 
 
 def test_an_op_without_a_lowering_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2,))])
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=mb.random_normal(shape=[2], seed=3))
+    program = mb.program(input_specs=[mb.TensorSpec((2,))])(
+        lambda x: mb.add(x=x, y=mb.random_normal(shape=[2], seed=3))
+    )
 
     with pytest.raises(NotExpressible, match="1 random_normal: Core AI has no random numbers"):
         ane.to_coreai(program, tmp_path / "m.aimodel")
@@ -254,9 +252,8 @@ def test_an_op_without_a_lowering_is_named_and_nothing_is_written(tmp_path: Path
 
 
 def test_a_form_that_apple_lacks_is_named_with_its_op(tmp_path: Path) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))])
-    def program(x: Var) -> Var:
-        return mb.resize(
+    program = mb.program(input_specs=[mb.TensorSpec((1, 2, 4, 4))])(
+        lambda x: mb.resize(
             x=x,
             shape=[3, 3],
             resized_dims=np.uint32(2),
@@ -264,6 +261,7 @@ def test_a_form_that_apple_lacks_is_named_with_its_op(tmp_path: Path) -> None:
             sampling_mode="ALIGN_CORNERS",
             name="small",
         )
+    )
 
     with pytest.raises(NotExpressible, match=r"op small \(resize\): the nearest pixel by ALIGN_CORNERS"):
         ane.to_coreai(program, tmp_path / "m.aimodel")

@@ -21,7 +21,7 @@ from browser import browsing
 
 import anesurgery as ane
 from anesurgery.explorer.side_by_side import panes
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 
 pytest.importorskip("model_explorer", reason="pip install 'anesurgery[explorer]'")
 
@@ -30,11 +30,9 @@ PATIENCE = 120
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def made(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x, name="a"), weight=np.eye(8, dtype=np.float32), name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((1, 8))])(
+        lambda x: mb.linear(x=mb.relu(x=x, name="a"), weight=np.eye(8, dtype=np.float32), name="y")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +113,7 @@ def test_a_model_is_opened_and_coloured(server: str, tmp_path: Path) -> None:
 
 
 def test_two_models_are_drawn_beside_each_other(tmp_path: Path) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def shorter(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
+    shorter = mb.program(input_specs=[mb.TensorSpec((1, 8))])(lambda x: mb.relu(x=x, name="y"))
 
     before = ane.save(ane.load(program()), tmp_path / "before.mlpackage")
     after = ane.save(ane.load(shorter), tmp_path / "after.mlpackage")

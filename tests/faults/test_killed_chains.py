@@ -22,11 +22,9 @@ from anesurgery.mil import Program, Var, ct, mb, walk_ops
 def program(factor: float) -> Program:
     weights = [np.full((32, 32), factor * n, np.float32) for n in (1, 2)]
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 32))], opset_version=ct.target.iOS17)
-    def made(x: Var) -> Var:
-        return mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weights[0]), weight=weights[1]), name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 32))], opset_version=ct.target.iOS17)(
+        lambda x: mb.relu(x=mb.linear(x=mb.linear(x=x, weight=weights[0]), weight=weights[1]), name="y")
+    )
 
 
 def merged(model: Path, target: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,18 +14,14 @@ from anesurgery.errors import LoadError
 from anesurgery.files.package import save
 from anesurgery.files.source import unpack
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 
 
 def small() -> Program:
     """One op with a stored weight."""
     weight = np.eye(8, dtype=np.float32) * 2
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=weight, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 8))])(lambda x: mb.linear(x=x, weight=weight, name="y"))
 
 
 def packed(tmp_path: Path, inside: str) -> Path:

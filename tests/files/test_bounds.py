@@ -28,11 +28,9 @@ WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 def program() -> Program:
     table = np.arange(64 * 8, dtype=np.float16).reshape(64, 8)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
+    )
 
 
 @pytest.fixture
@@ -182,11 +180,11 @@ def test_two_values_of_one_name(package: Path) -> None:
 
 
 def test_a_large_value_is_not_computed_while_it_is_read(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1,))], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.add(
+    made = mb.program(input_specs=[mb.TensorSpec((1,))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(
             x=x, y=mb.fill(shape=np.array([100], np.int32), value=np.float32(2), name="many"), name="y"
         )
+    )
 
     saved = save(load(made), package.with_name("filled.mlpackage"))
 

@@ -16,7 +16,7 @@ from anesurgery.files.package import read_spec, save
 from anesurgery.interpret import run
 from anesurgery.interpret.sampling import sample_inputs
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 
 MODEL = Path("Data/com.apple.CoreML/model.mlmodel")
 WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
@@ -25,11 +25,9 @@ WEIGHTS = Path("Data/com.apple.CoreML/weights/weight.bin")
 def program() -> Program:
     table = np.arange(64 * 8, dtype=np.float16).reshape(64, 8)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
+    )
 
 
 @pytest.fixture
@@ -209,9 +207,7 @@ def test_names_of_dimensions_do_not_collide(corpus: Path) -> None:
         for value in run(model.program, sample_inputs(model.program)).values():
             assert np.isfinite(value).all()
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8))])
-    def later(x: Var) -> Var:
-        return mb.reshape(x=x, shape=mb.shape(x=x))
+    later = mb.program(input_specs=[mb.TensorSpec((2, 8))])(lambda x: mb.reshape(x=x, shape=mb.shape(x=x)))
 
     assert load(later).program is later
 
@@ -222,9 +218,7 @@ def test_a_symbol_that_is_taken_is_passed_over(tmp_path: Path) -> None:
 
     shape = (symbols.get_new_symbol(), 3)
 
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def flexible(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
+    flexible = mb.program(input_specs=[mb.TensorSpec(shape)])(lambda x: mb.relu(x=x, name="y"))
 
     saved = save(load(flexible), tmp_path / "flexible.mlpackage")
     symbols.Symbol(f"is{symbols.k_num_internal_syms}")

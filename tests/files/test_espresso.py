@@ -226,7 +226,7 @@ def test_the_same_verbs_as_for_a_network(folder: Path) -> None:
     write(folder, [entry("activation", mode=0)], {"x": X.shape, "y": X.shape})
     assert [row.op_type for row in ane.inspect(folder, target="M1/macOS 14").ops] == ["activation"]
     assert ane.compare(folder, ane.upgrade(folder, precision="fp32"), inputs={"x": X}).ok
-    with pytest.raises(LoadError, match="a compiled neural network; `upgrade` makes an ML Program of it"):
+    with pytest.raises(LoadError, match="a compiled neural network; `upgrade` turns it into an ML Program"):
         ane.decompile(folder, folder.with_name("made.mlpackage"))
 
 

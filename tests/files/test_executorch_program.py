@@ -15,7 +15,7 @@ import anesurgery as ane
 from anesurgery.errors import LoadError
 from anesurgery.files.package import save
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 
 COREML, OTHER = "CoreMLBackend", "XnnpackBackend"
 Nodes = list[dict[str, Any]]
@@ -25,11 +25,7 @@ def scaled(by: float) -> Program:
     """One op with a stored weight."""
     weight = np.eye(8, dtype=np.float32) * by
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def function(x: Var) -> Any:
-        return mb.linear(x=x, weight=weight, name="y")
-
-    return function
+    return mb.program(input_specs=[mb.TensorSpec((1, 8))])(lambda x: mb.linear(x=x, weight=weight, name="y"))
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from anesurgery.files import package, writing
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.files.writing import SCRATCH, write_atomically
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 
 
 @pytest.fixture(params=[fcntl.LOCK_EX, fcntl.LOCK_SH])
@@ -27,11 +27,9 @@ def lock(request: pytest.FixtureRequest, tmp_path: Path) -> int:
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def made(x: Var) -> Var:
-        return mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))])(
+        lambda x: mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
+    )
 
 
 def test_a_save_that_needs_no_lock_does_not_wait(tmp_path: Path, lock: int) -> None:

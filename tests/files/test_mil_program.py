@@ -112,14 +112,10 @@ def control_flow() -> Program:
 
 
 def states() -> Program:
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec((2, 3), dtype=types.fp16), mb.StateTensorSpec((2, 3), dtype=types.fp16)],
         opset_version=ct.target.iOS18,
-    )
-    def program(x: Var, cache: Var) -> Var:
-        return mb.coreml_update_state(state=cache, value=mb.add(x=mb.read_state(input=cache), y=x))
-
-    return program
+    )(lambda x, cache: mb.coreml_update_state(state=cache, value=mb.add(x=mb.read_state(input=cache), y=x)))
 
 
 @pytest.mark.parametrize("make", [control_flow, states])

@@ -40,11 +40,9 @@ def network(rows: int = 64) -> Program:
     rng = np.random.default_rng(0)
     table = rng.standard_normal((rows, 8)).astype(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.relu(x=x, name="hidden"), weight=table, name="y")
+    )
 
 
 @pytest.fixture
@@ -104,9 +102,9 @@ def test_nothing_is_read_before_it_is_needed(package: Path) -> None:
 def test_equal_new_constants_are_stored_once(tmp_path: Path) -> None:
     content = np.arange(4000, dtype=np.float32).reshape(40, 100)
 
-    @mb.program(input_specs=[mb.TensorSpec((40, 100))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.add(x=mb.mul(x=x, y=content.copy()), y=content.copy())
+    program = mb.program(input_specs=[mb.TensorSpec((40, 100))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(x=mb.mul(x=x, y=content.copy()), y=content.copy())
+    )
 
     path = save(load(program), tmp_path / "twice.mlpackage")
     assert content.nbytes < (path / WEIGHTS).stat().st_size < 1.1 * content.nbytes
@@ -341,9 +339,9 @@ def peak(work: Callable[[], object]) -> int:
 def test_memory_stays_far_below_the_weights(tmp_path: Path) -> None:
     big = np.random.default_rng(0).integers(0, 255, (12_000, 4_000), np.uint8).view(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2000), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=x, weight=big)
+    program = mb.program(
+        input_specs=[mb.TensorSpec((1, 2000), dtype=types.fp16)], opset_version=ct.target.iOS16
+    )(lambda x: mb.linear(x=x, weight=big))
 
     path = save(load(program), tmp_path / "big.mlpackage")
     weights = next(path.rglob("weight.bin"))

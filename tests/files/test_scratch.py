@@ -19,7 +19,7 @@ from anesurgery.files import writing
 from anesurgery.files.package import save, to_mlmodel
 from anesurgery.files.writing import NEW, OLD, SCRATCH, recover, write_atomically
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 
 
 def package(place: Path, content: str = "old") -> Path:
@@ -153,11 +153,9 @@ def test_what_is_not_ours_is_left_and_named(kind: str, folder: Path, home: Path)
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def made(x: Var) -> Var:
-        return mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))])(
+        lambda x: mb.sub(x=np.float32(1), y=mb.relu(x=x), name="y")
+    )
 
 
 USES: dict[str, Callable[[Path], object]] = {

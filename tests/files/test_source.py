@@ -20,7 +20,7 @@ from anesurgery.files.package import Loaded, save, to_mlmodel
 from anesurgery.files.source import SourceFile
 from anesurgery.interpret import run
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, constant, ct, mb, types, walk_ops
+from anesurgery.mil import Program, constant, ct, mb, types, walk_ops
 
 WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 
@@ -28,11 +28,9 @@ WEIGHTS = "Data/com.apple.CoreML/weights/weight.bin"
 def network(seed: int, rows: int = 4096) -> Program:
     table = np.random.default_rng(seed).standard_normal((rows, 8)).astype(np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.sub(x=np.float16(1), y=mb.relu(x=x)), weight=table, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=mb.sub(x=np.float16(1), y=mb.relu(x=x)), weight=table, name="y")
+    )
 
 
 @pytest.fixture

@@ -33,15 +33,11 @@ from anesurgery.files.writing import (
     write_atomically,
 )
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, quiet_host, types
+from anesurgery.mil import Program, ct, mb, quiet_host, types
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def made(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))])(lambda x: mb.relu(x=x, name="y"))
 
 
 @pytest.fixture
@@ -327,9 +323,9 @@ def test_saving_a_bare_program_writes_no_weights_elsewhere(
     monkeypatch.setattr(host, "BlobWriter", lambda path: pytest.fail(f"weights are written into {path}"))
     table = np.ones((64, 64), np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.linear(x=x, weight=table, name="y")
+    made = mb.program(input_specs=[mb.TensorSpec((2, 64), types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=x, weight=table, name="y")
+    )
 
     save(load(made), tmp_path / "out.mlpackage")
     spec = load(tmp_path / "out.mlpackage").spec.description

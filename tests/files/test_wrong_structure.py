@@ -116,7 +116,7 @@ def test_an_op_that_reads_a_value_of_another_block(tmp_path: Path) -> None:
     inside = loop.blocks[1].operations[-1].outputs[0].name
     branch.blocks[0].operations[-1].inputs["x"].arguments[0].name = inside
     structural.place(tmp_path / "model.mlpackage").write_bytes(spec.SerializeToString())
-    with pytest.raises(LoadError, match="which is not made before it where it can read it; convert"):
+    with pytest.raises(LoadError, match="which is not defined before it; convert"):
         load(tmp_path / "model.mlpackage")
 
 

@@ -15,7 +15,7 @@ from anesurgery.errors import InterpretError, PassError, SurgeryError
 from anesurgery.files.package import save
 from anesurgery.interpret import Predictor
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 
 X = np.ones((2, 3), np.float32)
 USES: dict[str, Callable[[Any, Any], Any]] = {
@@ -30,11 +30,9 @@ USES: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def program() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)
-    def built(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
-
-    return built
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))], opset_version=ct.target.iOS16)(
+        lambda x: mb.relu(x=x, name="y")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +127,9 @@ def test_no_fixed_point_is_said_with_a_short_name() -> None:
 def looked_up(change: Callable[[Any], Any]) -> Predictor:
     """A table of five rows, indexed by what `change` makes of the input."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS17)
-    def program(ids: Any) -> Any:
-        return mb.gather(x=np.eye(5, dtype=np.float32), indices=change(ids), axis=0)
+    program = mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS17)(
+        lambda ids: mb.gather(x=np.eye(5, dtype=np.float32), indices=change(ids), axis=0)
+    )
 
     return Predictor(program)
 

@@ -20,29 +20,21 @@ INTS = types.int32
 
 
 def fill() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=INTS)], opset_version=ct.target.iOS17)
-    def program(n: Var) -> Var:
-        return mb.fill(shape=n, value=1.0, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2,), dtype=INTS)], opset_version=ct.target.iOS17)(
+        lambda n: mb.fill(shape=n, value=1.0, name="y")
+    )
 
 
 def tile() -> Program:
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec((1, 3)), mb.TensorSpec((2,), dtype=INTS)], opset_version=ct.target.iOS17
-    )
-    def program(x: Var, n: Var) -> Var:
-        return mb.tile(x=x, reps=n, name="y")
-
-    return program
+    )(lambda x, n: mb.tile(x=x, reps=n, name="y"))
 
 
 def counted() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=INTS)], opset_version=ct.target.iOS17)
-    def program(n: Var) -> Var:
-        return mb.range_1d(start=0, end=mb.squeeze(x=n), step=1, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1,), dtype=INTS)], opset_version=ct.target.iOS17)(
+        lambda n: mb.range_1d(start=0, end=mb.squeeze(x=n), step=1, name="y")
+    )
 
 
 ROW = np.ones((1, 3), np.float32)

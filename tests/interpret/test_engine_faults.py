@@ -15,11 +15,9 @@ from anesurgery.placement.target import CHIPS, OS_VERSIONS
 
 
 def program(body: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def built(x: Var) -> Any:
-        return body(x)
-
-    return built
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: body(x)
+    )
 
 
 def ran(model: Program, x: Any, precision: str) -> Any:

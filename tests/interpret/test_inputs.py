@@ -38,15 +38,13 @@ def taking_every_type() -> Program:
     """Inputs of every type, as the int32 or fp16 outputs `<name>_out`."""
     specs = [mb.TensorSpec((2, 3), dtype=kind) for kind in KINDS.values()]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(tokens: Var, scale: Var, small: Var, middle: Var, byte: Var, flag: Var) -> Any:
-        return (
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda tokens, scale, small, middle, byte, flag: (
             mb.add(x=tokens, y=1, name="tokens_out"),
             mb.mul(x=scale, y=np.float16(2), name="scale_out"),
             *(mb.cast(x=v, dtype="int32", name=f"{v.name}_out") for v in (small, middle, byte, flag)),
         )
-
-    return program
+    )
 
 
 GOOD: dict[str, Any] = {name: np.ones((2, 3)) for name in KINDS}
@@ -146,14 +144,14 @@ def test_numbers_of_few_bits_inside_and_as_outputs() -> None:
 def test_an_axis_may_be_empty(n: int) -> None:
     weight, more = floats(3, 2), floats(2, 3)
 
-    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 3))], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return (
+    program = mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 3))], opset_version=ct.target.iOS17)(
+        lambda x: (
             mb.matmul(x=x, y=weight, name="product"),
             mb.reduce_sum(x=mb.relu(x=x), axes=[0], name="sum"),
             mb.concat(values=(x, more), axis=0, name="joined"),
             mb.transpose(x=x, perm=[1, 0], name="turned"),
         )
+    )
 
     x = floats(n, 3)
     expected = {
@@ -172,9 +170,9 @@ def test_lengths_of_one_symbol_must_agree() -> None:
     n = get_new_symbol()
     specs = [mb.TensorSpec((n,)), mb.TensorSpec((2, n))]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(x: Var, y: Var) -> Var:
-        return mb.add(x=x, y=y, name="sum")
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda x, y: mb.add(x=x, y=y, name="sum")
+    )
 
     x, y = floats(3), floats(2, 3)
     with pytest.raises(InterpretError, match=r"'y' has shape \(2, 1\), expected \(2, 3\)"):

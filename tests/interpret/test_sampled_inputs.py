@@ -35,11 +35,9 @@ PATHS: dict[str, Any] = {
 
 
 def lookup(path: str, table: Any = TABLE, dtype: Any = types.fp32) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8), dtype=dtype)], opset_version=ct.target.iOS16)
-    def program(ids: Var) -> Var:
-        return mb.gather(x=table, indices=PATHS[path](ids), axis=0, name="rows")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 8), dtype=dtype)], opset_version=ct.target.iOS16)(
+        lambda ids: mb.gather(x=table, indices=PATHS[path](ids), axis=0, name="rows")
+    )
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -70,9 +68,9 @@ def test_fp16_ids_are_numbers_that_fp16_tells_apart() -> None:
 
 
 def test_floats_that_no_table_reads_are_normal_numbers() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Any:
-        return mb.add(x=x, y=mb.gather(x=x, indices=np.array([0] * 64, np.int32), axis=1))
+    program = mb.program(input_specs=[mb.TensorSpec((1, 64))], opset_version=ct.target.iOS16)(
+        lambda x: mb.add(x=x, y=mb.gather(x=x, indices=np.array([0] * 64, np.int32), axis=1))
+    )
 
     x = sample_inputs(program)["x"]
     assert x.min() < -1

@@ -183,9 +183,9 @@ def test_only_mapped_files_are_given_back(tmp_path: Path) -> None:
 def test_a_square_is_the_rounded_power(kind: Any) -> None:
     """Also beyond the largest number, below the smallest, and at -0; other exponents are powers still."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1000,))], opset_version=ct.target.iOS16)
-    def powers(x: Var) -> Any:
-        return mb.pow(x=x, y=np.float32(2)), mb.pow(x=x, y=np.float32(3)), mb.pow(x=np.float32(2), y=x)
+    powers = mb.program(input_specs=[mb.TensorSpec((1000,))], opset_version=ct.target.iOS16)(
+        lambda x: (mb.pow(x=x, y=np.float32(2)), mb.pow(x=x, y=np.float32(3)), mb.pow(x=np.float32(2), y=x))
+    )
 
     rng = np.random.default_rng(0)
     x = (rng.standard_normal(1000) * 10.0 ** rng.uniform(-30, 30, 1000)).astype(np.float32)
@@ -209,11 +209,9 @@ def test_a_square_is_the_rounded_power(kind: Any) -> None:
 def test_places_of_a_slice_are_those_of_each_shape(where: dict[str, Any]) -> None:
     """They are worked out once for a shape, and anew for another."""
 
-    @mb.program(
+    slices = mb.program(
         input_specs=[mb.TensorSpec((get_new_symbol(), get_new_symbol()))], opset_version=ct.target.iOS16
-    )
-    def slices(x: Var) -> Any:
-        return mb.slice_by_index(x=x, **where)
+    )(lambda x: mb.slice_by_index(x=x, **where))
 
     run = Executable(slices)
     for rows, columns in ((2, 4), (3, 5), (2, 4), (2, 7)):

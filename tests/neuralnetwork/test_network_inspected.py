@@ -26,7 +26,7 @@ def test_a_damaged_network_is_an_error(name: str) -> None:
     spec = spoiled(name)
     if name in SOUND:
         found = inspect_network(spec, Target(), "m")
-        assert any(note.startswith("no ML Program can be made of it") for note in found.notes)
+        assert any(note.startswith("it cannot become an ML Program") for note in found.notes)
         return
     with pytest.raises(LoadError) as raised:
         inspect_network(spec, Target(), "m")

@@ -23,11 +23,7 @@ def numbers(*shape: int) -> Any:
 
 
 def program_of(body: Body, shape: tuple[int, ...] = (1, 2, 3, 4)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)(lambda x: body(x))
 
 
 def flat(x: Var, *shape: int, perm: Any = LAST) -> Var:
@@ -78,9 +74,9 @@ def test_compressed_weights_stay_compressed() -> None:
     indices = np.random.default_rng(0).integers(0, 4, (5, 24)).astype(types.np_uint2_dtype)
     table = np.array([-1, 0, 0.5, 2], np.float32).reshape(1, 1, 4, 1)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 4))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.linear(x=flat(x, 1, 24), weight=mb.constexpr_lut_to_dense(indices=indices, lut=table))
+    program = mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 4))], opset_version=ct.target.iOS18)(
+        lambda x: mb.linear(x=flat(x, 1, 24), weight=mb.constexpr_lut_to_dense(indices=indices, lut=table))
+    )
 
     after, session = apply_pass(AbsorbTranspose(), program)
     assert session.changes[0].proof is not None

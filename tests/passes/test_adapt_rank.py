@@ -6,22 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, walk_ops
 from anesurgery.passes import adapt_rank
 from anesurgery.passes.adapt_rank import AdaptRank
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 WEIGHT = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
 
 
 def linear(*shape: int) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=WEIGHT, bias=WEIGHT[:, 0])
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)])(
+        lambda x: mb.linear(x=x, weight=WEIGHT, bias=WEIGHT[:, 0])
+    )
 
 
 def attention(mask: Any = None, query: Any = (2, 3, 2, 4, 6), key: Any = (2, 3, 2, 5, 6)) -> Program:
@@ -60,20 +59,17 @@ def test_the_numbers_stay(name: str) -> None:
     assert_same_numbers(CASES[name], after, rtol=1e-5)
 
 
-@pytest.mark.parametrize("program", [linear(2, 2, 2, 3), attention(None, (2, 4, 6), (2, 5, 6))])
-def test_ops_that_fit_are_unchanged(program: Program) -> None:
-    assert not apply_pass(AdaptRank(), program)[1].changes
-
-
-def test_refusals_name_what_was_found() -> None:
-    assert_refuses(
-        AdaptRank(), attention((1, 3, 1, 4, 5)), "the mask (1, 3, 1, 4, 5) is broadcast over the axes"
-    )
-    assert_refuses(AdaptRank(), attention((3, 2, 4, 5)), "the mask (3, 2, 4, 5) is broadcast")
-
-
 def test_a_mask_of_the_wrong_axis_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the mask of the heads is that of the merged axes."""
     monkeypatch.setattr(adapt_rank, "_mask", lambda mask, query: (mask[0], 1, *mask[1:]))
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(AdaptRank(), attention((2, 4, 5), (1, 2, 2, 4, 6), (1, 2, 2, 5, 6)))
+
+
+test_cases, test_surroundings = table(
+    AdaptRank(),
+    stays(linear, 2, 2, 2, 3),
+    stays(attention, None, (2, 4, 6), (2, 5, 6)),
+    refuses("the mask (1, 3, 1, 4, 5) is broadcast over the axes", attention, (1, 3, 1, 4, 5)),
+    refuses("the mask (3, 2, 4, 5) is broadcast", attention, (3, 2, 4, 5)),
+)

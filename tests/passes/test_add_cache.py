@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import Decoder as Small
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.checking.comparison import compare
@@ -18,7 +19,7 @@ from anesurgery.facts import rings
 from anesurgery.interpret import Predictor
 from anesurgery.interpret.decoding import Decoder, generate
 from anesurgery.interpret.sampler import Sampler
-from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.testing import apply_pass, assert_refuses, reasons
 from anesurgery.text import to_text
@@ -70,25 +71,6 @@ def test_half_precision() -> None:
     after, session = cached(program, prefill=8)
     found = compare(program, after, precision="fp16", contract=session.contract, gate=60)
     assert found.ok, found.verdict
-
-
-def test_a_mask_that_is_off_by_one_would_be_found() -> None:
-    program = Small().program()
-    after, session = cached(program, prefill=8)
-    (op,) = [op for op in walk_ops(after.functions["decode"]) if op.op_type == "sub" and op.name == "diagonal"]
-    with after.functions["decode"]:
-        op.set_inputs(x=mb.const(val=op.x.val + 1, before_op=op), no_check_var_types=True)
-    assert not compare(program, after, contract=session.contract, gate=90).ok
-
-
-def test_keys_of_another_place_would_be_found() -> None:
-    program = Small().program()
-    after, session = cached(program, prefill=8)
-    (op, *_) = [op for op in walk_ops(after.functions["decode"]) if op.name.endswith("_begin")]
-    with after.functions["decode"]:
-        always = mb.const(val=np.array([3], np.int32), before_op=op)
-        op.set_inputs(values=(op.values[0], always, op.values[2]), no_check_var_types=True)
-    assert not compare(program, after, contract=session.contract, gate=90).ok
 
 
 def held(program: Program) -> list[tuple[int, ...]]:
@@ -287,11 +269,9 @@ def test_other_inputs_become_constants() -> None:
 def built(make: Callable[[Var], Var], opset: Any = ct.target.iOS18) -> Program:
     """A model of 8 tokens."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=opset)
-    def program(ids: Var) -> Var:
-        return make(mb.gather(x=np.ones((5, 4), np.float32), indices=ids, axis=0, name="x"))
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 8), types.int32)], opset_version=opset)(
+        lambda ids: make(mb.gather(x=np.ones((5, 4), np.float32), indices=ids, axis=0, name="x"))
+    )
 
 
 def bidirectional(x: Var) -> Var:
@@ -334,10 +314,6 @@ def test_refuses_what_a_cache_cannot_follow(reason: str) -> None:
     assert to_text(after) == to_text(program)
 
 
-def test_what_is_no_decoder_is_left_alone() -> None:
-    assert_refuses(AddCache(), built(lambda x: mb.relu(x=x)), reason="there is nothing to keep")
-
-
 def test_refuses_models_of_other_forms() -> None:
     assert_refuses(
         AddCache(), built(lambda x: mb.relu(x=x), ct.target.iOS17), "states and slice_update came with iOS 18"
@@ -367,19 +343,6 @@ FAMILIES = (
     "gpt_neox",
     "smollm3",
 )
-FAST = ("gpt2", "gemma3")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in FAMILIES]
-)
-def test_converted_models(name: str, converted: Callable[..., Any]) -> None:
-    model = converted(name, target="iOS18", precision="fp32")
-    program = model.model._mil_program
-    after, session = cached(program, prefill=6)
-    found = compare(program, after, model.inputs, contract=session.contract, gate=100)
-    assert found.ok, found.verdict
 
 
 def test_the_page_names_the_families() -> None:
@@ -413,5 +376,8 @@ def test_what_is_scattered_among_channels_belongs_to_its_token() -> None:
     assert_agree(expected[0], Decoder(after).feed(ids))
 
 
-def test_what_is_scattered_among_tokens_is_refused() -> None:
-    assert_refuses(AddCache(prefill=3), routed(1), reason="mixes tokens")
+test_cases, test_surroundings = table(
+    AddCache(),
+    refuses("there is nothing to keep", built, lambda x: mb.relu(x=x)),
+    refuses("mixes tokens", routed, 1, step=AddCache(prefill=3)),
+)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pass_cases import stays, table
 from scores import scored
 
 import anesurgery as ane
@@ -27,16 +28,9 @@ HALF = types.fp16
 
 
 def built(build: Callable[[Var], Any], shape: tuple[int, ...]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=HALF)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
-
-
-def masked(x: Var) -> Any:
-    keep = np.tril(np.ones((1, 1, 64, 64), bool))
-    return mb.softmax(x=mb.select(cond=keep, a=mb.relu(x=x), b=np.float16(-np.inf)), axis=-1)
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=HALF)], opset_version=ct.target.iOS17)(
+        lambda x: build(x)
+    )
 
 
 @pytest.mark.slow
@@ -89,13 +83,6 @@ def test_what_no_pass_repairs_is_told_with_the_op() -> None:
     assert "random_normal stays off the ANE: the ANE has no random numbers" in reason
     assert "make the noise an input" in reason
     assert [op.op_type for op in walk_ops(after) if op.op_type != "const"] == ["random_normal", "add"]
-
-
-def test_nothing_is_wrong_and_nothing_changes() -> None:
-    program = built(lambda x: mb.relu(x=x, name="y"), (1, 64, 32, 32))
-    _, session = apply_pass(ApplyRemedies(), program)
-    assert not session.changes
-    assert not session.refusals
 
 
 def encoder(x: Var) -> Any:
@@ -151,11 +138,6 @@ def test_what_was_not_tried_is_said(trials: int, open_: bool) -> None:
     _, session = apply_pass(ApplyRemedies(trials=trials), example())
     assert any("the trials ran out" in note for note in session.notes) == open_
     assert not any("fix them first" in note for note in session.notes)
-
-
-def test_trials_are_limited() -> None:
-    _, session = apply_pass(ApplyRemedies(trials=0), example())
-    assert not session.changes
 
 
 @pytest.mark.one_of(2)
@@ -330,3 +312,10 @@ def test_auto_repairs_what_the_inputs_reach_and_nothing_else() -> None:
 def psnr(expected: dict[str, Any], found: dict[str, Any]) -> float:
     (x,), (y,) = expected.values(), found.values()
     return compare_arrays("y", x, y).psnr
+
+
+test_cases, test_surroundings = table(
+    ApplyRemedies(),
+    stays(built, lambda x: mb.relu(x=x, name="y"), (1, 64, 32, 32)),
+    stays(example, step=ApplyRemedies(trials=0)),
+)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, mb, types, walk_ops
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, mb, types, walk_ops
 from anesurgery.passes.approximate import LACKING, Approximate
 from anesurgery.regions import formulas
 from anesurgery.regions.formulas import DOMAINS, FORMULAS, measured
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def bounded(kind: str, low: float, high: float, half: bool = False) -> Program:
     """A function of numbers of a known range."""
     dtype = np.float16 if half else np.float32
 
-    @mb.program(input_specs=[mb.TensorSpec((257,), dtype=types.fp16 if half else types.fp32)])
-    def program(x: Var) -> Any:
-        return getattr(mb, kind)(x=mb.clip(x=x, alpha=dtype(low), beta=dtype(high)))
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((257,), dtype=types.fp16 if half else types.fp32)])(
+        lambda x: getattr(mb, kind)(x=mb.clip(x=x, alpha=dtype(low), beta=dtype(high)))
+    )
 
 
 @pytest.mark.one_of(5)
@@ -60,17 +57,6 @@ def test_a_long_range_of_sines_is_reduced() -> None:
     assert measured("cos", -12.0, 12.0, "fp16") < 5e-3
 
 
-def test_refusals_name_the_error_and_the_range() -> None:
-    assert_refuses(
-        Approximate(), bounded("cosh", -20, 20, half=True), "on [-20, 20] (fp16); the limit is 0.005"
-    )
-    assert_refuses(Approximate(), bounded("tan", -2, 2), "tan takes -1.375 to 1.375 here")
-    with pytest.raises(PassError, match="functions="):
-        Approximate(functions=("gelu",))
-    with pytest.raises(PassError, match="most_error=0.1; it must be above 0 and at most 0.005"):
-        Approximate(most_error=0.1)
-
-
 def test_only_what_the_target_lacks_is_replaced() -> None:
     program = bounded("sin", -3, 3)
     for target, left in (("M1/macOS 14", False), ("M4/macOS 15", True)):
@@ -93,3 +79,10 @@ def test_a_wrong_coefficient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anesurgery.regions.formulas.measured", lambda *_: 0.0)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(Approximate(functions=("asin",)), bounded("asin", -1, 1))
+
+
+test_cases, test_surroundings = table(
+    Approximate(),
+    refuses("on [-20, 20] (fp16); the limit is 0.005", bounded, "cosh", -20, 20, half=True),
+    refuses("tan takes -1.375 to 1.375 here", bounded, "tan", -2, 2),
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
@@ -43,12 +44,6 @@ def test_of_equal_numbers_the_first_counts(kind: str, axis: int, keep: bool) -> 
         assert_same_numbers(program, after, {"x": values.astype(np.float16)}, rtol=0)
 
 
-def test_each_reader_gets_the_type_that_it_had() -> None:
-    program = search(casts=("fp16", "fp32", "int32", "bool"))
-    after, _ = apply_pass(ArgmaxAsFloats(), program)
-    assert_same_numbers(program, after, rtol=0)
-
-
 def test_an_integer_output_keeps_a_cast() -> None:
     program = search(casts=())
     after, _ = apply_pass(ArgmaxAsFloats(), program)
@@ -66,10 +61,6 @@ def test_fp16_counts_up_to_2048_and_not_beyond(dtype: Any) -> None:
     assert next(iter(found.values())).tolist() == [2047, 2046]
     longer = search(shape=(2, 2049), dtype=dtype)
     assert_refuses(ArgmaxAsFloats(), longer, "axis 1 has 2049 places, above 2048")
-
-
-def test_integers_are_refused() -> None:
-    assert_refuses(ArgmaxAsFloats(), search(dtype=types.int32), "%x is int32")
 
 
 def test_a_count_that_prefers_the_last_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,3 +89,10 @@ def test_pixel_labels_reach_the_engine() -> None:
     chosen = ane.apply(program, "auto", target="M4/macOS 15", quiet=True, prove=None)
     assert not chosen.changes
     assert "the expected time would rise" in " ".join(chosen.details.split())
+
+
+test_cases, test_surroundings = table(
+    ArgmaxAsFloats(),
+    rewrites(search, casts=("fp16", "fp32", "int32", "bool")),
+    refuses("%x is int32", search, dtype=types.int32),
+)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import Decoder, cached
+from pass_cases import refuses, table
 from state_programs import EDITED, NESTED, program, stream, stream_of_inputs, streaming
 
 from anesurgery.errors import UnknownName
@@ -42,11 +43,6 @@ def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
         assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
 
 
-@pytest.mark.parametrize("body", NESTED)
-def test_refuses_states_inside_of_branches_and_loops(body: Callable[..., Any]) -> None:
-    assert_refuses(CacheAsIo(), program(body), "the state s is used inside a")
-
-
 @pytest.mark.parametrize("body", EDITED[:6])
 def test_functions_that_share_a_state(body: Callable[..., Any]) -> None:
     before = program(streaming)
@@ -55,3 +51,8 @@ def test_functions_that_share_a_state(body: Callable[..., Any]) -> None:
     for name in ("main", "other"):
         for wanted, given in zip(stream(before, name), stream_of_inputs(after, name), strict=True):
             assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
+
+
+test_cases, test_surroundings = table(
+    CacheAsIo(), *(refuses("the state s is used inside a", program, body) for body in NESTED)
+)

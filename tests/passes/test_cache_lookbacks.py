@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.grades import compare_arrays
@@ -16,7 +17,6 @@ from anesurgery.mil import Array, Program, Var, ct, mb, types
 from anesurgery.passes.add_cache import AddCache
 from anesurgery.passes.position_function import PositionFunction
 from anesurgery.surgery import apply
-from anesurgery.testing import assert_refuses
 
 TOKENS, WIDTH, WORDS = 48, 8, 19
 
@@ -145,24 +145,23 @@ def test_a_window_that_is_shifted_would_be_found(monkeypatch: pytest.MonkeyPatch
     assert made.refusals or not compare(program, made.program, contract=made.contract, gate=60).ok
 
 
-@pytest.mark.parametrize(
-    ("block", "reason"),
-    [
-        (lambda x: convolved(x, pads=(1, 2)), "looks ahead of a token"),
-        (lambda x: convolved(x, pads=(4, 0)), "leaves out the token itself"),
-        (lambda x: convolved(x, first=1), "other than the tokens"),
-        (lambda x: led(x, value=1.0), "another number than 0"),
-        (lambda x: led(x, pad=(1, 2)), "more than what stands before"),
-        (lambda x: attention(x, lambda s, v: with_sinks(s, v, behind=False)), "it mixes tokens"),
-    ],
+def weigh(scores: Var, v: Var) -> Var:
+    highest = mb.reduce_max(x=scores, axes=[-1], keep_dims=True, name="highest")
+    return mb.mul(x=mb.matmul(x=mb.softmax(x=scores, axis=-1), y=v), y=highest)
+
+
+test_cases, test_surroundings = table(
+    AddCache(prefill=5),
+    *(
+        refuses(reason, built, block)
+        for block, reason in [
+            (lambda x: convolved(x, pads=(1, 2)), "looks ahead of a token"),
+            (lambda x: convolved(x, pads=(4, 0)), "leaves out the token itself"),
+            (lambda x: convolved(x, first=1), "other than the tokens"),
+            (lambda x: led(x, value=1.0), "another number than 0"),
+            (lambda x: led(x, pad=(1, 2)), "more than what stands before"),
+            (lambda x: attention(x, lambda s, v: with_sinks(s, v, behind=False)), "it mixes tokens"),
+        ]
+    ),
+    refuses("mixes tokens", built, lambda x: attention(x, weigh)),
 )
-def test_what_does_not_look_back_only_is_refused(block: Callable[[Var], Var], reason: str) -> None:
-    assert_refuses(AddCache(prefill=5), built(block), reason=reason)
-
-
-def test_a_maximum_that_is_read_elsewhere_is_refused() -> None:
-    def weigh(scores: Var, v: Var) -> Var:
-        highest = mb.reduce_max(x=scores, axes=[-1], keep_dims=True, name="highest")
-        return mb.mul(x=mb.matmul(x=mb.softmax(x=scores, axis=-1), y=v), y=highest)
-
-    assert_refuses(AddCache(prefill=5), built(lambda x: attention(x, weigh)), reason="mixes tokens")

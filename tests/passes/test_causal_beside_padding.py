@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from masked_attention import BIASED, KEEP, PADDED, Q, attention, masks_of, number, once, one
+from pass_cases import refuses, stays, table
 
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+from anesurgery.testing import assert_same_numbers, random_inputs
 
 
 @pytest.mark.one_of(9)
@@ -94,10 +95,8 @@ def test_fused_attention_gets_the_tensor_as_its_mask(
     assert_same_numbers(program, after, inputs, rtol=1e-6)
 
 
-def test_fused_attention_without_a_causal_mask_is_unchanged() -> None:
-    program = fused(lambda p: mb.cast(x=p, dtype="bool"))
-    _, session = apply_pass(CausalMaskTensor(), program)
-    assert not session.changes
-    assert not session.refusals
-    biased = fused(lambda p: BIASED.astype(np.float16))
-    assert_refuses(CausalMaskTensor(), biased, "neither kept nor masked")
+test_cases, test_surroundings = table(
+    CausalMaskTensor(),
+    stays(fused, lambda p: mb.cast(x=p, dtype="bool")),
+    refuses("neither kept nor masked", fused, lambda p: BIASED.astype(np.float16)),
+)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from masked_attention import KEEP, PADDED, SPELLINGS, Apply, Q, attention, masks_of, number, once
+from pass_cases import rewrites, table
 
 from anesurgery.errors import PassError, ProofError
 from anesurgery.mil import Array, Program, Var, constant, ct, mb, np_dtype, types, walk_ops
@@ -120,28 +121,6 @@ def test_two_readers_of_a_mask_and_of_the_masked_scores() -> None:
     assert "select" in [op.op_type for op in walk_ops(after)]  # its other reader still needs it
 
 
-def test_a_nested_block_reads_the_shared_tensor_of_the_function() -> None:
-    specs = [mb.TensorSpec((1, 2, Q, 4)), mb.TensorSpec((1, 1, 1, Q), types.bool)]
-
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(q: Var, p: Var) -> Var:
-        def attend() -> Var:
-            scores = mb.matmul(x=q, y=q, transpose_y=True)
-            cond = mb.logical_and(x=KEEP, y=p)
-            return mb.softmax(x=mb.select(cond=cond, a=scores, b=np.float32(-1e4)), axis=-1)
-
-        first = attend()
-        total = mb.reduce_sum(x=first, axes=[0, 1, 2, 3], keep_dims=False)
-        positive = mb.greater(x=total, y=np.float32(0))
-        return mb.add(x=mb.cond(pred=positive, _true_fn=attend, _false_fn=attend), y=first)
-
-    after = once(program, edits=3)
-    assert len(masks_of(after)) == 1
-    assert [op.op_type for op in walk_ops(after)].count("minimum") == 1
-    inputs = {**random_inputs(program), "p": np.array([1, 0, 1, 1, 0], bool).reshape(1, 1, 1, Q)}
-    assert_same_numbers(program, after, inputs)
-
-
 @pytest.mark.one_of(5)
 @pytest.mark.parametrize("spelling", ["select", "additive", "ranges"])
 @pytest.mark.parametrize(
@@ -185,13 +164,6 @@ def test_the_mask_as_an_input_beside_padding() -> None:
     padding = np.array([1, 1, 0, 1, 0], np.int32).reshape(1, 1, 1, Q)
     assert_same_numbers(program, after, {**random_inputs(program), "p": padding}, session=session)
     assert len(session.contract) == 1
-
-
-def test_a_constant_tensor_becomes_an_input_on_demand() -> None:
-    program = once(attention(SPELLINGS["select"]))
-    after, session = apply_pass(CausalMaskTensor(as_input=True), program)
-    assert len(session.changes) == 2
-    assert_same_numbers(program, after, session=session)
 
 
 @pytest.mark.parametrize("fill", [0.0, -100.0, -65504.0, float("-inf"), float("nan")])
@@ -255,3 +227,8 @@ def test_any_mask_is_kept_exactly_or_refused(
 def test_constants_hold_one_finite_number() -> None:
     (mask,) = masks_of(once(attention(SPELLINGS["additive"]), CausalMaskTensor(fill=-3e4)))
     assert set(np.unique(constant(mask))) == {0, -3e4}
+
+
+test_cases, test_surroundings = table(
+    CausalMaskTensor(as_input=True), rewrites(once, attention(SPELLINGS["select"]))
+)

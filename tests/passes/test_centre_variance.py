@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
+from pass_cases import refuses, rewrites, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb
 from anesurgery.passes.centre_variance import CentreVariance
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass
 
 Square = Callable[[Var], Var]
 
@@ -37,16 +34,6 @@ SQUARES: dict[str, Square] = {
 }
 
 
-@pytest.mark.one_of(5)
-@pytest.mark.parametrize("square", SQUARES.values(), ids=SQUARES)
-@pytest.mark.parametrize(("axes", "keep"), [((-1,), True), ((1, 2), False)])
-def test_every_spelling(square: Square, axes: tuple[int, ...], keep: bool) -> None:
-    program = built(square, axes, keep)
-    after, session = apply_pass(CentreVariance(), program)
-    assert len(session.changes) == 1
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 def test_far_from_0_the_variance_is_right() -> None:
     program = built(SQUARES["square"])
     after, _ = apply_pass(CentreVariance(), program)
@@ -57,18 +44,12 @@ def test_far_from_0_the_variance_is_right() -> None:
     assert not np.allclose(old, wanted, rtol=1e-2)
 
 
-def test_refuses_means_over_other_axes() -> None:
-    assert_refuses(CentreVariance(), built(SQUARES["square"], (-1,), True, (1,)), "the means are over")
-
-
-class _Wrong(CentreVariance):
-    name = "wrong_variance"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Forgets to take the mean away."""
-        return m.first.outputs[0]
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built(SQUARES["square"]))
+test_cases, test_surroundings = table(
+    CentreVariance(),
+    *(
+        rewrites(built, square, axes, keep, rtol=1e-05)
+        for axes, keep in [((-1,), True), ((1, 2), False)]
+        for square in SQUARES.values()
+    ),
+    refuses("the means are over", built, SQUARES["square"], (-1,), True, (1,)),
+)

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
-from anesurgery.errors import ProofError
-from anesurgery.facts.window_pads import WindowAxis
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, ct, mb, types, walk_ops
 from anesurgery.passes import chain_pools
 from anesurgery.passes.chain_pools import ChainPools
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def pool(kind: str, shape: tuple[Any, ...], window: list[int], strides: list[int], **more: Any) -> Program:
     options = {"pad_type": "valid", **more}
     dtype = options.pop("dtype", types.fp32)
 
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return getattr(mb, kind)(x=x, kernel_sizes=window, strides=strides, name="y", **options)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS16)(
+        lambda x: getattr(mb, kind)(x=x, kernel_sizes=window, strides=strides, name="y", **options)
+    )
 
 
 CASES: dict[str, tuple[str, tuple[int, ...], list[int], list[int]]] = {
@@ -39,17 +35,6 @@ CASES: dict[str, tuple[str, tuple[int, ...], list[int], list[int]]] = {
     "maxima of 22": ("max_pool", (1, 2, 40, 50), [3, 22], [1, 4]),
     "one dimension": ("max_pool", (1, 2, 50), [13], [5]),
 }
-
-
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("name", CASES)
-def test_numbers_are_kept(name: str) -> None:
-    program = pool(*CASES[name])
-    after, session = apply_pass(ChainPools(), program)
-    windows = [max(op.kernel_sizes.val) for op in walk_ops(after) if "pool" in op.op_type]
-    assert max(windows) <= 8, (windows, session.refusals)
-    assert session.changes[0].proof is not None
-    assert_same_numbers(program, after, rtol=0.0 if CASES[name][0] == "max_pool" else 1e-5)
 
 
 PADDED: dict[str, Program] = {
@@ -110,25 +95,11 @@ def test_the_first_pool_sees_the_edges(name: str) -> None:
     assert_same_numbers(PADDED[name], after, rtol=1e-5 if name == "averages" else 0.0)
 
 
-def test_edges_on_the_wrong_side_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the edges are on the other side."""
-    right = WindowAxis.around
-    swapped = property(lambda axis: right.fget(axis)[::-1])  # type: ignore[attr-defined]
-    monkeypatch.setattr(WindowAxis, "around", swapped)
-    with pytest.raises(ane.SurgeryError, match="chain_pools"):
-        apply_pass(ChainPools(), PADDED["averages"])
-
-
 def test_small_windows_are_no_match() -> None:
     for kind, size in (("max_pool", 8), ("avg_pool", 14)):
         _, session = apply_pass(ChainPools(), pool(kind, (1, 2, 30, 30), [size] * 2, [1, 1]))
         assert not session.changes
         assert not session.refusals
-
-
-def test_refusals_name_the_value() -> None:
-    program = pool("max_pool", (1, 2, 40, 40), [16, 16], [1, 1], pad_type="custom", pad=[16, 0, 0, 0])
-    assert_refuses(ChainPools(), program, "a window of [16, 16] lies in the padding [16, 0, 0, 0]")
 
 
 def test_parts_that_are_shifted_by_one_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,29 +110,6 @@ def test_parts_that_are_shifted_by_one_are_caught(monkeypatch: pytest.MonkeyPatc
     )
     with pytest.raises(ane.SurgeryError, match="chain_pools"):
         apply_pass(ChainPools(), AVERAGES["of an odd part"])
-
-
-def test_edges_that_count_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: edges count, although the op says that they do not."""
-    monkeypatch.setattr(chain_pools, "_counting", lambda mb, x, counts, size: x)
-    with pytest.raises(ane.SurgeryError, match="chain_pools"):
-        apply_pass(ChainPools(), AVERAGES["edges that do not count"])
-
-
-def test_a_chain_that_sees_one_element_less_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the first window is one too short and the last one too long by another amount."""
-    monkeypatch.setattr(chain_pools, "_steps", lambda *_: [(7, 1), (6, 2)])
-    with pytest.raises((ProofError, ane.SurgeryError)):
-        apply_pass(ChainPools(), pool("max_pool", (1, 2, 30, 30), [11, 11], [2, 2]))
-
-
-@pytest.mark.slow
-def test_the_pools_of_a_real_network_are_legal(corpus: Path) -> None:
-    model = ane.upgrade(corpus / "sinet_portrait_seg.mlmodel", precision="fp16")
-    surgery = ane.apply(model, "chain_pools", quiet=True)
-    assert len(surgery.changes) == 2
-    found = ane.inspect(surgery.program, target="M1/macOS 14")
-    assert not any(f.rule == "pool-window" for row in found.ops for f in row.findings)
 
 
 @pytest.mark.parametrize("size", [1e-4, 1.0, 2e4])
@@ -181,6 +129,21 @@ def test_roots_of_windows_that_do_not_overlap_keep_small_and_large_numbers(size:
     assert not session.changes[0].proof.underflow
 
 
-def test_roots_of_windows_that_overlap_are_refused_in_fp16() -> None:
-    program = pool("l2_pool", (1, 2, 80, 80), [40, 40], [20, 20], dtype=types.fp16)
-    assert_refuses(ChainPools(), program, "squares, which leave fp16")
+test_cases, test_surroundings = table(
+    ChainPools(),
+    *(
+        rewrites(pool, *CASES[name], rtol=0.0 if CASES[name][0] == "max_pool" else 1e-05, id=str(name))
+        for name in CASES
+    ),
+    refuses(
+        "a window of [16, 16] lies in the padding [16, 0, 0, 0]",
+        pool,
+        "max_pool",
+        (1, 2, 40, 40),
+        [16, 16],
+        [1, 1],
+        pad_type="custom",
+        pad=[16, 0, 0, 0],
+    ),
+    refuses("squares, which leave fp16", pool, "l2_pool", (1, 2, 80, 80), [40, 40], [20, 20], dtype=types.fp16),
+)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import channel_scales
 from anesurgery.passes.channel_scales import ChannelScales
@@ -141,14 +141,6 @@ def test_few_values_make_an_exact_palette() -> None:
     assert_same_numbers(before, after, rtol=0.0)
 
 
-def test_refusals() -> None:
-    assert_refuses(ChannelScales(form="int8", most_error=1e-4), linear(), "off by up to")
-    assert_refuses(ChannelScales(form="palette"), program(affine, 2, 64), "need iOS 18")
-    assert_refuses(ChannelScales(), linear(scale=np.full((32, 4), 60000, np.float16)), "holds")
-    with pytest.raises(PassError, match="form='int3'"):
-        ChannelScales(form="int3")
-
-
 @pytest.mark.parametrize(("target", "acts"), [("A16", False), ("M4", True)])
 def test_plain_weights_must_fit_into_a_program(
     target: str, acts: bool, monkeypatch: pytest.MonkeyPatch
@@ -184,3 +176,11 @@ def test_a_forgotten_offset_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anesurgery.authoring.decoded", wrong)
     with pytest.raises(ane.SurgeryError, match="old and new differ"):
         apply_pass(ChannelScales(), PROGRAMS["linear, offsets"]())
+
+
+test_cases, test_surroundings = table(
+    ChannelScales(form="int8", most_error=0.0001),
+    refuses("off by up to", linear),
+    refuses("need iOS 18", program, affine, 2, 64, step=ChannelScales(form="palette")),
+    refuses("holds", linear, scale=np.full((32, 4), 60000, np.float16), step=ChannelScales()),
+)

@@ -8,16 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from transformer_blocks import BLOCKS, block
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import ProofError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.channels_first import ChannelsFirst, channel_regions
 from anesurgery.placement.target import Target
 from anesurgery.regions.channel_views import FREE
 from anesurgery.regions.layouts import Layout
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 RNG = np.random.default_rng(0)
 
@@ -27,11 +28,7 @@ def floats(*shape: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def built(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, 8, 16)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS17)(lambda x: build(x))
 
 
 def linear(x: Var, outputs: int, bias: bool = True) -> Var:
@@ -227,23 +224,6 @@ def test_compressed_weights_stay_compressed(weight: Callable[[int, int], Var]) -
     assert_same_numbers(program, after, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("build", "shape", "reason"),
-    [
-        (lambda x: linear(x, 16), (1, 8, 16), "it would only add transpositions at its ends"),
-        (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
-    ],
-)
-def test_refuses(build: Callable[[Var], Any], shape: tuple[int, ...], reason: str) -> None:
-    assert_refuses(ChannelsFirst(), built(build, shape), reason)
-
-
-def test_refuses_a_dynamic_length() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    assert_refuses(ChannelsFirst(), built(mlp, (1, get_new_symbol(), 16)), "has the dynamic shape")
-
-
 def test_auto_may_try_it_only_where_it_was_measured_to_help() -> None:
     tried = {text: bool(ChannelsFirst.variants(Target.parse(text))) for text in ("M1", "M1-M3", "M4", "any")}
     assert tried == {"M1": True, "M1-M3": False, "M4": False, "any": False}
@@ -282,3 +262,16 @@ def test_regions_are_renewed_as_they_would_be_found(monkeypatch: pytest.MonkeyPa
         apply_pass(ChannelsFirst(), block(name, 2), prove=False)
     assert len(times) > 4
     assert not channel_regions._FOUND
+
+
+test_cases, test_surroundings = table(
+    ChannelsFirst(),
+    *(
+        refuses(reason, built, build, shape)
+        for build, shape, reason in [
+            (lambda x: linear(x, 16), (1, 8, 16), "it would only add transpositions at its ends"),
+            (mlp, (1, 1, 16), "has no axis of several tokens beside its channels"),
+        ]
+    ),
+    refuses("has the dynamic shape", built, mlp, (1, new_symbol(), 16)),
+)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
+from pass_cases import refuses, rewrites, stays, table
 
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.clip_product import ClipProduct
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 HALF = np.float16
 
@@ -38,33 +34,9 @@ def built(
     return program
 
 
-@pytest.mark.parametrize(("dtype", "zero"), [("int8", None), ("uint8", 100), ("int8", -3)])
-def test_the_codes_stay(dtype: str, zero: int | None) -> None:
-    program = built(dtype, zero)
-    after, session = apply_pass(ClipProduct(), program)
-    assert len(session.changes) == 1
-    assert_same_numbers(program, after)
-
-
-def test_refuses_a_scale_for_each_channel() -> None:
-    assert_refuses(ClipProduct(), built(by_channel=True), "a scale for each channel")
-
-
-def test_a_product_of_plain_numbers_stays() -> None:
-    _, session = apply_pass(ClipProduct(), built(plain=True))
-    assert not session.changes
-
-
-class _Wrong(ClipProduct):
-    name = "wrong_clip"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Clips to half of the range."""
-        product = mb.clip(x=mb.mul(x=m.x, y=m.y), alpha=m.ends[0] / 2, beta=m.ends[1] / 2)
-        made: Var = mb.quantize(input=product, scale=m.root.scale, output_dtype="int8")
-        return made
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built())
+test_cases, test_surroundings = table(
+    ClipProduct(),
+    *(rewrites(built, dtype, zero) for dtype, zero in [("int8", None), ("uint8", 100), ("int8", -3)]),
+    refuses("a scale for each channel", built, by_channel=True),
+    stays(built, plain=True),
+)

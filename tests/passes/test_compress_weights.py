@@ -115,13 +115,6 @@ def test_a_pipeline_is_compressed_as_a_whole(tmp_path: Path) -> None:
     assert "leave member= out" in alone.refusals[0][1].reason
 
 
-def test_the_model_given_is_not_changed() -> None:
-    program = model()
-    before = ane.to_text(program)
-    ane.apply(program, "compressed", inputs=SAMPLES, quiet=True)
-    assert ane.to_text(program) == before
-
-
 def test_a_model_that_is_too_old_is_refused() -> None:
     """The wrong version raises, so that the steps beside it are lost."""
 

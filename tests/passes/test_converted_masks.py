@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812 - the usual name
 from conversion import convert as convert_module
 
 from anesurgery import frontend
-from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, np_dtype, producer, walk_ops
 from anesurgery.passes.causal_mask_tensor import CausalMaskTensor
 from anesurgery.testing import apply_pass, assert_same_numbers, reasons
@@ -236,40 +235,3 @@ def test_the_mask_as_an_input(spelling: str, ios: int) -> None:
     held = np_dtype(after.functions["main"].inputs["causal_mask"])
     assert held == (np.float32 if ios == 15 else np.float16)
     assert_same_numbers(program, after, inputs, session=session)
-
-
-@cache
-def gpt2(how: str, attention: str, padded: bool, ios: int, precision: str) -> tuple[Program, dict[str, Array]]:
-    hf = pytest.importorskip("transformers")
-    frontend.register()
-    torch.manual_seed(0)
-    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 32, "vocab_size": 101, "n_positions": 32}
-    model = hf.GPT2LMHeadModel(hf.GPT2Config(attn_implementation=attention, use_cache=False, **sizes))
-
-    class Logits(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model.eval()
-
-        def forward(self, ids: Tensor, mask: Tensor | None = None) -> Any:
-            return self.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-
-    example = [torch.randint(0, 101, (1, 16))]
-    if padded:
-        example.append(torch.tensor([[1] * 12 + [0] * 4]))
-    return program_and_inputs(Logits(), example, how, ios, precision)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "ios", "precision"), VARIANTS)
-@pytest.mark.parametrize("padded", [False, True], ids=["alone", "padded"])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_hugging_face(attention: str, padded: bool, how: str, ios: int, precision: str) -> None:
-    program, inputs = gpt2(how, attention, padded, ios, precision)
-    after = check(program, inputs, precision.lower())
-    if padded:
-        assert [op.op_type for op in walk_ops(after)].count("minimum") == 1
-        mask = list(inputs)[1]
-        fed = {**inputs, mask: np.array([[0] * 3 + [1] * 13], np.int32)}  # three rows keep nothing
-        for arithmetic in ("fp32", "fp16"):
-            assert all(np.isfinite(v).all() for v in run(after, fed, precision=arithmetic).values())

@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, ct, mb, types, walk_ops
 from anesurgery.passes.convolve_each_image import ConvolveEachImage
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def conv(images: int, **how: Any) -> Program:
     specs = [mb.TensorSpec((images, 4, 6, 6), types.fp16), mb.TensorSpec((4, 2, 3, 3), types.fp16)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(x: Var, w: Var) -> Var:
-        return mb.conv(x=x, weight=w, groups=2, name="y", **how)
-
-    return program
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda x, w: mb.conv(x=x, weight=w, groups=2, name="y", **how)
+    )
 
 
 @pytest.mark.parametrize("how", [{}, {"strides": [2, 2], "pad_type": "same"}])
@@ -33,10 +32,6 @@ def test_each_image_is_convolved_by_itself(how: dict[str, Any]) -> None:
     assert [[row.legal for row in rows if row.op_type == "conv"] for rows in found] == [[None], [True] * 3]
 
 
-def test_many_images_are_refused() -> None:
-    assert_refuses(ConvolveEachImage(), conv(17), "there are 17 images, above 16")
-
-
 def test_images_that_are_exchanged_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the images come back in another order."""
     right = ConvolveEachImage.rewrite
@@ -47,3 +42,6 @@ def test_images_that_are_exchanged_are_caught(monkeypatch: pytest.MonkeyPatch) -
     )
     with pytest.raises(ane.SurgeryError, match="convolve_each_image"):
         apply_pass(ConvolveEachImage(), conv(2))
+
+
+test_cases, test_surroundings = table(ConvolveEachImage(), refuses("there are 17 images, above 16", conv, 17))

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import PassError, ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.cut_rows import CutRows
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def built(shape: tuple[int, ...], begin: int = 2, known: bool = False, **more: Any) -> Program:
@@ -96,32 +94,11 @@ def test_other_splits_stay() -> None:
     assert ["is at most 1" in refusal.reason for _, refusal in session.refusals] == [True]
 
 
-def test_an_open_beginning_is_0() -> None:
-    _, session = apply_pass(CutRows(), built((4, 8), begin_mask=[False, True]))
-    assert not session.changes
-
-
-def test_refusals() -> None:
-    assert_refuses(CutRows(), built((4, 8), known=True), "is at most 1")
-    assert_refuses(CutRows(), built((4, 8), stride=[1, 2]), "the slice has a stride")
-
-
-@pytest.mark.parametrize("program", [built((8,)), built((4, 8), begin=0)], ids=["one axis", "from 0"])
-def test_what_is_safe_stays(program: Program) -> None:
-    _, session = apply_pass(CutRows(), program)
-    assert not session.changes
-
-
-class _Wrong(CutRows):
-    name = "wrong_slice"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Begins one element later, and ends so."""
-        begin, end = ([*places[:-1], places[-1] + 1] for places in m.places)
-        made: Var = mb.slice_by_index(x=m.x, begin=begin, end=end)
-        return made
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises((ProofError, PassError)):
-        apply_pass(_Wrong(), built((4, 8)))
+test_cases, test_surroundings = table(
+    CutRows(),
+    stays(built, (4, 8), begin_mask=[False, True]),
+    refuses("is at most 1", built, (4, 8), known=True),
+    refuses("the slice has a stride", built, (4, 8), stride=[1, 2]),
+    stays(built, (8,)),
+    stays(built, (4, 8), begin=0),
+)

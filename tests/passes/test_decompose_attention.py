@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import get_new_symbol
+from pass_cases import refuses, rewrites, table
 
-from anesurgery.errors import PassError, SurgeryError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.errors import SurgeryError
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.decompose_attention import DecomposeAttention
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass
 
 SHAPE = (1, 2, 6, 8)
 
@@ -31,25 +31,6 @@ def fused(mask: Any = None, shape: tuple[Any, ...] = SHAPE) -> Program:
         return made if unread is None else (made, unread)
 
     return program
-
-
-@pytest.mark.parametrize("mask", [None, types.fp32, types.bool])
-def test_the_numbers_stay(mask: Any) -> None:
-    program = fused(mask)
-    after, session = apply_pass(DecomposeAttention(), program)
-    assert len(session.changes) == 1
-    assert "scaled_dot_product_attention" not in [op.op_type for op in walk_ops(after)]
-    rng = np.random.default_rng(0)
-    keep = np.tril(np.ones((1, 1, 6, 6), bool))
-    given = keep if mask is types.bool else np.where(keep, 0, -1e4).astype(np.float32)
-    inputs = {"x": rng.standard_normal(SHAPE).astype(np.float32), "mask_": given}
-    assert_same_numbers(program, after, inputs, rtol=1e-5, session=session)
-
-
-def test_refuses_dynamic_shapes_and_a_fill_that_masks_nothing() -> None:
-    assert_refuses(DecomposeAttention(), fused(shape=(1, 2, get_new_symbol(), 8)), "%x has a dynamic shape")
-    with pytest.raises(PassError, match="fill=-1"):
-        DecomposeAttention(fill=-1.0)
 
 
 @dataclass(frozen=True)
@@ -87,3 +68,23 @@ def test_a_scale_that_fp16_rounds_is_made_of_two(width: int) -> None:
     after, session = apply_pass(DecomposeAttention(), program)
     assert session.changes
     assert sum(op.op_type == "mul" for op in walk_ops(after)) == 2
+
+
+test_cases, test_surroundings = table(
+    DecomposeAttention(),
+    *(
+        rewrites(
+            fused,
+            mask,
+            rtol=1e-05,
+            inputs={
+                "x": np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32),
+                "mask_": np.tril(np.ones((1, 1, 6, 6), bool))
+                if mask is types.bool
+                else np.where(np.tril(np.ones((1, 1, 6, 6), bool)), 0, -10000.0).astype(np.float32),
+            },
+        )
+        for mask in [None, types.fp32, types.bool]
+    ),
+    refuses("%x has a dynamic shape", fused, shape=(1, 2, new_symbol(), 8)),
+)

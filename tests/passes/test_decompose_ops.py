@@ -7,23 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from closeness import assert_close
+from pass_cases import refuses, rewrites, table
 
-import anesurgery as ane
 from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import decompose_ops
-from anesurgery.passes.decompose_ops import FORMS, DecomposeOps
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.passes.decompose_ops import DecomposeOps
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def program_of(body: Callable[[Var], Any], *shape: int, dtype: Any = types.fp32) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)(
+        lambda x: body(x)
+    )
 
 
 def floats(*shape: int) -> Any:
@@ -50,17 +46,6 @@ CASES: dict[str, tuple[Callable[[Var], Any], tuple[int, ...]]] = {
 }
 
 
-@pytest.mark.one_of(5)
-@pytest.mark.parametrize("name", CASES)
-def test_each_form_keeps_the_numbers(name: str) -> None:
-    body, shape = CASES[name]
-    program = program_of(body, *shape)
-    after, session = apply_pass(DecomposeOps(), program)
-    assert not set(FORMS) & {op.op_type for op in walk_ops(after)}, session.refusals
-    assert all(change.proof is not None for change in session.changes)
-    assert_same_numbers(program, after, {"x": floats(*shape)}, rtol=1e-5)
-
-
 @pytest.mark.one_of(2)
 @pytest.mark.parametrize("axis", [0, 1, -1])
 @pytest.mark.parametrize(("on", "off"), [(1.0, 0.0), (2.5, -1.0)])
@@ -73,29 +58,6 @@ def test_one_hot_rows(axis: int, on: float, off: float) -> None:
     assert [op.op_type for op in walk_ops(after)].count("equal") == 1, session.refusals
     for given in ([[0, 1, 2, 3, 4], [5, 6, -1, 2047, 70000]], np.zeros((2, 5))):
         assert_same_numbers(program, after, {"x": np.array(given, np.int32)})
-
-
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (lambda x: mb.mod(x=x, y=np.float32(3)), "the divisor is 3, no power of two"),
-        (lambda x: mb.mod(x=mb.round(x=x), y=np.float32(3)), "reaches inf, above 2048"),
-        (lambda x: mb.mod(x=x, y=mb.exp(x=x)), "is no positive constant"),
-        (lambda x: mb.reduce_prod(x=x), "it multiplies 99 numbers, above 32"),
-        (lambda x: mb.cumsum(x=mb.tile(x=x, reps=[11]), axis=0), "it runs over 1089 numbers, above 1024"),
-        (lambda x: mb.cumsum(x=mb.cast(x=x, dtype="int32"), axis=0), "integers_as_floats makes them floats"),
-        (lambda x: mb.one_hot(indices=mb.cast(x=x, dtype="int32"), one_hot_vector_size=9), "is of integers"),
-        (
-            lambda x: mb.one_hot(
-                indices=mb.cast(x=x, dtype="int32"), one_hot_vector_size=3000, on_value=1.0, off_value=0.0
-            ),
-            "it has 3000 classes; fp16 counts up to 2048",
-        ),
-    ],
-    ids=["mod", "range", "dynamic", "long product", "long sum", "integers", "integer rows", "classes"],
-)
-def test_refusals_name_what_was_found(body: Any, reason: str) -> None:
-    assert_refuses(DecomposeOps(), program_of(body, 99), reason)
 
 
 def test_options_must_be_positive() -> None:
@@ -111,22 +73,41 @@ def test_a_wrong_triangle_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         apply_pass(DecomposeOps(), program_of(lambda x: mb.cumsum(x=x, axis=0), 7))
 
 
-def test_a_converted_model() -> None:
-    class Sums(torch.nn.Module):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.cumsum(torch.tanh(x), 1) * torch.remainder(x[:, :1], 0.5)
-
-    x = torch.from_numpy(floats(2, 6))
-    with quiet_host():
-        model = ct.convert(
-            torch.jit.trace(Sums().eval(), x),  # type: ignore[no-untyped-call]
-            inputs=[ct.TensorType("x", x.shape)],
-            compute_precision=ct.precision.FLOAT32,
-            minimum_deployment_target=ct.target.iOS16,
-            skip_model_load=True,
+test_cases, test_surroundings = table(
+    DecomposeOps(),
+    *(
+        rewrites(
+            program_of,
+            CASES[name][0],
+            *CASES[name][1],
+            rtol=1e-05,
+            inputs={"x": floats(*CASES[name][1])},
+            id=str(name),
         )
-    surgery = ane.apply(model, "decompose_ops", quiet=True)
-    assert not set(FORMS) & {op.op_type for op in walk_ops(surgery.program)}
-    (found,) = ane.run(surgery.program, {"x": x.numpy()}).values()
-    expected = Sums()(x).numpy()
-    assert_close(found, expected, rtol=1e-5)
+        for name in CASES
+    ),
+    *(
+        refuses(reason, program_of, body, 99)
+        for body, reason in [
+            (lambda x: mb.mod(x=x, y=np.float32(3)), "the divisor is 3, no power of two"),
+            (lambda x: mb.mod(x=mb.round(x=x), y=np.float32(3)), "reaches inf, above 2048"),
+            (lambda x: mb.mod(x=x, y=mb.exp(x=x)), "is no positive constant"),
+            (lambda x: mb.reduce_prod(x=x), "it multiplies 99 numbers, above 32"),
+            (lambda x: mb.cumsum(x=mb.tile(x=x, reps=[11]), axis=0), "it runs over 1089 numbers, above 1024"),
+            (
+                lambda x: mb.cumsum(x=mb.cast(x=x, dtype="int32"), axis=0),
+                "integers_as_floats makes them floats",
+            ),
+            (
+                lambda x: mb.one_hot(indices=mb.cast(x=x, dtype="int32"), one_hot_vector_size=9),
+                "is of integers",
+            ),
+            (
+                lambda x: mb.one_hot(
+                    indices=mb.cast(x=x, dtype="int32"), one_hot_vector_size=3000, on_value=1.0, off_value=0.0
+                ),
+                "it has 3000 classes; fp16 counts up to 2048",
+            ),
+        ]
+    ),
+)

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.depthwise_sum import DepthwiseSum
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def conv(shape: tuple[int, ...], weight: tuple[int, ...], bias: bool = False, **how: Any) -> Program:
@@ -42,18 +43,6 @@ def test_numbers_are_kept(name: str) -> None:
     assert_same_numbers(CASES[name], after, rtol=1e-5)
 
 
-def test_refusals_name_the_value() -> None:
-    padded = conv((1, 6, 2), (6, 1, 4), pad_type="custom", pad=[1, 1])
-    assert_refuses(DepthwiseSum(), padded, "it pads [1, 1]")
-    assert_refuses(DepthwiseSum(), conv((1, 6, 4), (6, 2, 4), groups=3), "3 groups make 6 channels of 6")
-
-
-def test_several_positions_are_no_match() -> None:
-    _, session = apply_pass(DepthwiseSum(), conv((1, 6, 5), (6, 1, 4)))
-    assert not session.changes
-    assert not session.refusals
-
-
 def test_a_kernel_that_is_turned_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the taps stand in the other order."""
     right = DepthwiseSum.rewrite
@@ -78,3 +67,11 @@ def test_inspect_names_the_pass() -> None:
     assert ("conv-depthwise-step", "depthwise_sum") in found
     after = ane.apply(program, [DepthwiseSum()], prove=None, quiet=True).program
     assert all(row.legal for row in ane.inspect(after, target="A19/iOS 26").ops)
+
+
+test_cases, test_surroundings = table(
+    DepthwiseSum(),
+    refuses("it pads [1, 1]", conv, (1, 6, 2), (6, 1, 4), pad_type="custom", pad=[1, 1]),
+    refuses("3 groups make 6 channels of 6", conv, (1, 6, 4), (6, 2, 4), groups=3),
+    stays(conv, (1, 6, 5), (6, 1, 4)),
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
@@ -109,16 +110,6 @@ def test_refusals_name_the_value(reason: str) -> None:
     assert_refuses(DilatedConvolution(), REFUSALS[reason], reason)
 
 
-def test_an_inner_value_that_is_an_output_is_refused() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8, 8))])
-    def program(x: Var) -> tuple[Var, Var]:
-        zeros = np.zeros((2, 2), np.int32)
-        inner = conv(mb.space_to_batch(x=x, block_shape=[2, 2], paddings=zeros), 2, 2, 1, 1, name="inner")
-        return mb.batch_to_space(x=inner, block_shape=[2, 2], crops=zeros, name="y"), inner
-
-    assert_refuses(DilatedConvolution(), program, "%inner is read elsewhere")
-
-
 def test_padding_on_the_wrong_side_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: what was padded before is padded after."""
     right = dilated_convolution._Region.fitted
@@ -132,3 +123,18 @@ def test_padding_on_the_wrong_side_is_caught(monkeypatch: pytest.MonkeyPatch) ->
 def test_inspect_names_the_pass() -> None:
     found = ane.inspect(CASES["crops"], target="M4/macOS 15").all_findings
     assert ("space-to-batch", "dilated_convolution") in {(f.rule, f.remedy) for f in found}
+
+
+def an_inner_value_that_is_an_output_is_refused() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 8, 8))])
+    def program(x: Var) -> tuple[Var, Var]:
+        zeros = np.zeros((2, 2), np.int32)
+        inner = conv(mb.space_to_batch(x=x, block_shape=[2, 2], paddings=zeros), 2, 2, 1, 1, name="inner")
+        return mb.batch_to_space(x=inner, block_shape=[2, 2], crops=zeros, name="y"), inner
+
+    return program
+
+
+test_cases, test_surroundings = table(
+    DilatedConvolution(), refuses("%inner is read elsewhere", an_inner_value_that_is_an_output_is_refused)
+)

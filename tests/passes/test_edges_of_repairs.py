@@ -77,11 +77,9 @@ def worse(before: Array, after: Array, exact: Array, step: float) -> Array:
         old, new = (np.nan_to_num(np.abs(value - exact), nan=np.inf) for value in (before, after))
     right = np.isfinite(exact)
     most = np.abs(exact[right]).max(initial=0.0)
-    return (
-        right
-        & np.isfinite(old)
-        & (new > 4 * old.max(initial=0.0, where=np.isfinite(old)) + STEPS * step * most)
-    )
+    with np.errstate(over="ignore"):
+        allowed = 4 * old.max(initial=0.0, where=np.isfinite(old)) + STEPS * step * most
+    return right & np.isfinite(old) & (new > allowed)
 
 
 def programs_of(name: str) -> dict[str, Program]:

@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.errors import PassError
 from anesurgery.files.interface import adapt_inputs
 from anesurgery.interpret import run
-from anesurgery.loading import clone
-from anesurgery.mil import Array, Program, constant, ct, mb, types, walk_ops
+from anesurgery.mil import Array, Program, constant, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul, example
 from anesurgery.rewriting.session import Session
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 IOS = {15: ct.target.iOS15, 16: ct.target.iOS16, 17: ct.target.iOS17, 18: ct.target.iOS18}
 
@@ -29,11 +27,9 @@ def numbers(rows: int, width: int = 3, dtype: Any = np.float16) -> Array:
 
 
 def lookup(table: Array, shape: tuple[int, ...] = (1, 4), ios: int = 17, **how: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)], opset_version=IOS[ios])
-    def program(ids: Any) -> Any:
-        return mb.gather(x=table, indices=guarded(ids, len(table), **how), axis=0, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)], opset_version=IOS[ios])(
+        lambda ids: mb.gather(x=table, indices=guarded(ids, len(table), **how), axis=0, name="y")
+    )
 
 
 def guarded(ids: Any, rows: int, guard: bool = False, to: str | None = None) -> Any:
@@ -109,25 +105,6 @@ def test_shapes_and_opsets(rows: int, shape: tuple[int, ...], ios: int) -> None:
     np.testing.assert_array_equal(looked_up(after, ids), table[ids])
 
 
-@settings(deadline=None, max_examples=4)
-@given(
-    rows=st.integers(1, 9000),
-    width=st.integers(1, 9),
-    shape=st.lists(st.integers(1, 4), min_size=1, max_size=3),
-    dtype=st.sampled_from([np.float16, np.float32]),
-    most=st.integers(2048, 9000),
-    ios=st.sampled_from([15, 17]),
-)
-def test_any_table(rows: int, width: int, shape: list[int], dtype: Any, most: int, ios: int) -> None:
-    table = numbers(rows, width, dtype)
-    after, _ = rewritten(EmbeddingMatmul(max_inner=most), lookup(table, tuple(shape), ios))
-    inner = [op.y.shape[-2] for op in walk_ops(after) if op.op_type == "matmul"]
-    assert max(inner) <= most
-    ids = np.random.default_rng(rows).integers(0, rows, shape)
-    ids.flat[-1] = rows - 1
-    np.testing.assert_array_equal(looked_up(after, ids), table[ids])
-
-
 def test_pieces_are_multiples_of_the_base_and_nearly_equal() -> None:
     after, _ = rewritten(EmbeddingMatmul(max_inner=16384), lookup(numbers(50257, 2), (1, 2)))
     inner = [op.y.shape[-2] for op in walk_ops(after) if op.op_type == "matmul"]
@@ -191,22 +168,14 @@ UNSURE = {
 def test_a_guard_goes_when_the_ids_cannot_be_negative(make: Any, sure: bool) -> None:
     table = numbers(2500)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=IOS[17])
-    def program(ids: Any) -> Any:
-        return mb.gather(x=table, indices=guarded(make(ids), 2500, guard=True), axis=0, name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)], opset_version=IOS[17])(
+        lambda ids: mb.gather(x=table, indices=guarded(make(ids), 2500, guard=True), axis=0, name="y")
+    )
 
     after, _ = rewritten(EmbeddingMatmul(), program)
     added = [op for op in walk_ops(after) if op.op_type == "add" and constant(op.y) == 2500]
     assert bool(added) != sure
     assert_same_numbers(program, after, {"ids": np.array([[1, 2, 3, 5]], np.int32)})
-
-
-def test_a_cast_that_wraps_ids_is_kept() -> None:
-    """int16 does not hold 40000; the cast, wrong as it is, belongs to the model."""
-    after, _ = rewritten(EmbeddingMatmul(), lookup(numbers(40000, 1), to="int16"))
-    assert "int16" in [constant(op.dtype) for op in walk_ops(after) if op.op_type == "cast"]
-    after, _ = rewritten(EmbeddingMatmul(), lookup(numbers(40000, 1), to="uint16"))
-    assert "uint16" not in [constant(op.dtype) for op in walk_ops(after) if op.op_type == "cast"]
 
 
 def tied(rows: int) -> Program:
@@ -265,49 +234,16 @@ def test_two_lookups_two_readers_and_a_nested_block() -> None:
         assert_same_numbers(program, after, inputs)
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("rows", [300, 5003, 40000])
-@pytest.mark.parametrize("ios", [15, 17])
-def test_the_default_pipeline_brings_no_gather_back(rows: int, ios: int) -> None:
-    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
-
-    table = numbers(rows)
-    after, _ = rewritten(EmbeddingMatmul(max_inner=2048), lookup(table, ios=ios))
-    again = clone(after).program
-    PassPipelineManager.apply_pipeline(again, ct.PassPipeline.DEFAULT)
-    assert "gather" not in kinds(again)
-    ids = np.array([[0, 1, rows // 2, rows - 1]])
-    np.testing.assert_array_equal(looked_up(again, ids, "fp16"), table[ids])
-    assert not apply_pass(EmbeddingMatmul(max_inner=2048), again)[1].changes
-
-
 def gather_of(x: Array, shape: tuple[int, ...] = (1, 4), axis: int = 0, **more: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)], opset_version=IOS[17])
-    def program(ids: Any) -> Any:
-        return mb.gather(x=x, indices=ids, axis=axis, **more)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)], opset_version=IOS[17])(
+        lambda ids: mb.gather(x=x, indices=ids, axis=axis, **more)
+    )
 
 
 def poisoned() -> Array:
     table = numbers(2500)
     table[1234, 1] = -np.inf
     return table
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (gather_of(np.ones((9, 2), np.int32)), "the table holds int32"),
-        (gather_of(np.ones(9, np.float32)), "the table has rank 1, not 2"),
-        (gather_of(np.ones((9, 2), np.float32), axis=1), "the lookup is along axis 1, not 0"),
-        (gather_of(np.ones((9, 2), np.float32), (1, 2, 1, 2)), "the ids have rank 4, not 1 to 3"),
-        (gather_of(poisoned()), "the table holds infinities or NaN"),
-        (gather_of(np.full((9, 2), np.nan, np.float32)), "the table holds infinities or NaN"),
-    ],
-)
-def test_refuses(program: Program, reason: str) -> None:
-    assert_refuses(EmbeddingMatmul(), program, reason)
 
 
 def test_a_compressed_table_stays_compressed() -> None:
@@ -324,26 +260,6 @@ def test_a_compressed_table_stays_compressed() -> None:
     kinds = [op.op_type for op in walk_ops(after)]
     assert kinds.count("constexpr_affine_dequantize") == kinds.count("matmul") == 1
     assert_same_numbers(program, after, rtol=0)
-
-
-def test_refuses_symbolic_ids() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    @mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.int32)])
-    def program(ids: Any) -> Any:
-        return mb.gather(x=numbers(9), indices=ids, axis=0)
-
-    assert_refuses(EmbeddingMatmul(), program, "the ids have the symbolic shape")
-
-
-def test_does_not_apply_to_constant_ids_and_dynamic_tables() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((5, 2)), mb.TensorSpec((3,), dtype=types.int32)])
-    def program(x: Any, ids: Any) -> Any:
-        return mb.gather(x=x, indices=ids, axis=0), mb.gather(x=x, indices=[0, 2], axis=0)
-
-    _, session = apply_pass(EmbeddingMatmul(), program)
-    assert not session.changes
-    assert not session.refusals
 
 
 def test_refuses_options_that_do_not_exist() -> None:
@@ -402,23 +318,46 @@ def test_ids_that_something_else_reads_stay_an_input() -> None:
     assert_same_numbers(program, after, inputs, session=session)
 
 
-def test_computed_ids_cannot_leave() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])
-    def program(ids: Any) -> Any:
-        return mb.gather(x=numbers(9), indices=mb.mod(x=ids, y=np.int32(9)), axis=0)
-
-    assert_refuses(EmbeddingMatmul(mode="input"), program, "are computed, not an input")
-
-
 def test_an_id_outside_the_table_gives_zeros() -> None:
     after, _ = rewritten(EmbeddingMatmul(), example())
     found = looked_up(after, np.array([[2500, 2559, 5000, -1, 0]]))
     assert not found[0, :4].any()
 
 
-def test_longer_tables_than_asked_for_stay() -> None:
-    program = lookup(numbers(65), guard=True)
-    assert_refuses(EmbeddingMatmul(most_rows=64), program, "the table has 65 rows, above 64")
-    rewritten(EmbeddingMatmul(most_rows=65), program)
-    with pytest.raises(PassError, match="most_rows=4194305; it must be an integer from 1 to 4194304"):
-        EmbeddingMatmul(most_rows=2048**2 + 1)
+def refuses_symbolic_ids() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((1, new_symbol()), dtype=types.int32)])(
+        lambda ids: mb.gather(x=numbers(9), indices=ids, axis=0)
+    )
+
+
+def does_not_apply_to_constant_ids_and_dynamic_tables() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((5, 2)), mb.TensorSpec((3,), dtype=types.int32)])(
+        lambda x, ids: (mb.gather(x=x, indices=ids, axis=0), mb.gather(x=x, indices=[0, 2], axis=0))
+    )
+
+
+def computed_ids_cannot_leave() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=types.int32)])(
+        lambda ids: mb.gather(x=numbers(9), indices=mb.mod(x=ids, y=np.int32(9)), axis=0)
+    )
+
+
+test_cases, test_surroundings = table(
+    EmbeddingMatmul(),
+    # int16 does not hold 40000; the cast, wrong as it is, belongs to the model.
+    rewrites(lookup, numbers(40000, 1), to="int16"),
+    rewrites(lookup, numbers(40000, 1), to="uint16"),
+    refuses("the table holds int32", gather_of, np.ones((9, 2), np.int32)),
+    refuses("the table has rank 1, not 2", gather_of, np.ones(9, np.float32)),
+    refuses("the lookup is along axis 1, not 0", gather_of, np.ones((9, 2), np.float32), axis=1),
+    refuses("the ids have rank 4, not 1 to 3", gather_of, np.ones((9, 2), np.float32), (1, 2, 1, 2)),
+    refuses("the table holds infinities or NaN", gather_of, poisoned()),
+    refuses("the table holds infinities or NaN", gather_of, np.full((9, 2), np.nan, np.float32)),
+    refuses("the ids have the symbolic shape", refuses_symbolic_ids),
+    stays(does_not_apply_to_constant_ids_and_dynamic_tables),
+    refuses("are computed, not an input", computed_ids_cannot_leave, step=EmbeddingMatmul(mode="input")),
+    refuses(
+        "the table has 65 rows, above 64", lookup, numbers(65), guard=True, step=EmbeddingMatmul(most_rows=64)
+    ),
+    rewrites(lookup, numbers(65), guard=True, step=EmbeddingMatmul(most_rows=65)),
+)

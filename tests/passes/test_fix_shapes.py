@@ -24,11 +24,9 @@ def dynamic(build: Any, shape: tuple[Any, ...] = (None, None, 4), dtype: Any = t
 
     sizes = [get_new_symbol() if d is None else d for d in shape]
 
-    @mb.program(input_specs=[mb.TensorSpec(sizes, dtype=dtype)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(sizes, dtype=dtype)], opset_version=ct.target.iOS17)(
+        lambda x: build(x)
+    )
 
 
 def rolled(x: Var) -> Any:
@@ -84,9 +82,9 @@ def test_inputs_of_which_nothing_is_said_follow_the_others() -> None:
 
     specs = [mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16) for _ in range(2)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(x: Var, mask: Var) -> Var:
-        return mb.mul(x=x, y=mask, name="y")
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda x, mask: mb.mul(x=x, y=mask, name="y")
+    )
 
     after, _ = apply_pass(FixShapes(shapes={"mask": (1, 9)}), program)
     assert {tuple(v.shape) for v in after.functions["main"].inputs.values()} == {(1, 9)}
@@ -223,11 +221,9 @@ def several(build: Any = rolled, opset: Any = ct.target.iOS18) -> Program:
     length = get_new_symbol()
     specs = [mb.TensorSpec((1, length, 64), dtype=types.fp16), mb.TensorSpec((1, length, 1), dtype=types.fp16)]
 
-    @mb.program(input_specs=specs, opset_version=opset)
-    def program(x: Var, mask: Var) -> Any:
-        return mb.mul(x=mb.linear(x=build(x), weight=weight), y=mask, name="out")
-
-    return program
+    return mb.program(input_specs=specs, opset_version=opset)(
+        lambda x, mask: mb.mul(x=mb.linear(x=build(x), weight=weight), y=mask, name="out")
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, types
 from anesurgery.passes.flat_gather import FlatGather
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 SHAPE = (2, 3, 4, 5)
 
@@ -63,20 +61,6 @@ def test_negative_places_that_the_program_wraps_stay_right() -> None:
     assert value.tolist() == [9, 7, 2]
 
 
-def test_integers_stay_and_one_place_is_refused() -> None:
-    assert not apply_pass(FlatGather(), built((6, 2), dtype=types.int32))[1].changes
-    assert_refuses(FlatGather(), built((2,)), "at one place alone")
-
-
-class _Wrong(FlatGather):
-    name = "wrong_gather"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Counts places as if the second axis were as long as the first."""
-        at = mb.reduce_sum(x=mb.mul(x=m.root.indices, y=np.array([2, 1], np.int32)), axes=[-1], keep_dims=False)
-        return mb.gather(x=mb.reshape(x=m.root.x, shape=[6, 4, 5]), indices=at, axis=0)
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built((6, 2)))
+test_cases, test_surroundings = table(
+    FlatGather(), stays(built, (6, 2), dtype=types.int32), refuses("at one place alone", built, (2,))
+)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.fold_batch_norm import FoldBatchNorm
@@ -80,13 +78,3 @@ def test_a_forgotten_epsilon_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("anesurgery.authoring.number", lambda var: -0.2)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(FoldBatchNorm(), program_of())
-
-
-@pytest.mark.slow
-def test_a_real_network_loses_batch_norms(corpus: Path) -> None:
-    model = ane.upgrade(corpus / "sinet_portrait_seg.mlmodel", precision="fp32")
-    before = [op.op_type for op in walk_ops(ane.load(model).program)].count("batch_norm")
-    surgery = ane.apply(model, "fold_batch_norm", quiet=True)
-    after = [op.op_type for op in walk_ops(surgery.program)].count("batch_norm")
-    assert before - after == len(surgery.changes) > 0
-    assert ane.compare(model, surgery.program, precision="fp32").psnr > 100

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
+from pass_cases import refuses, rewrites, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.facts.dependence import fixed_ops
 from anesurgery.files import sub_byte
-from anesurgery.loading import load
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import fold_constants
 from anesurgery.passes.fold_constants import FoldConstants
@@ -22,11 +21,9 @@ from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 
 def built(build: Callable[[Var], Any], dtype: Any = types.fp16) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=dtype)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 4), dtype=dtype)], opset_version=ct.target.iOS17)(
+        lambda x: build(x)
+    )
 
 
 def kinds(program: Program) -> list[str]:
@@ -82,24 +79,11 @@ def test_a_static_shape_is_known_and_a_dynamic_one_is_not() -> None:
     assert kinds(after) == ["mul"]
     from coremltools.converters.mil.mil import get_new_symbol
 
-    @mb.program(
+    dynamic = mb.program(
         input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS17
-    )
-    def dynamic(x: Var) -> Any:
-        return scaled(x)
+    )(lambda x: scaled(x))
 
     assert kinds(apply_pass(FoldConstants(), dynamic)[0]) == kinds(dynamic)
-
-
-def test_values_of_equal_content_are_stored_once() -> None:
-    def two(x: Var) -> Var:
-        a, b = (mb.exp(x=np.arange(4, dtype=np.float16), name=n) for n in "ab")
-        return mb.add(x=mb.mul(x=x, y=a), y=b, name="y")
-
-    after, session = apply_pass(FoldConstants(), built(two))
-    assert len(session.changes) == 2
-    made = [op.outputs[0] for op in walk_ops(after) if op.op_type == "const" and op.outputs[0].shape == (4,)]
-    assert len(made) == 1
 
 
 def test_what_is_too_large_stays_and_what_it_reads_is_folded() -> None:
@@ -121,24 +105,6 @@ def test_random_numbers_are_no_constants() -> None:
         lambda x: mb.add(x=x, y=mb.random_normal(shape=[4], mean=np.float16(0), stddev=np.float16(1)))
     )
     assert kinds(apply_pass(FoldConstants(), program)[0]) == ["random_normal", "add"]
-
-
-def test_an_output_that_depends_on_no_input_stays() -> None:
-    program = built(lambda x: (mb.relu(x=x), mb.exp(x=np.ones(4, np.float16), name="fixed")))
-    assert_refuses(FoldConstants(), program, "the output %fixed depends on no input")
-
-
-def test_compressed_weights_stay_compressed() -> None:
-    def compressed(x: Var) -> Var:
-        table = mb.constexpr_lut_to_dense(
-            indices=np.arange(4, dtype=np.uint8),
-            lut=np.arange(256, dtype=np.float16),
-            shape=np.array([4], np.uint32),
-        )
-        return mb.add(x=x, y=mb.exp(x=table))
-
-    program = built(compressed)
-    assert not apply_pass(FoldConstants(), program)[1].changes
 
 
 VIEWS: dict[str, Callable[[Var], Var]] = {
@@ -168,23 +134,6 @@ def with_palette(opset: Any, make: Callable[[Var], Var]) -> Program:
     return program
 
 
-@pytest.mark.parametrize("opset", [ct.target.iOS16, ct.target.iOS18], ids=["iOS16", "iOS18"])
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_of_a_compressed_weight_is_folded_in_its_form(view: str, opset: Any) -> None:
-    program = with_palette(opset, VIEWS[view])
-    after, session = apply_pass(FoldConstants(), program)
-    assert session.changes
-    kinds = [op.op_type for op in walk_ops(after) if not op.op_type.startswith("const")]
-    assert kinds == ["reshape", "add"]
-    assert sum(op.op_type == "constexpr_lut_to_dense" for op in walk_ops(after)) == 1
-    assert_same_numbers(program, after, rtol=0)
-
-
-def test_an_axis_of_a_compressed_weight_is_not_split() -> None:
-    program = with_palette(ct.target.iOS18, lambda w: mb.reshape(x=w, shape=[2, 4, 6]))
-    assert not apply_pass(FoldConstants(), program)[1].changes
-
-
 def test_a_product_of_a_compressed_weight_is_folded_where_that_is_allowed() -> None:
     program = with_palette(ct.target.iOS18, lambda w: mb.mul(x=w, y=np.float16(0.5)))
     assert_refuses(FoldConstants(), program, 'compressed="reencode", or "decode", allows it')
@@ -202,25 +151,6 @@ def looked_up(table: Any) -> Program:
         return mb.add(x=x, y=mb.gather(x=rows, indices=mb.squeeze(x=kinds_, axes=[0]), axis=0), name="y")
 
     return built(body)
-
-
-def test_rows_that_differ_in_the_sign_of_zero_are_not_equal() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2,), types.int32)], opset_version=ct.target.iOS17)
-    def program(ids: Var) -> Var:
-        return mb.inverse(
-            x=mb.gather(x=np.array([[0.0], [-0.0]], np.float32), indices=ids, axis=0), epsilon=0.0
-        )
-
-    _, session = apply_pass(FoldConstants(), program)
-    assert not session.changes
-
-
-def test_a_lookup_among_equal_rows_is_the_same_for_every_index() -> None:
-    """RoBERTa's token types, which are 0 at every position."""
-    program = looked_up(np.ones((1, 9), np.int32))
-    after, session = apply_pass(FoldConstants(), program)
-    assert kinds(after) == ["add"]
-    assert_same_numbers(program, after, {"x": np.array([[0, 8, 3, 1]], np.float16)}, session=session)
 
 
 def counted_ids(padding: int) -> Program:
@@ -280,23 +210,6 @@ def test_an_op_that_the_interpreter_does_not_know_is_reported(monkeypatch: pytes
     assert_refuses(FoldConstants(), program, "not computed: ")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen2"])
-def test_converted_models_keep_their_numbers(converted: Callable[..., Any], name: str) -> None:
-    """The mask of these models is a sub-graph without inputs: folded, it is the triangle that numpy makes."""
-    program = load(converted(name).model).program
-    assert [op for f in program.functions.values() for op in fixed_ops(f)]
-    after, session = apply_pass(FoldConstants(), program)
-    assert session.changes
-    assert not [op for f in after.functions.values() for op in fixed_ops(f)]
-    masks = [v.val for op in walk_ops(after) for v in op.outputs if np.shape(v.val) == (1, 1, 16, 16)]
-    assert masks
-    for mask in masks:
-        seen = mask if mask.dtype == bool else mask == 0
-        np.testing.assert_array_equal(seen[0, 0], np.tril(np.ones((16, 16), bool)))
-    assert_same_numbers(program, after, precision="fp16")
-
-
 @pytest.mark.parametrize("prove", ["sites", "both"])
 @pytest.mark.parametrize(("op_type", "number"), [("equal", -1), ("not_equal", -2), ("equal", 0)])
 def test_a_fold_on_a_wrong_range_is_caught(
@@ -330,3 +243,46 @@ def test_a_fold_on_a_right_range_has_a_grade() -> None:
     graded = [change.proof for change in surgery.changes if change.proof is not None]
     assert len(graded) == 1
     assert graded[0].max_abs == 0
+
+
+def values_of_equal_content_are_stored_once(x: Var) -> Var:
+    a, b = (mb.exp(x=np.arange(4, dtype=np.float16), name=n) for n in "ab")
+    return mb.add(x=mb.mul(x=x, y=a), y=b, name="y")
+
+
+def compressed(x: Var) -> Var:
+    table = mb.constexpr_lut_to_dense(
+        indices=np.arange(4, dtype=np.uint8),
+        lut=np.arange(256, dtype=np.float16),
+        shape=np.array([4], np.uint32),
+    )
+    return mb.add(x=x, y=mb.exp(x=table))
+
+
+def rows_that_differ_in_the_sign_of_zero_are_not_equal() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((2,), types.int32)], opset_version=ct.target.iOS17)(
+        lambda ids: mb.inverse(
+            x=mb.gather(x=np.array([[0.0], [-0.0]], np.float32), indices=ids, axis=0), epsilon=0.0
+        )
+    )
+
+
+test_cases, test_surroundings = table(
+    FoldConstants(),
+    rewrites(built, values_of_equal_content_are_stored_once, rtol=1e-3),
+    refuses(
+        "the output %fixed depends on no input",
+        built,
+        lambda x: (mb.relu(x=x), mb.exp(x=np.ones(4, np.float16), name="fixed")),
+    ),
+    stays(built, compressed),
+    *(
+        rewrites(with_palette, opset, VIEWS[view])
+        for view in VIEWS
+        for opset in [ct.target.iOS16, ct.target.iOS18]
+    ),
+    stays(with_palette, ct.target.iOS18, lambda w: mb.reshape(x=w, shape=[2, 4, 6])),
+    stays(rows_that_differ_in_the_sign_of_zero_are_not_equal),
+    # RoBERTa's token types, which are 0 at every position.
+    rewrites(looked_up, np.ones((1, 9), np.int32), inputs={"x": np.array([[0, 8, 3, 1]], np.float16)}),
+)

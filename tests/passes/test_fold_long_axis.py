@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import fold_long_axis
 from anesurgery.passes.fold_long_axis import FoldLongAxis
 from anesurgery.placement.target import Target
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 RNG = np.random.default_rng(0)
 LENGTH = 96
@@ -25,11 +26,7 @@ STEP = FoldLongAxis(limit=32)
 def built(build: Callable[..., Any], shape: tuple[int, ...] = (2, 4, LENGTH), inputs: int = 1) -> Program:
     shapes = [mb.TensorSpec(shape, dtype=types.fp32) for _ in range(inputs)]
 
-    @mb.program(input_specs=shapes, opset_version=ct.target.iOS17)
-    def one(x: Var) -> Any:
-        return build(x)
-
-    return one
+    return mb.program(input_specs=shapes, opset_version=ct.target.iOS17)(lambda x: build(x))
 
 
 def weight(out: int, inner: int, width: int) -> Any:
@@ -106,25 +103,6 @@ def test_neighbouring_ops_share_their_rows() -> None:
     assert kinds(after).count("reshape") == 2
 
 
-def test_what_is_short_already_stays() -> None:
-    assert not apply_pass(STEP, built(lambda x: mb.relu(x=x), (1, 4, 32)))[1].changes
-
-
-def test_refusals() -> None:
-    prime = built(lambda x: mb.relu(x=x), (1, 4, 97))
-    assert_refuses(STEP, prime, "97 cannot be cut into equal rows of 2 to 16")
-    shrinks = built(lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="valid"))
-    assert_refuses(STEP, shrinks, "a stride of 1 makes 94 of 96 in rows of 16")
-    stride = built(lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same", strides=[3]))
-    assert_refuses(STEP, stride, "a stride of 3 makes 32 of 96 in rows of 16")
-    wide = built(lambda x: mb.conv(x=x, weight=weight(4, 4, 41), pad_type="same"))
-    assert_refuses(STEP, wide, "the kernel reads 40 numbers of other rows")
-    pools = built(lambda x: mb.max_pool(x=x, kernel_sizes=[3], strides=[1], pad_type="same"))
-    assert_refuses(STEP, pools, "the pool overlaps or is padded")
-    with pytest.raises(PassError, match="it must be an integer of at least 2"):
-        FoldLongAxis(limit=1)
-
-
 def test_rows_that_do_not_see_each_other_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: each row is padded with zeros."""
 
@@ -174,3 +152,30 @@ def test_a_compressed_weight_stays_compressed(groups: int) -> None:
     assert conv.weight.op.op_type == "constexpr_lut_to_dense"
     assert conv.weight.shape == (4, 4 // groups, 1, 3)
     assert_same_numbers(program, after, rtol=1e-5)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    stays(built, lambda x: mb.relu(x=x), (1, 4, 32)),
+    refuses("97 cannot be cut into equal rows of 2 to 16", built, lambda x: mb.relu(x=x), (1, 4, 97)),
+    refuses(
+        "a stride of 1 makes 94 of 96 in rows of 16",
+        built,
+        lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="valid"),
+    ),
+    refuses(
+        "a stride of 3 makes 32 of 96 in rows of 16",
+        built,
+        lambda x: mb.conv(x=x, weight=weight(4, 4, 3), pad_type="same", strides=[3]),
+    ),
+    refuses(
+        "the kernel reads 40 numbers of other rows",
+        built,
+        lambda x: mb.conv(x=x, weight=weight(4, 4, 41), pad_type="same"),
+    ),
+    refuses(
+        "the pool overlaps or is padded",
+        built,
+        lambda x: mb.max_pool(x=x, kernel_sizes=[3], strides=[1], pad_type="same"),
+    ),
+)

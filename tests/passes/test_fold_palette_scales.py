@@ -31,11 +31,9 @@ def table(data: Array, scale: Array) -> Var:
 
 
 def linear(lut: Callable[[], Any]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices(8, 16), lut=lut()), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 16), dtype=types.fp16)], opset_version=ct.target.iOS18)(
+        lambda x: mb.linear(x=x, weight=mb.constexpr_lut_to_dense(indices=indices(8, 16), lut=lut()), name="y")
+    )
 
 
 BYTES = RNG.integers(-128, 128, (1, 16, 16, 1)).astype(np.int8)

@@ -16,9 +16,9 @@ from anesurgery.testing import apply_pass, assert_refuses
 
 
 def constant(array: Array) -> Var:
-    @mb.program(input_specs=[mb.TensorSpec((1,))])
-    def program(x: Var) -> Var:
-        return mb.identity(x=mb.const(val=array, name="c"))
+    program = mb.program(input_specs=[mb.TensorSpec((1,))])(
+        lambda x: mb.identity(x=mb.const(val=array, name="c"))
+    )
 
     var: Var = next(op for op in program.functions["main"].operations if op.op_type == "const").outputs[0]
     return var
@@ -59,9 +59,7 @@ def test_another_value_is_refused_with_both(inferred: Array, value: Array, words
 
 
 def test_what_is_not_inferred_is_not_compared() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1,))])
-    def program(x: Var) -> Var:
-        return mb.relu(x=x)
+    program = mb.program(input_specs=[mb.TensorSpec((1,))])(lambda x: mb.relu(x=x))
 
     assert not is_inferred(program.functions["main"].outputs[0])
     assert is_inferred(constant(FLOATS))

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
-from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.decompose_attention import DecomposeAttention
 from anesurgery.passes.fuse_attention import FuseAttention
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 SHAPE = (1, 2, 6, 16)
 
@@ -78,42 +75,18 @@ def test_there_and_back_in_fp16(width: int) -> None:
     assert_same_numbers(program, whole, rtol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (lambda: attention(scaled, opset=ct.target.iOS17), "the program is of iOS17"),
-        (lambda: attention(lambda s, m: mb.mul(x=mb.add(x=s, y=m), y=np.float32(2)), (6, 6)), "after a mask"),
-        (lambda: attention(scaled, (6, 1)), "is the same for all keys"),
-        (lambda: attention(lambda s: mb.maximum(x=s, y=np.float32(-9))), "maximum stands between"),
-    ],
+test_cases, test_surroundings = table(
+    FuseAttention(),
+    *(
+        refuses(reason, program)
+        for program, reason in [
+            (lambda: attention(scaled, opset=ct.target.iOS17), "the program is of iOS17"),
+            (
+                lambda: attention(lambda s, m: mb.mul(x=mb.add(x=s, y=m), y=np.float32(2)), (6, 6)),
+                "after a mask",
+            ),
+            (lambda: attention(scaled, (6, 1)), "is the same for all keys"),
+            (lambda: attention(lambda s: mb.maximum(x=s, y=np.float32(-9))), "maximum stands between"),
+        ]
+    ),
 )
-def test_refuses(program: Callable[[], Program], reason: str) -> None:
-    assert_refuses(FuseAttention(), program(), reason)
-
-
-@dataclass(frozen=True)
-class ScaleForgotten(FuseAttention):
-    """Wrong: any factor is taken for that of the fused op."""
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return super().rewrite(mb, m.bind(factor=0.25))
-
-
-@dataclass(frozen=True)
-class MaskForgotten(FuseAttention):
-    """Wrong: the mask is left out."""
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        return super().rewrite(mb, m.bind(masks=[]))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "program"),
-    [
-        (ScaleForgotten(), lambda: attention(lambda s: mb.mul(x=s, y=np.float32(0.3)))),
-        (MaskForgotten(), lambda: attention(scaled, (6, 6))),
-    ],
-)
-def test_the_check_catches_wrong_versions(wrong: FuseAttention, program: Callable[[], Program]) -> None:
-    with pytest.raises(ProofError):
-        apply_pass(wrong, program())

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pass_cases import refuses, stays, table
 
-from anesurgery.loading import load
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.gather_to_moves import GatherToMoves
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 SHAPE = (2, 5, 3)
 
@@ -70,20 +69,6 @@ def test_any_rows_of_any_axis(rows: list[int], axis: int, nested: bool) -> None:
     assert_same_numbers(program, after)
 
 
-def test_refusals_say_what_is_in_the_way() -> None:
-    scattered = np.random.default_rng(0).integers(0, 5, 40)
-    assert_refuses(
-        GatherToMoves(), built("gather", scattered, axis=1), "slices would be needed, the limit is 8"
-    )
-    shifted = np.add.outer(np.arange(2), np.arange(4))[:, :, None] * np.ones(3)
-    assert_refuses(GatherToMoves(), built("gather_along_axis", shifted, axis=1), "differ along another axis")
-    assert_refuses(GatherToMoves(), built("gather", [-1], axis=1), "the index -1: from iOS 17 on")
-    diagonal = built("gather_nd", [[i, i] for i in range(2)])
-    assert_refuses(GatherToMoves(), diagonal, "two axes of the source are read along one axis")
-    repeated = built("gather_nd", [[[0], [1]], [[0], [1]]])
-    assert_refuses(GatherToMoves(), repeated, "elements are repeated along axis 0")
-
-
 @pytest.mark.parametrize("op_type", ["gather", "gather_nd", "gather_along_axis"])
 def test_before_ios_17_negative_indices_count_from_the_end(op_type: str) -> None:
     indices = {"gather": [-1, -2], "gather_nd": [[-1], [-2]], "gather_along_axis": [[-1] * 3, [-2] * 3]}[
@@ -100,20 +85,30 @@ def test_before_ios_17_negative_indices_count_from_the_end(op_type: str) -> None
     assert_same_numbers(program, after)
 
 
-def test_dynamic_indices_are_left_to_other_passes() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.int32)], opset_version=ct.target.iOS17)
-    def program(i: Var) -> Var:
-        return mb.gather(x=np.ones((4, 2), np.float16), indices=i, axis=0)
-
-    _, session = apply_pass(GatherToMoves(), program)
-    assert not session.changes
-    assert not session.refusals
+def dynamic_indices_are_left_to_other_passes() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((3,), dtype=types.int32)], opset_version=ct.target.iOS17)(
+        lambda i: mb.gather(x=np.ones((4, 2), np.float16), indices=i, axis=0)
+    )
 
 
-@pytest.mark.slow
-def test_a_converted_mask_is_read_by_a_reshape(converted: Callable[..., Any]) -> None:
-    program = load(converted("llama", mask=True).model).program
-    assert "gather_nd" in kinds(program)
-    after, session = apply_pass(GatherToMoves(), program)
-    assert session.changes
-    assert_same_numbers(program, after, precision="fp16")
+test_cases, test_surroundings = table(
+    GatherToMoves(),
+    refuses(
+        "slices would be needed, the limit is 8",
+        built,
+        "gather",
+        np.random.default_rng(0).integers(0, 5, 40),
+        axis=1,
+    ),
+    refuses(
+        "differ along another axis",
+        built,
+        "gather_along_axis",
+        np.add.outer(np.arange(2), np.arange(4))[:, :, None] * np.ones(3),
+        axis=1,
+    ),
+    refuses("the index -1: from iOS 17 on", built, "gather", [-1], axis=1),
+    refuses("two axes of the source are read along one axis", built, "gather_nd", [[i, i] for i in range(2)]),
+    refuses("elements are repeated along axis 0", built, "gather_nd", [[[0], [1]], [[0], [1]]]),
+    stays(dynamic_indices_are_left_to_other_passes),
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import rewrites, stays, table
 from scores import scored
 
 import anesurgery as ane
@@ -59,12 +60,6 @@ def with_a_branch(x: Var) -> Any:
     return mb.add(x=conv(first), y=taken, name="y")
 
 
-def test_a_short_chain_goes_with_the_op_that_it_leads_to() -> None:
-    after, _ = apply_pass(GroupByUnit("M4/macOS 15"), with_a_chain)
-    assert kinds(after) == ["cumsum", "relu", "cumsum", "conv", "conv", "add", "conv"]
-    assert_same_numbers(with_a_chain, after)
-
-
 @pytest.mark.one_of(3)
 @pytest.mark.parametrize("program", [example(), with_a_chain, with_noise, with_a_branch])
 @pytest.mark.parametrize("target", ["M1/macOS 14", "M4/macOS 15", "A15/iOS 17"])
@@ -114,11 +109,6 @@ def test_small_ops_do_not_begin_a_run() -> None:
     assert_same_numbers(with_a_small_start, after)
 
 
-def test_nothing_moves_where_every_op_is_legal() -> None:
-    legal = mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)])(lambda x: conv(conv(x)))
-    assert not apply_pass(GroupByUnit("M4"), legal)[1].changes
-
-
 @pytest.mark.parametrize("wrong", ["late", "missing", "twice"])
 def test_a_wrong_order_is_an_error(wrong: str) -> None:
     """The wrong versions: an op before what it reads, one that is left out, one that stands there twice."""
@@ -133,3 +123,14 @@ def test_a_wrong_order_is_an_error(wrong: str) -> None:
 def test_auto_tries_it() -> None:
     surgery = ane.apply(with_noise, "auto", target="M4/macOS 15", quiet=True)
     assert "group_by_unit" in {change.pass_name for change in surgery.changes}
+
+
+test_cases, test_surroundings = table(
+    GroupByUnit("M4/macOS 15"),
+    rewrites(lambda: with_a_chain, id="a short chain goes with the op that it leads to"),
+    stays(
+        mb.program(input_specs=[mb.TensorSpec(SHAPE, dtype=types.fp16)]),
+        lambda x: conv(conv(x)),
+        step=GroupByUnit("M4"),
+    ),
+)

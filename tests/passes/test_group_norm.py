@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from pass_cases import refuses, table
 
-from anesurgery.errors import PassError, ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes.group_norm import GroupNorm
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 HALF = np.float16
 
@@ -85,22 +82,6 @@ def test_norms_after_norms() -> None:
     assert_same_numbers(program, after, rtol=1e-4)
 
 
-def test_refuses() -> None:
-    assert_refuses(GroupNorm(), built(bounded=True), "is at most 2: its squares do not overflow")
-    with pytest.raises(PassError, match="form='instance'"):
-        GroupNorm(form="instance")
-
-
-@dataclass(frozen=True)
-class NotCentred(GroupNorm):
-    """Wrong: the mean stays."""
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        x, over = m.norm.x, {"axes": list(m.norm.axes), "keep_dims": True}
-        total = mb.add(x=mb.reduce_mean(x=mb.square(x=x), **over), y=HALF(m.norm.epsilon))
-        return mb.mul(x=x, y=mb.rsqrt(x=total))
-
-
-def test_the_check_catches_a_mean_that_stays() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(NotCentred(), built())
+test_cases, test_surroundings = table(
+    GroupNorm(), refuses("is at most 2: its squares do not overflow", built, bounded=True)
+)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.halve_exponent import HalveExponent
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass, assert_refuses
 
 HALF = np.float16
@@ -35,11 +33,6 @@ def test_it_overflows_later(factor: float, divides: bool) -> None:
     (old,), (new,) = (run(p, {"x": x}, precision="fp16").values() for p in (program, after))
     assert not np.isfinite(old).all()
     assert np.abs(new - wanted).max() < 4e-3 * np.abs(wanted).max()
-
-
-def test_refusals() -> None:
-    assert_refuses(HalveExponent(), built(known=True), "nothing overflows")
-    assert_refuses(HalveExponent(), built(2.0), "does not become small")
 
 
 def likelihood(factor: float = 1.0, bounded: bool = False) -> Program:
@@ -68,29 +61,8 @@ def test_an_exponential_times_a_square(factor: float) -> None:
     assert_refuses(HalveExponent(), likelihood(bounded=True), "nothing overflows")
 
 
-class _WholeExponent(HalveExponent):
-    name = "whole_exponent"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Squares what was not halved."""
-        wrong: Var = mb.square(x=mb.mul(x=mb.exp(x=m.exponent), y=m.base))
-        return wrong
-
-
-def test_an_exponent_that_is_not_halved_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_WholeExponent(), likelihood())
-
-
-class _Wrong(HalveExponent):
-    name = "wrong_exponent"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Squares the factor too."""
-        made: Var = mb.square(x=mb.mul(x=mb.exp(x=mb.mul(x=m.exponent, y=0.5)), y=m.factor))
-        return made
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built())
+test_cases, test_surroundings = table(
+    HalveExponent(),
+    refuses("nothing overflows", built, known=True),
+    refuses("does not become small", built, 2.0),
+)

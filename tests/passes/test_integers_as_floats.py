@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from pass_cases import refuses, rewrites, table
 
 import anesurgery as ane
 from anesurgery.facts.integer_masks import is_mask
-from anesurgery.mil import Program, Var, ct, dtype_name, mb, operands, quiet_host, types, walk_ops
+from anesurgery.mil import Program, Var, ct, dtype_name, mb, new_symbol, operands, types, walk_ops
 from anesurgery.ops import COMPARISONS, LOGICAL
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -21,11 +21,7 @@ MASK = {"a": (0, 1)}
 
 
 def program_of(body: Callable[[Var], Any], shape: tuple[Any, ...]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)])
-    def program(a: Var) -> Any:
-        return body(a)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)])(lambda a: body(a))
 
 
 def integer_ops(program: Program) -> list[str]:
@@ -76,42 +72,6 @@ def test_positions_up_to_a_length_need_no_promise() -> None:
     assert_same_numbers(program, after, {"a": np.array([1999, 5000], np.int32)})
 
 
-@pytest.mark.parametrize(
-    ("body", "assume", "reason"),
-    [
-        (lambda a: mb.less(x=a, y=np.int32(2048)), None, "one of them must stay within 2047"),
-        (lambda a: mb.equal(x=a, y=mb.reverse(x=a, axes=[0])), None, "%a has an unknown range"),
-        (
-            lambda a: mb.cast(x=mb.add(x=a, y=np.int32(1)), dtype="fp16"),
-            None,
-            "has an unknown range, above 2048",
-        ),
-        (
-            lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)),
-            {"a": (0, 100)},
-            "reaches 4000, above 2048",
-        ),
-    ],
-    ids=["2048", "two unknowns", "a sum", "a product"],
-)
-def test_refusals_name_the_range(body: Any, assume: Any, reason: str) -> None:
-    assert_refuses(IntegersAsFloats(assume=assume), program_of(body, (4,)), reason)
-
-
-def test_symbolic_shapes_are_refused() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    program = program_of(lambda a: mb.cast(x=mb.expand_dims(x=a, axes=[0]), dtype="fp16"), (get_new_symbol(),))
-    assert_refuses(IntegersAsFloats(), program, "has the symbolic shape")
-
-
-def test_a_product_that_fits_is_taken() -> None:
-    program = program_of(lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)), (4,))
-    after, _ = apply_pass(IntegersAsFloats(assume={"a": (-50, 50)}), program)
-    assert integer_ops(after) == ["cast"]
-    assert_same_numbers(program, after, {"a": np.array([-50, 0, 1, 50], np.int32)})
-
-
 def test_the_choice_of_a_router_leaves_no_32_bit_integers() -> None:
     """As coremltools writes it: indices of 16 bits, made wider to be compared."""
 
@@ -150,22 +110,13 @@ def test_short_integers_are_compared_rightly_up_to_their_end(limit: int) -> None
     def body(a: Var) -> Any:
         return mb.less(x=mb.cast(x=a, dtype="int32"), y=np.int32(limit)), mb.identity(x=a)
 
-    @mb.program(input_specs=[mb.TensorSpec((len(edges),), dtype=types.uint16)], opset_version=ct.target.iOS17)
-    def program(a: Var) -> Any:
-        return body(a)
+    program = mb.program(
+        input_specs=[mb.TensorSpec((len(edges),), dtype=types.uint16)], opset_version=ct.target.iOS17
+    )(lambda a: body(a))
 
     after, session = apply_pass(IntegersAsFloats(), program)
     assert integer_ops(after) == [], session.refusals
     assert_same_numbers(program, after, {"a": edges})
-
-
-def test_a_limit_that_is_not_checked_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: any constant will do."""
-    monkeypatch.setattr("anesurgery.fp16.LAST_INTEGER", 1 << 20)
-    program = program_of(lambda a: mb.equal(x=a, y=np.int32(2049)), (100000,))
-    after, _ = apply_pass(IntegersAsFloats(), program, prove=False)
-    with pytest.raises(AssertionError):
-        assert_same_numbers(program, after, {"a": np.arange(100000, dtype=np.int32)})
 
 
 def half(x: Var) -> Any:
@@ -217,80 +168,10 @@ def test_division_is_exact_up_to_the_limit(by: int) -> None:
     assert_same_numbers(program, after, {"a": every}, precision="fp16")
 
 
-def test_a_float_that_becomes_an_integer_is_rounded_towards_zero() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((5,))])
-    def program(x: Var) -> Any:
-        cut = mb.cast(x=mb.mul(x=mb.tanh(x=x), y=np.float32(9)), dtype="int32")
-        return half(mb.add(x=cut, y=np.int32(1)))
-
-    after, session = apply_pass(IntegersAsFloats(), program)
-    assert integer_ops(after) == [], session.refusals
-    assert_same_numbers(program, after, {"x": np.array([-3, -0.3, 0, 0.1, 2], np.float32)})
-
-
-def test_a_running_sum_that_may_pass_the_limit_is_refused() -> None:
-    program = program_of(lambda a: half(mb.cumsum(x=a, axis=0)), (3000,))
-    assert_refuses(IntegersAsFloats(assume=MASK), program, "reaches 3000, above 2048")
-
-
-def test_the_divisor_must_be_a_positive_constant() -> None:
-    program = program_of(lambda a: half(mb.floor_div(x=a, y=np.int32(-3))), (4,))
-    assert_refuses(IntegersAsFloats(assume=MASK), program, "has an unknown range")
-
-
-@pytest.mark.slow
-def test_a_converted_mask_keeps_one_integer_op() -> None:
-    class Masked(torch.nn.Module):
-        def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-            return torch.softmax(x.masked_fill(mask[:, None, :] == 0, -1e4), -1)
-
-    values = {"x": np.random.default_rng(0).standard_normal((1, 3, 4)).astype(np.float32)}
-    values["mask"] = np.array([[1, 1, 0, 1]], np.int32)
-    with quiet_host():
-        tensors = tuple(torch.from_numpy(v) for v in values.values())
-        traced = torch.jit.trace(Masked().eval(), tensors)  # type: ignore[no-untyped-call]
-        model = ct.convert(
-            traced,
-            inputs=[ct.TensorType(n, v.shape, dtype=v.dtype) for n, v in values.items()],
-            minimum_deployment_target=ct.target.iOS17,
-            skip_model_load=True,
-        )
-    before = integer_ops(ane.load(model).program)
-    surgery = ane.apply(model, "integers_as_floats", prove="both", quiet=True)
-    assert integer_ops(surgery.program) == ["cast"]
-    assert len(before) > 1
-    assert surgery.proof is not None
-    assert surgery.proof.ok
-
-
-def test_a_size_that_is_not_known_is_refused() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    @mb.program(input_specs=[mb.TensorSpec((get_new_symbol(), 4))], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        length = mb.gather(x=mb.shape(x=x), indices=np.int32(0), axis=0, name="length")
-        return mb.mul(x=x, y=mb.cast(x=mb.equal(x=length, y=np.int32(3)), dtype="fp32"))
-
-    assert_refuses(IntegersAsFloats(), program, "%length is counted from a symbolic shape")
-
-
 def as_another_integer(dtype: str) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)], opset_version=ct.target.iOS17)
-    def program(a: Var) -> Any:
-        return half(mb.add(x=mb.cast(x=mb.cast(x=a, dtype=dtype), dtype="int32"), y=np.int32(1)))
-
-    return program
-
-
-@pytest.mark.parametrize("dtype", ["uint16", "int8"])
-def test_a_type_that_may_not_hold_an_integer_is_no_view(dtype: str) -> None:
-    held, beyond = ((0, 5), (-5, 5)) if dtype == "uint16" else ((-5, 127), (-5, 128))
-    program = as_another_integer(dtype)
-    after, _ = apply_pass(IntegersAsFloats(assume={"a": held}), program)
-    assert integer_ops(after) == ["cast"]
-    assert_same_numbers(program, after, {"a": np.array([*held, 1, 2], np.int32)})
-    reason = "reaches 65536, above" if dtype == "uint16" else "has an unknown range"
-    assert_refuses(IntegersAsFloats(assume={"a": beyond}), program, reason)
+    return mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)], opset_version=ct.target.iOS17)(
+        lambda a: half(mb.add(x=mb.cast(x=mb.cast(x=a, dtype=dtype), dtype="int32"), y=np.int32(1)))
+    )
 
 
 def masked(seen: Callable[[Var], Var]) -> Program:
@@ -348,3 +229,101 @@ def test_what_is_more_than_yes_and_no_is_no_mask(seen: Callable[[Var], Var]) -> 
     _, session = apply_pass(IntegersAsFloats(masks=True), program)
     assert not session.notes
     assert not is_mask(program.functions["main"].inputs["a"])
+
+
+def a_float_that_becomes_an_integer_is_rounded_towards_zero() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((5,))])
+    def program(x: Var) -> Any:
+        cut = mb.cast(x=mb.mul(x=mb.tanh(x=x), y=np.float32(9)), dtype="int32")
+        return half(mb.add(x=cut, y=np.int32(1)))
+
+    return program
+
+
+def a_size_that_is_not_known_is_refused() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((new_symbol(), 4))], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Var:
+        length = mb.gather(x=mb.shape(x=x), indices=np.int32(0), axis=0, name="length")
+        return mb.mul(x=x, y=mb.cast(x=mb.equal(x=length, y=np.int32(3)), dtype="fp32"))
+
+    return program
+
+
+test_cases, test_surroundings = table(
+    IntegersAsFloats(),
+    *(
+        refuses(reason, program_of, body, (4,), step=IntegersAsFloats(assume=assume))
+        for body, assume, reason in [
+            (lambda a: mb.less(x=a, y=np.int32(2048)), None, "one of them must stay within 2047"),
+            (lambda a: mb.equal(x=a, y=mb.reverse(x=a, axes=[0])), None, "%a has an unknown range"),
+            (
+                lambda a: mb.cast(x=mb.add(x=a, y=np.int32(1)), dtype="fp16"),
+                None,
+                "has an unknown range, above 2048",
+            ),
+            (
+                lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)),
+                {"a": (0, 100)},
+                "reaches 4000, above 2048",
+            ),
+        ]
+    ),
+    refuses(
+        "has the symbolic shape",
+        program_of,
+        lambda a: mb.cast(x=mb.expand_dims(x=a, axes=[0]), dtype="fp16"),
+        (new_symbol(),),
+    ),
+    rewrites(
+        program_of,
+        lambda a: mb.greater(x=mb.mul(x=a, y=np.int32(40)), y=np.int32(3)),
+        (4,),
+        inputs={"a": np.array([-50, 0, 1, 50], np.int32)},
+        step=IntegersAsFloats(assume={"a": (-50, 50)}),
+    ),
+    rewrites(
+        a_float_that_becomes_an_integer_is_rounded_towards_zero,
+        inputs={"x": np.array([-3, -0.3, 0, 0.1, 2], np.float32)},
+    ),
+    refuses(
+        "reaches 3000, above 2048",
+        program_of,
+        lambda a: half(mb.cumsum(x=a, axis=0)),
+        (3000,),
+        step=IntegersAsFloats(assume=MASK),
+    ),
+    refuses(
+        "has an unknown range",
+        program_of,
+        lambda a: half(mb.floor_div(x=a, y=np.int32(-3))),
+        (4,),
+        step=IntegersAsFloats(assume=MASK),
+    ),
+    refuses("%length is counted from a symbolic shape", a_size_that_is_not_known_is_refused),
+    *(
+        rewrites(
+            as_another_integer,
+            dtype,
+            inputs={
+                "a": np.array(
+                    [*(((0, 5), (-5, 5)) if dtype == "uint16" else ((-5, 127), (-5, 128)))[0], 1, 2], np.int32
+                )
+            },
+            step=IntegersAsFloats(
+                assume={"a": (((0, 5), (-5, 5)) if dtype == "uint16" else ((-5, 127), (-5, 128)))[0]}
+            ),
+        )
+        for dtype in ["uint16", "int8"]
+    ),
+    *(
+        refuses(
+            "reaches 65536, above" if dtype == "uint16" else "has an unknown range",
+            as_another_integer,
+            dtype,
+            step=IntegersAsFloats(
+                assume={"a": (((0, 5), (-5, 5)) if dtype == "uint16" else ((-5, 127), (-5, 128)))[1]}
+            ),
+        )
+        for dtype in ["uint16", "int8"]
+    ),
+)

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.passes.interface_fp16 import InterfaceFp16
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.session import Session
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 from anesurgery.text import to_text
 
 
@@ -46,11 +47,6 @@ def test_a_value_that_is_read_and_returned_gets_an_output_of_its_own() -> None:
     after, session = apply_pass(InterfaceFp16(), program)
     assert len({id(v) for v in after.functions["main"].outputs}) == 2
     assert_same_numbers(program, after, rtol=1e-3, session=session)
-
-
-def test_ios_15_has_no_fp16_at_the_interface() -> None:
-    program = program_of(lambda a: mb.relu(x=a), (2, 3), opset=ct.target.iOS15)
-    assert_refuses(InterfaceFp16(), program, "the program is for iOS 15")
 
 
 def test_images_and_values_handed_through_keep_their_type() -> None:
@@ -130,3 +126,9 @@ def test_auto_raises_the_opset_where_the_os_of_the_target_takes_it() -> None:
     targets = ("M1/macOS 14", "M1/macOS 12", "M1", "A14/iOS 15", "A14/iOS 16")
     raised = {t: [s.options()["newer_opset"] for s in InterfaceFp16.variants(Target.parse(t))] for t in targets}
     assert raised == dict(zip(targets, [[True], [False], [False], [False], [True]], strict=True))
+
+
+test_cases, test_surroundings = table(
+    InterfaceFp16(),
+    refuses("the program is for iOS 15", program_of, lambda a: mb.relu(x=a), (2, 3), opset=ct.target.iOS15),
+)

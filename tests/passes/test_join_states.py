@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import Decoder
+from pass_cases import refuses, table
 from state_programs import EDITED, NESTED, SHAPE, stream
 
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.passes import join_states
 from anesurgery.passes.join_states import JoinStates
 from anesurgery.passes.pad_state import PadState
 from anesurgery.testing import apply_pass, assert_refuses, reasons
@@ -62,20 +62,6 @@ def test_joined_states_keep_apart(order: str) -> None:
     np.testing.assert_array_equal(steps(padded), steps(program))
 
 
-def test_a_write_that_another_one_undoes_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both states were read before the first is written: an update of what was read then loses that write."""
-
-    def update(self: Any, builder: Any, op: Any, stored: Var) -> Var:
-        shift = np.array([self.first, 0], np.int32)
-        begin, end = (builder.add(x=op.inputs[n], y=shift) for n in ("begin", "end"))
-        return builder.slice_update(x=stored, update=op.update, begin=begin, end=end)
-
-    monkeypatch.setattr(join_states._Rows, "update", update)
-    program = two_states("kvkv")
-    after, _ = apply_pass(JoinStates(), program)
-    assert not np.array_equal(steps(after), steps(program))
-
-
 def test_refusals() -> None:
     assert_refuses(JoinStates(), Decoder(half=True).program(), "no two states agree")
     _, session = apply_pass(JoinStates(), two_states("kkkvv"))
@@ -122,6 +108,6 @@ def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
         assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
 
 
-@pytest.mark.parametrize("body", NESTED)
-def test_refuses_states_inside_of_branches_and_loops(body: Callable[..., Any]) -> None:
-    assert_refuses(JoinStates(), beside_another(body), "the state s is used inside a")
+test_cases, test_surroundings = table(
+    JoinStates(), *(refuses("the state s is used inside a", beside_another, body) for body in NESTED)
+)

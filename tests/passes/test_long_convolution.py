@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
-from anesurgery.passes.long_convolution import LongConvolution, _Fold, _Pieces
+from anesurgery.mil import Program, ct, mb, types, walk_ops
+from anesurgery.passes.long_convolution import LongConvolution, _Fold
 from anesurgery.placement import Target
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
@@ -22,11 +23,9 @@ def floats(*shape: int) -> Any:
 
 
 def conv(shape: tuple[Any, ...], weight: tuple[int, ...], **more: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=floats(*weight), name="y", **more)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)], opset_version=ct.target.iOS16)(
+        lambda x: mb.conv(x=x, weight=floats(*weight), name="y", **more)
+    )
 
 
 CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -88,38 +87,6 @@ def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch
     assert_same_numbers(program, after, rtol=1e-5)
 
 
-def test_a_piece_in_the_wrong_place_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong version: the pieces are in the order of the taps beside inputs in another one."""
-    right = _Pieces.weight
-    monkeypatch.setattr(_Pieces, "weight", lambda how, old: np.roll(right(how, old), 3, axis=1))
-    monkeypatch.setattr("anesurgery.passes.long_convolution.LARGEST", 0)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(LongConvolution(), conv((1, 3, 100), (4, 3, 31)))
-
-
-@pytest.mark.slow
-def test_the_positions_of_a_speech_encoder_of_real_width_are_on_the_engine() -> None:
-    """As wide as wav2vec2: 48 channels in each of 16 groups, 128 taps; phases would hold 58 million numbers."""
-    weight = np.random.default_rng(0).standard_normal((768, 48, 128)).astype(np.float16) / 64
-
-    @mb.program(input_specs=[mb.TensorSpec((1, 768, 49), types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=weight, groups=16, pad_type="custom", pad=[64, 64])
-
-    after, session = apply_pass(LongConvolution(), program)
-    assert session.changes, session.refusals
-    (small,) = [op for op in walk_ops(after) if op.op_type == "conv"]
-    assert small.weight.shape == (768, 480, 13)
-    found = ane.inspect(after, target="M1/macOS 14")
-    assert {row.legal for row in found.ops if row.op_type == "conv"} == {True}
-
-
-def test_a_narrow_kernel_is_no_match() -> None:
-    _, session = apply_pass(LongConvolution(), conv((1, 3, 50), (4, 3, 13)))
-    assert not session.changes
-    assert not session.refusals
-
-
 def test_refusals_name_the_value() -> None:
     from coremltools.converters.mil.mil import get_new_symbol
 
@@ -129,9 +96,9 @@ def test_refusals_name_the_value() -> None:
     high = conv((1, 1, 400, 6), (4, 1, 300, 4))
     assert_refuses(LongConvolution(most_phases=2), high, "2 phases leave a kernel 300 high above 29")
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 60)), mb.TensorSpec((1, 1, 40), dtype=types.fp32)])
-    def dynamic(x: Var, w: Var) -> Var:
-        return mb.conv(x=x, weight=w)
+    dynamic = mb.program(input_specs=[mb.TensorSpec((1, 1, 60)), mb.TensorSpec((1, 1, 40), dtype=types.fp32)])(
+        lambda x, w: mb.conv(x=x, weight=w)
+    )
 
     assert_refuses(LongConvolution(), dynamic, "the kernel is 40 wide, but its weight is made by an input")
     with pytest.raises(ane.SurgeryError, match="most_width=0; it must be a positive integer"):
@@ -171,9 +138,9 @@ def test_a_padded_fp16_program_loads_again() -> None:
     """coremltools' builder pads with an fp32 zero, which its reader refuses beside fp16."""
     rng = np.random.default_rng(0)
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 60), types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=rng.standard_normal((2, 1, 32)).astype(np.float16), pad_type="same")
+    program = mb.program(input_specs=[mb.TensorSpec((1, 1, 60), types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.conv(x=x, weight=rng.standard_normal((2, 1, 32)).astype(np.float16), pad_type="same")
+    )
 
     after, _ = apply_pass(LongConvolution(), program)
     assert "pad" in {op.op_type for op in walk_ops(after)}
@@ -223,11 +190,9 @@ def quantized_kernel(shape: tuple[int, ...]) -> Any:
 
 
 def framed_by(kernel: Callable[[], Any]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 96))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.conv(x=x, weight=kernel(), strides=[16], name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 1, 96))], opset_version=ct.target.iOS18)(
+        lambda x: mb.conv(x=x, weight=kernel(), strides=[16], name="y")
+    )
 
 
 KERNELS: dict[str, Callable[[], Any]] = {
@@ -246,7 +211,12 @@ def test_a_compressed_kernel_stays_compressed_where_its_form_holds_zeros(name: s
     assert_same_numbers(program, after, rtol=1e-5)
 
 
-def test_a_full_palette_without_zero_is_refused() -> None:
-    program = framed_by(lambda: compressed_kernel([-1, 0.25, 0.5, 2], (4, 1, 30)))
-    said = 'is compressed, and its values would change; compressed="reencode", or "decode", allows it'
-    assert_refuses(LongConvolution(), program, said)
+test_cases, test_surroundings = table(
+    LongConvolution(),
+    stays(conv, (1, 3, 50), (4, 3, 13)),
+    refuses(
+        'is compressed, and its values would change; compressed="reencode", or "decode", allows it',
+        framed_by,
+        lambda: compressed_kernel([-1, 0.25, 0.5, 2], (4, 1, 30)),
+    ),
+)

@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Program, mb, types
 from anesurgery.passes.mean_quotient import MeanQuotient
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass, assert_refuses
 
 HALF = np.float16
@@ -23,11 +21,9 @@ SHAPES = {"x": (2, 300, 8), "mask": (2, 300, 1)}
 
 
 def program(body: Callable[[Any, Any], Any], dtype: Any = types.fp16) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype) for shape in SHAPES.values()])
-    def built(x: Var, mask: Var) -> Var:
-        return body(x, mask)
-
-    return built
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype) for shape in SHAPES.values()])(
+        lambda x, mask: body(x, mask)
+    )
 
 
 def total(x: Any, axis: int = 1) -> Any:
@@ -100,18 +96,12 @@ def test_each_sum_that_overflows_is_named(name: str) -> None:
     assert not [f.rule for row in rows for f in row.findings if f.rule == "num-quotient"]
 
 
-def test_refuses_small_sums_and_what_is_no_guard() -> None:
-    assert_refuses(MeanQuotient(), program(lambda x, m: masked(mb.tanh(x=x), mb.sigmoid(x=m))), "at most 300")
-    below = program(lambda x, m: masked(x, m, lambda t: mb.add(x=t, y=HALF(-1))))
-    assert_refuses(MeanQuotient(), below, "-1 is added")
-
-
 def test_of_many_values_only_on_request() -> None:
     """One token of 4096 is kept: its mean is subnormal, and the sum was right."""
 
-    @mb.program(input_specs=[mb.TensorSpec(s, dtype=types.fp16) for s in ((1, 4096, 8), (1, 4096, 1))])
-    def many(x: Var, mask: Var) -> Var:
-        return masked(x, mask)
+    many = mb.program(input_specs=[mb.TensorSpec(s, dtype=types.fp16) for s in ((1, 4096, 8), (1, 4096, 1))])(
+        lambda x, mask: masked(x, mask)
+    )
 
     assert_refuses(MeanQuotient(), many, "4096 values are added")
     after, session = apply_pass(MeanQuotient(most=4096), many)
@@ -123,45 +113,19 @@ def test_of_many_values_only_on_request() -> None:
     assert off[0] < 1e-3 < 0.02 < off[1]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda x, m: mb.real_div(x=x, y=total(x)),  # a number may be larger than the sum
-        lambda x, m: mb.real_div(x=m, y=total(mb.abs(x=x))),  # another number
-        lambda x, m: mb.real_div(x=total(x), y=m),
-        lambda x, m: masked(x, m, lambda t: mb.clip(x=t, alpha=HALF(1), beta=HALF(9))),
-        lambda x, m: masked(x, m, lambda t: mb.add(x=t, y=m)),
-    ],
+test_cases, test_surroundings = table(
+    MeanQuotient(),
+    refuses("at most 300", program, lambda x, m: masked(mb.tanh(x=x), mb.sigmoid(x=m))),
+    refuses("-1 is added", program, lambda x, m: masked(x, m, lambda t: mb.add(x=t, y=HALF(-1)))),
+    *(
+        stays(program, body)
+        for body in [
+            lambda x, m: mb.real_div(x=x, y=total(x)),
+            lambda x, m: mb.real_div(x=m, y=total(mb.abs(x=x))),
+            lambda x, m: mb.real_div(x=total(x), y=m),
+            lambda x, m: masked(x, m, lambda t: mb.clip(x=t, alpha=HALF(1), beta=HALF(9))),
+            lambda x, m: masked(x, m, lambda t: mb.add(x=t, y=m)),
+        ]
+    ),
+    stays(program, lambda x, m: mb.real_div(x=total(x), y=total(m)), types.fp32),
 )
-def test_others_stay(body: Any) -> None:
-    assert not apply_pass(MeanQuotient(), program(body))[1].changes
-
-
-def test_fp32_has_room() -> None:
-    body = program(lambda x, m: mb.real_div(x=total(x), y=total(m)), types.fp32)
-    assert not apply_pass(MeanQuotient(), body)[1].changes
-
-
-class _SameGuard(MeanQuotient):
-    name = "wrong_guard"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Forgets that the guard is divided too."""
-        means = [mb.reduce_mean(x=t.x, axes=[1], keep_dims=True) for t in (m.quotient.above, m.quotient.below)]
-        result: Var = mb.real_div(x=means[0], y=mb.maximum(x=means[1], y=1.0))
-        return result
-
-
-class _NoCount(MeanQuotient):
-    name = "wrong_count"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Forgets what the counts differ by."""
-        result: Var = mb.real_div(x=m.x, y=mb.reduce_mean(x=m.quotient.below.x, axes=[1], keep_dims=True))
-        return result
-
-
-@pytest.mark.parametrize(("step", "name"), [(_SameGuard(), "its count at least"), (_NoCount(), "shares")])
-def test_a_wrong_version_is_caught(step: MeanQuotient, name: str) -> None:
-    with pytest.raises(ProofError):
-        apply_pass(step, program(FORMS[name][0]))

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import one_hot_lookup
 from anesurgery.passes.one_hot_lookup import OneHotLookup
@@ -17,19 +18,15 @@ SHAPE = (2, 5, 3)
 
 
 def gathered(axis: int = 1, places: tuple[int, ...] = (2,), shape: tuple[int, ...] = SHAPE) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(places, dtype=types.int32)])
-    def program(x: Var, k: Var) -> Any:
-        return mb.gather(x=x, indices=k, axis=axis)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(places, dtype=types.int32)])(
+        lambda x, k: mb.gather(x=x, indices=k, axis=axis)
+    )
 
 
 def sized(*size: int) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(SHAPE), mb.TensorSpec((3,), dtype=types.int32)])
-    def program(x: Var, k: Var) -> Any:
-        return mb.slice_by_size(x=x, begin=k, size=list(size))
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(SHAPE), mb.TensorSpec((3,), dtype=types.int32)])(
+        lambda x, k: mb.slice_by_size(x=x, begin=k, size=list(size))
+    )
 
 
 def row(whole: tuple[bool, ...] = (True, False, True)) -> Program:
@@ -79,21 +76,12 @@ def test_an_axis_that_is_taken_with_a_stride_is_not_taken_whole(stride: int) -> 
     assert_refuses(OneHotLookup(), program, "where axis 1 begins and ends is dynamic, or it has a stride")
 
 
-def test_refusals_name_what_was_found() -> None:
-    assert_refuses(OneHotLookup(), gathered(1, (2,), (1, 513, 1)), "axis 1 has 513 rows, above 512")
-    many = gathered(1, (400,), (1, 500, 128))
-    assert_refuses(OneHotLookup(), many, "which read 250 KiB instead of 200 KiB; the limit is 16777216")
-    assert_refuses(OneHotLookup(), sized(2, -1, 3), "symbolic shape")
-    with pytest.raises(PassError, match="most_rows=2048; it must be an integer from 1 to 2047"):
-        OneHotLookup(most_rows=2048)
-
-
 def test_tables_are_those_of_another_pass() -> None:
     table = np.ones((4, 3), np.float32)
 
-    @mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.int32)], opset_version=ct.target.iOS16)
-    def program(k: Var) -> Any:
-        return mb.gather(x=table, indices=k, axis=0)
+    program = mb.program(input_specs=[mb.TensorSpec((2,), dtype=types.int32)], opset_version=ct.target.iOS16)(
+        lambda k: mb.gather(x=table, indices=k, axis=0)
+    )
 
     assert_refuses(OneHotLookup(), program, "it reads a table, which embedding_matmul does")
 
@@ -106,3 +94,11 @@ def test_the_wrong_row_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(OneHotLookup(), gathered())
+
+
+test_cases, test_surroundings = table(
+    OneHotLookup(),
+    refuses("axis 1 has 513 rows, above 512", gathered, 1, (2,), (1, 513, 1)),
+    refuses("which read 250 KiB instead of 200 KiB; the limit is 16777216", gathered, 1, (400,), (1, 500, 128)),
+    refuses("symbolic shape", sized, 2, -1, 3),
+)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import get_new_symbol
 from padded_axes import EVEN, ODD, RTOL, STEP, check, conv, hidden, kinds, lengths, program_of, taken, weight
+from pass_cases import refuses, table
 
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types
 from anesurgery.passes.embedding_matmul import EmbeddingMatmul
 from anesurgery.passes.pad_last_axis import PadLastAxis
 from anesurgery.rewriting.passes import Pipeline
@@ -79,16 +79,6 @@ def test_does_not_apply_to_other_convolutions(form: dict[str, Any]) -> None:
 # Refusals
 
 
-def test_refuses_a_last_axis_of_one() -> None:
-    program = program_of(lambda x: mb.linear(x=x, weight=weight(1, 8)))
-    assert_refuses(STEP, program, "has length 1; padding makes it 64 times as long")
-
-
-def test_refuses_a_symbolic_shape() -> None:
-    program = program_of(lambda x: hidden(x), (get_new_symbol(), 8))
-    assert_refuses(STEP, program, "the result has the symbolic shape (")
-
-
 @pytest.mark.parametrize("op", ["linear", "matmul"])
 def test_a_compressed_weight_is_padded_in_its_form(op: str) -> None:
     def body(x: Var) -> Any:
@@ -114,18 +104,6 @@ def test_a_compressed_weight_takes_up() -> None:
         return mb.linear(x=hidden(x), weight=table)
 
     check(program_of(body), 0)
-
-
-def test_a_full_palette_without_zero_is_refused() -> None:
-    def body(x: Var) -> Any:
-        table = mb.constexpr_lut_to_dense(
-            indices=np.resize(np.arange(256, dtype=np.uint8), ODD * 8),
-            lut=np.linspace(1, 2, 256).astype(np.float32),
-            shape=np.array([ODD, 8], np.uint32),
-        )
-        return mb.softmax(x=mb.linear(x=x, weight=table), axis=-1)
-
-    assert_refuses(STEP, program_of(body), "has 256 entries, and none is 0")
 
 
 @pytest.mark.parametrize("length", [32, 64, 128])
@@ -209,19 +187,6 @@ def test_the_body_of_a_loop() -> None:
     check(program, 0, step)
 
 
-def test_a_convolution_in_a_branch_reads_a_value_from_outside() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, ODD)), mb.TensorSpec((1,), dtype=types.bool)])
-    def program(x: Var, flag: Var) -> Any:
-        h = mb.relu(x=x)
-        return mb.cond(
-            pred=mb.squeeze(x=flag),
-            _true_fn=lambda: conv(mb.relu(x=conv(h, 8)), 4),
-            _false_fn=lambda: conv(mb.relu(x=conv(x, 8)), 4),
-        )
-
-    check(program, 2)
-
-
 def test_a_partner_outside_the_block_stays_as_it_is() -> None:
     @mb.program(input_specs=[mb.TensorSpec((1, 4, 1, ODD)), mb.TensorSpec((1,), dtype=types.bool)])
     def program(x: Var, flag: Var) -> Any:
@@ -233,3 +198,24 @@ def test_a_partner_outside_the_block_stays_as_it_is() -> None:
         )
 
     check(program, 1)
+
+
+def a_full_palette_without_zero_is_refused(x: Var) -> Any:
+    table = mb.constexpr_lut_to_dense(
+        indices=np.resize(np.arange(256, dtype=np.uint8), ODD * 8),
+        lut=np.linspace(1, 2, 256).astype(np.float32),
+        shape=np.array([ODD, 8], np.uint32),
+    )
+    return mb.softmax(x=mb.linear(x=x, weight=table), axis=-1)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    refuses(
+        "has length 1; padding makes it 64 times as long",
+        program_of,
+        lambda x: mb.linear(x=x, weight=weight(1, 8)),
+    ),
+    refuses("the result has the symbolic shape (", program_of, lambda x: hidden(x), (new_symbol(), 8)),
+    refuses("has 256 entries, and none is 0", program_of, a_full_palette_without_zero_is_refused),
+)

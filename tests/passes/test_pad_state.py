@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import cached
+from pass_cases import refuses, table
 from state_programs import EDITED, NESTED, program, read, stream, total, write
 
-from anesurgery.errors import PassError
 from anesurgery.interpret.decoding import generate
 from anesurgery.mil import Var, mb
 from anesurgery.passes.pad_state import PadState
 from anesurgery.rewriting.stored_states import shared_shapes
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 
 def written_in_parts(x: Var, s: Var) -> Var:
@@ -39,12 +39,6 @@ def test_widths() -> None:
     assert not apply_pass(PadState(), after)[1].changes
 
 
-def test_refusals() -> None:
-    assert_refuses(PadState(), program(written_in_parts), "a write covers a part of the last axis")
-    with pytest.raises(PassError, match="multiple=1; it must be an integer of at least 2"):
-        PadState(multiple=1)
-
-
 @pytest.mark.parametrize("body", EDITED)
 def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
     before = program(body)
@@ -56,6 +50,8 @@ def test_a_stream_goes_on(body: Callable[..., Any]) -> None:
         assert all(np.array_equal(wanted[n], given[n]) for n in wanted)
 
 
-@pytest.mark.parametrize("body", NESTED)
-def test_refuses_states_inside_of_branches_and_loops(body: Callable[..., Any]) -> None:
-    assert_refuses(PadState(), program(body), "the state s is used inside a")
+test_cases, test_surroundings = table(
+    PadState(),
+    refuses("a write covers a part of the last axis", program, written_in_parts),
+    *(refuses("the state s is used inside a", program, body) for body in NESTED),
+)

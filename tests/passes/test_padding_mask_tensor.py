@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
+from pass_cases import refuses, rewrites, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import PassError
@@ -82,13 +83,6 @@ def test_every_fill_is_finite_and_the_weights_stay(mask: Any, dtype: Any) -> Non
     assert not apply_pass(PaddingMaskTensor(), after)[1].changes
 
 
-def test_what_is_made_of_the_mask_alone_is_made_once() -> None:
-    after, session = apply_pass(PaddingMaskTensor(), attention(shared(), layers=3))
-    assert len(session.changes) == 3
-    kinds = [op.op_type for op in walk_ops(after)]
-    assert (kinds.count("mul"), kinds.count("add")) == (1, 3)
-
-
 def shared() -> Callable[[Var, Var, Any], Var]:
     """A mask that is made for the first layer and read by all."""
     made: list[Var] = []
@@ -146,12 +140,6 @@ def test_safe_numbers_keeps_them_equal() -> None:
     assert_close(found, np.broadcast_to(mean, found.shape), rtol=1e-2)
 
 
-def test_causal_masks_are_for_another_pass() -> None:
-    keep = np.tril(np.ones((1, 1, 8, 8), bool))
-    program = attention(lambda scores, number, least: mb.select(cond=keep, a=scores, b=least))
-    assert_refuses(PaddingMaskTensor(), program, "the mask is causal; causal_mask_tensor")
-
-
 def test_a_mask_that_is_a_result_stays() -> None:
     shapes = [mb.TensorSpec((1, 1, 4, 4)), mb.TensorSpec((1, 1, 1, 4))]
 
@@ -162,15 +150,6 @@ def test_a_mask_that_is_a_result_stays() -> None:
         return mb.softmax(x=mb.add(x=scores, y=fill), axis=-1), fill
 
     assert_refuses(PaddingMaskTensor(), program, "%fill is a result of the model")
-
-
-@pytest.mark.parametrize(
-    "mask", [lambda s, n, least: mb.add(x=s, y=n), lambda s, n, least: mb.mul(x=s, y=type(least)(0.125))]
-)
-def test_biases_and_scales_are_left(mask: Any) -> None:
-    _, session = apply_pass(PaddingMaskTensor(), attention(mask))
-    assert not session.changes
-    assert not session.refusals
 
 
 @pytest.mark.parametrize("fill", [-1.0, -4e4, 1e4])
@@ -192,3 +171,21 @@ def test_auto_makes_the_mask_of_a_converted_encoder_finite() -> None:
     assert "padding_mask_tensor" in findings
     surgery = ane.apply(program, "auto", target="M1/macOS 14", quiet=True)
     assert "padding_mask_tensor" in {change.pass_name for change in surgery.changes}
+
+
+test_cases, test_surroundings = table(
+    PaddingMaskTensor(),
+    rewrites(lambda: attention(shared(), layers=3), id="one mask for three layers"),
+    refuses(
+        "the mask is causal; causal_mask_tensor",
+        attention,
+        lambda scores, number, least: mb.select(cond=np.tril(np.ones((1, 1, 8, 8), bool)), a=scores, b=least),
+    ),
+    *(
+        stays(attention, mask)
+        for mask in [
+            lambda s, n, least: mb.add(x=s, y=n),
+            lambda s, n, least: mb.mul(x=s, y=type(least)(0.125)),
+        ]
+    ),
+)

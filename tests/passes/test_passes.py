@@ -1,93 +1,91 @@
-"""What holds for every pass: a true sketch, checked sites, nothing done twice, options with words."""
+"""What holds for every pass: a true sketch, its example as a case of the harness, options of a frozen class."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import importlib
-import inspect
-from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
-from sketches import sketch, words_of
+import sketches
+from pass_cases import EVERYWHERE, Case, check_there, rewrites
+from sketches import network_of, sketch
 
 from anesurgery import registry
 from anesurgery.mil import Program
 from anesurgery.rewriting.passes import Pass
 from anesurgery.surgery import steps_of
-from anesurgery.testing import apply_pass, assert_same_numbers
-from anesurgery.text import to_text
+from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
+LAYERS = [*registry.layer_pass_names(), "layers._template"]
 NAMES = [*registry.op_pass_names(), "_template"]
-"""The template is no registered pass, but it must be as good as one."""
-
-
-def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"anesurgery.passes.{name}")
+"""The templates are no registered passes, but they must be as good as one."""
 
 
 def class_of(name: str) -> type[Pass]:
-    found: type[Pass] = getattr(module_of(name), registry.camel(name.lstrip("_")))
+    if name in registry.pass_names():
+        return registry.pass_class(name)
+    found: type[Pass] = importlib.import_module(f"anesurgery.passes.{name}").Template
     return found
 
 
-@pytest.mark.parametrize("name", NAMES)
+def described(name: str) -> ModuleType | type | str:
+    """What has the sketch of a pass."""
+    if name in registry.pass_names():
+        return name
+    return class_of(name) if name in LAYERS else importlib.import_module(f"anesurgery.passes.{name}")
+
+
+def example_of(name: str) -> Any:
+    if name == "layers._template":
+        return network_of(sketch(described(name), "Before"))
+    template: Any = importlib.import_module(f"anesurgery.passes.{name}") if name == "_template" else None
+    return sketches.example_of(name) if template is None else template.example()
+
+
+def on_purpose(step: Pass, example: Any) -> str:
+    """Why a pass gives other numbers, where it does so on purpose."""
+    changes = apply_pass(step, example)[1].changes
+    words = "the numbers change on purpose"
+    return words if all(change.unchecked.startswith(words) for change in changes) else ""
+
+
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=pytest.mark.one_of(5)) for n in LAYERS)])
 def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
-    program: Program = module_of(name).example()
-    assert sketch(module_of(name), "Before") == to_text(program)
-    after, session = apply_pass(class_of(name)(), program)
-    assert sketch(module_of(name), "After") == to_text(after)
+    step, model = class_of(name)(), example_of(name)
+    assert sketch(described(name), "Before") == text_of(model)
+    after, session = apply_pass(step, model)
+    assert sketch(described(name), "After") == text_of(after)
     assert session.changes
     for change in session.changes:
         assert change.proof is not None or change.unchecked, change
-    again, second = apply_pass(class_of(name)(), after)
-    assert not second.changes, to_text(again)
+    assert not apply_pass(step, after)[1].changes
+    rtol = step.tolerance.rtol if not isinstance(model, Program) else max(step.tolerance.rtol, 1e-6)
+    if not on_purpose(step, model) and all(c.proof for c in session.changes):
+        assert_same_numbers(model, after, rtol=rtol, session=session)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_example_keeps_its_numbers_and_stays_after_the_default_pipeline(
-    name: str, settled: Callable[[Program], Program]
+@pytest.mark.one_of(3)
+@pytest.mark.parametrize("where", EVERYWHERE)
+@pytest.mark.parametrize("name", [*NAMES, *LAYERS])
+def test_the_example_in_every_surrounding(
+    name: str, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program: Program = module_of(name).example()
     step = class_of(name)()
-    after, session = apply_pass(step, program)
-    rtol = max(step.tolerance.rtol, 1e-6)
-    if all(change.unchecked.startswith("the numbers change on purpose") for change in session.changes):
-        program = after
-    assert_same_numbers(program, after, rtol=rtol, session=session)
-    later = settled(after)
-    assert_same_numbers(program, later, rtol=rtol, session=session)
-    assert not apply_pass(step, later)[1].changes, to_text(later)
+    case: Case = rewrites(example_of, name, differs=on_purpose(step, example_of(name)))
+    check_there(step, case, where, monkeypatch, tmp_path)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_names_options_and_words(name: str) -> None:
+@pytest.mark.parametrize("name", [*NAMES, *LAYERS])
+def test_it_is_a_frozen_class_known_by_name(name: str) -> None:
     cls = class_of(name)
-    assert cls.name == name.lstrip("_")
-    assert cls.__doc__
-    assert dataclasses.is_dataclass(cls)
+    plain = name.rpartition(".")[2]
+    assert cls.name == plain.lstrip("_")
     assert cls().options() == {f.name: f.default for f in dataclasses.fields(cls)}
     with pytest.raises(dataclasses.FrozenInstanceError):
         cls().name = "other"  # type: ignore[misc]
-    text = words_of(module_of(name))
-    for word in ("Before::", "After::", "Refuses when", "Why it helps"):
-        assert word in text, f"{name}: no {word!r}"
-    assert text.split("\n\n")[0].rstrip().endswith((".", ")"))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_option_is_explained(name: str) -> None:
-    """The line under a field is its explanation."""
-    tree = ast.parse(inspect.getsource(class_of(name)).strip())
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    for field, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-            said = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-            assert said, f"{name}: option {ast.unparse(field.target)} has no line about it"
-
-
-@pytest.mark.parametrize("name", registry.op_pass_names())
-def test_it_is_known_by_name(name: str) -> None:
-    assert [type(step) for step in steps_of(name)] == [class_of(name)]
-    assert registry.summary(name)
+    if not plain.startswith("_"):
+        assert [type(step) for step in steps_of(plain)] == [cls]
+        assert registry.summary(plain)

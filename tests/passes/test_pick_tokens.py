@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from decoders import Decoder, cached
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.errors import InterpretError, PassError, UnknownName
@@ -86,20 +87,12 @@ def test_each_part_of_a_head_gives_its_likeliest_token() -> None:
             generate(after, [3, 1, 4], 2, sampler)
 
 
-def test_rows_that_are_drawn() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=mb.random_normal(shape=[2, 4]), name="y")
-
-    assert_refuses(PickTokens(), program, "%y is drawn at random, and is another in each run")
-
-
 def test_refusals() -> None:
     assert_refuses(PickTokens(k=7), head(), "%logits has 6 words, fewer than k=7")
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS18)
-    def numbers(x: Var) -> Var:
-        return mb.add(x=x, y=1, name="y")
+    numbers = mb.program(input_specs=[mb.TensorSpec((1, 2), types.int32)], opset_version=ct.target.iOS18)(
+        lambda x: mb.add(x=x, y=1, name="y")
+    )
 
     assert_refuses(PickTokens(), numbers, "no output holds logits: y")
     with pytest.raises(UnknownName, match="unknown output 'logit'; did you mean 'logits'"):
@@ -112,3 +105,14 @@ def test_refusals() -> None:
     ):
         with pytest.raises(PassError, match=words):
             PickTokens(**options)
+
+
+def rows_that_are_drawn() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((2, 4))], opset_version=ct.target.iOS18)(
+        lambda x: mb.add(x=x, y=mb.random_normal(shape=[2, 4]), name="y")
+    )
+
+
+test_cases, test_surroundings = table(
+    PickTokens(), refuses("%y is drawn at random, and is another in each run", rows_that_are_drawn)
+)

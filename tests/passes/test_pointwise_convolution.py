@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 from scores import scored
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
-from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes.pointwise_convolution import PointwiseConvolution
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.placement.target import Target
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def weights(*shape: int) -> np.ndarray[Any, np.dtype[np.float16]]:
@@ -24,11 +25,9 @@ def weights(*shape: int) -> np.ndarray[Any, np.dtype[np.float16]]:
 
 
 def built(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, 1, 8)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def kinds(program: Program) -> list[str]:
@@ -73,33 +72,6 @@ def test_products_of_one_row_share_its_reshape() -> None:
     assert sorted(kinds(after)) == ["conv"] * 2 + ["reshape"] * 3
 
 
-@pytest.mark.parametrize(
-    "program",
-    [
-        built(lambda x: mb.linear(x=x, weight=weights(6, 8)), (1, 2, 8)),
-        built(lambda x: mb.matmul(x=x, y=mb.relu(x=x), transpose_y=True)),
-        built(lambda x: mb.matmul(x=x, y=weights(6, 8), transpose_x=True), (1, 6, 1)),
-    ],
-    ids=["two rows", "two dynamic operands", "a column"],
-)
-def test_it_does_not_apply(program: Program) -> None:
-    _, session = apply_pass(PointwiseConvolution(), program)
-    assert not session.changes
-    assert not session.refusals
-
-
-def test_refusals_name_what_was_found() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    symbol = get_new_symbol()
-    whole = built(lambda x: mb.linear(x=x, weight=weights(6, 8)))
-    symbolic = built(lambda x: mb.linear(x=x, weight=weights(6, 8)), (1, symbol, 8))
-    assert_refuses(PointwiseConvolution(), symbolic, "has the dynamic shape")
-    assert_refuses(PointwiseConvolution(most=7), whole, "6 outputs of 8 inputs; 7 is the limit")
-    with pytest.raises(PassError, match="most=0"):
-        PointwiseConvolution(most=0)
-
-
 def test_a_weight_that_is_not_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the weight of a matmul is taken as that of a linear."""
     monkeypatch.setattr("anesurgery.regions.channel_products.weight_of", lambda op: (op.y, False))
@@ -135,3 +107,20 @@ def test_a_head_in_pieces_has_a_known_unit_on_m1() -> None:
     (found,) = {f.remedy for p in scored(pieces, target)[1] for f in p.all_findings if f.rule == "single-row"}
     assert found == "pointwise_convolution"
     assert all(f.rule != "single-row" for p in scored(pieces, Target.parse("M4"))[1] for f in p.all_findings)
+
+
+test_cases, test_surroundings = table(
+    PointwiseConvolution(),
+    stays(built, lambda x: mb.linear(x=x, weight=weights(6, 8)), (1, 2, 8)),
+    stays(built, lambda x: mb.matmul(x=x, y=mb.relu(x=x), transpose_y=True)),
+    stays(built, lambda x: mb.matmul(x=x, y=weights(6, 8), transpose_x=True), (1, 6, 1)),
+    refuses(
+        "has the dynamic shape", built, lambda x: mb.linear(x=x, weight=weights(6, 8)), (1, new_symbol(), 8)
+    ),
+    refuses(
+        "6 outputs of 8 inputs; 7 is the limit",
+        built,
+        lambda x: mb.linear(x=x, weight=weights(6, 8)),
+        step=PointwiseConvolution(most=7),
+    ),
+)

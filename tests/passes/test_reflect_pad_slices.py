@@ -7,40 +7,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import rewrites, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.mil import Program, Var, constant, mb, types, walk_ops
+from anesurgery.mil import Program, constant, mb, new_symbol, types, walk_ops
 from anesurgery.passes import reflect_pad_slices
 from anesurgery.passes.reflect_pad_slices import ReflectPadSlices
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses
 
 
 def padded(amounts: list[int], mode: str, shape: tuple[Any, ...] = (2, 3, 5, 6)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def program(x: Var) -> Var:
-        return mb.pad(x=x, pad=amounts, mode=mode, name="y")
-
-    return program
-
-
-@pytest.mark.parametrize("mode", ["reflect", "replicate"])
-@pytest.mark.parametrize(
-    "amounts", [[2, 1], [0, 3], [1, 0], [3, 4, 2, 5], [1, 1, 4, 0]], ids=lambda a: "-".join(map(str, a))
-)
-def test_numbers_are_the_same_bit_by_bit(mode: str, amounts: list[int]) -> None:
-    program = padded(amounts, mode)
-    after, session = apply_pass(ReflectPadSlices(), program)
-    assert len(session.changes) == 1
-    assert session.changes[0].proof is not None
-    assert "pad" not in [op.op_type for op in walk_ops(after)]
-    assert_same_numbers(program, after)
-
-
-def test_a_constant_pad_is_no_match() -> None:
-    _, session = apply_pass(ReflectPadSlices(), padded([1, 1], "constant"))
-    assert not session.changes
-    assert not session.refusals
+    return mb.program(input_specs=[mb.TensorSpec(shape)])(
+        lambda x: mb.pad(x=x, pad=amounts, mode=mode, name="y")
+    )
 
 
 def test_refusals_name_the_value() -> None:
@@ -52,20 +32,11 @@ def test_refusals_name_the_value() -> None:
     assert_refuses(ReflectPadSlices(), many, "an edge is repeated 20 times, above 16")
     assert apply_pass(ReflectPadSlices(most_repeats=20), many)[1].changes
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 2, 3)), mb.TensorSpec((6,), dtype=types.int32)])
-    def dynamic(x: Var, n: Var) -> Var:
-        return mb.pad(x=x, pad=n, mode="reflect")
+    dynamic = mb.program(input_specs=[mb.TensorSpec((1, 2, 3)), mb.TensorSpec((6,), dtype=types.int32)])(
+        lambda x, n: mb.pad(x=x, pad=n, mode="reflect")
+    )
 
     assert_refuses(ReflectPadSlices(), dynamic, "the amounts %n are dynamic")
-
-
-def test_a_symbolic_axis_that_is_not_padded_is_no_obstacle() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    program = padded([1, 2], "reflect", (get_new_symbol(), 4))
-    after, session = apply_pass(ReflectPadSlices(), program)
-    assert session.changes
-    assert_same_numbers(program, after, {"x": np.arange(12, dtype=np.float32).reshape(3, 4)})
 
 
 def test_an_edge_that_is_not_reversed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,3 +53,21 @@ def test_a_real_model_loses_its_mirrored_pads(corpus: Path) -> None:
     pads = [op for op in walk_ops(surgery.program) if op.op_type == "pad"]
     assert all(constant(op.mode) == "constant" for op in pads)
     assert ane.compare(path, surgery.program, precision="fp32").psnr == float("inf")
+
+
+test_cases, test_surroundings = table(
+    ReflectPadSlices(),
+    *(
+        rewrites(padded, amounts, mode)
+        for amounts in [[2, 1], [0, 3], [1, 0], [3, 4, 2, 5], [1, 1, 4, 0]]
+        for mode in ["reflect", "replicate"]
+    ),
+    stays(padded, [1, 1], "constant"),
+    rewrites(
+        padded,
+        [1, 2],
+        "reflect",
+        (new_symbol(), 4),
+        inputs={"x": np.arange(12, dtype=np.float32).reshape(3, 4)},
+    ),
+)

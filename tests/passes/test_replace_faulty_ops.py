@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import replace_faulty_ops
 from anesurgery.passes.replace_faulty_ops import FORMS, ReplaceFaultyOps, _Form
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 RNG = np.random.default_rng(0)
 
@@ -21,11 +22,9 @@ RNG = np.random.default_rng(0)
 def built(body: Callable[[Var], Any], shape: tuple[int, ...], half: bool = True) -> Program:
     dtype = types.fp16 if half else types.fp32
 
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS17)(
+        lambda x: body(x)
+    )
 
 
 def weight(*shape: int, half: bool = False) -> Any:
@@ -189,40 +188,6 @@ def test_values_that_stay_below_the_range_are_left(body: Callable[[Var], Var], s
     np.testing.assert_allclose(engine["y"], exact["y"], rtol=5e-2)
 
 
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (built(lambda x: resampled(x, "nearest"), (1, 2, 6, 7), half=False), "rounding may choose"),
-        (built(lambda x: transposed(x, (1, 3, 9, 9)), (1, 3, 4, 4), half=False), "larger than the full result"),
-        (built(resampled, (1, 2, 1, 7), half=False), "a side of one pixel"),
-        (joined(axis=2), "joins no whole channels"),
-    ],
-)
-def test_refuses(program: Program, reason: str) -> None:
-    assert_refuses(ReplaceFaultyOps(), program, reason)
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda x: conv(x, (3, 3)),
-        lambda x: mb.conv(x=x, weight=weight(4, 2, 3, 2), name="y"),
-        lambda x: mb.conv_transpose(x=x, weight=weight(2, 4, 3, 3), name="y"),
-        lambda x: mb.reduce_argmax(x=x, axis=1, name="y"),
-        lambda x: mb.batch_norm(x=x, mean=weight(2), variance=np.ones(2, np.float32), name="y"),
-    ],
-)
-def test_ordinary_forms_are_left(body: Callable[[Var], Var]) -> None:
-    program = built(body, (1, 2, 6, 6), half=False)
-    _, session = apply_pass(ReplaceFaultyOps(), program)
-    assert not session.changes
-    assert not session.refusals
-
-
-def test_convolutions_of_groups_are_left() -> None:
-    assert not apply_pass(ReplaceFaultyOps(), joined(groups=800))[1].changes
-
-
 def flipped(mb: Any, op: Any) -> Var:
     """The zeros stand on the wrong side of the kernel."""
     stored = op.weight.val[..., ::-1].copy()
@@ -266,3 +231,25 @@ def test_mish_of_large_numbers_is_repaired_on_the_chips_of_the_report() -> None:
 
 def test_each_form_is_of_a_row() -> None:
     assert set(FORMS) == {fault.name for fault in replace_faulty_ops.REPAIRED}
+
+
+test_cases, test_surroundings = table(
+    ReplaceFaultyOps(),
+    refuses("rounding may choose", built, lambda x: resampled(x, "nearest"), (1, 2, 6, 7), half=False),
+    refuses(
+        "larger than the full result", built, lambda x: transposed(x, (1, 3, 9, 9)), (1, 3, 4, 4), half=False
+    ),
+    refuses("a side of one pixel", built, resampled, (1, 2, 1, 7), half=False),
+    refuses("joins no whole channels", joined, axis=2),
+    *(
+        stays(built, body, (1, 2, 6, 6), half=False)
+        for body in [
+            lambda x: conv(x, (3, 3)),
+            lambda x: mb.conv(x=x, weight=weight(4, 2, 3, 2), name="y"),
+            lambda x: mb.conv_transpose(x=x, weight=weight(2, 4, 3, 3), name="y"),
+            lambda x: mb.reduce_argmax(x=x, axis=1, name="y"),
+            lambda x: mb.batch_norm(x=x, mean=weight(2), variance=np.ones(2, np.float32), name="y"),
+        ]
+    ),
+    stays(joined, groups=800),
+)

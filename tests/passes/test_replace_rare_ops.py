@@ -7,24 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from scores import scored
 
 import anesurgery as ane
 from anesurgery.errors import ProofError
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.passes import replace_rare_ops
 from anesurgery.passes.replace_rare_ops import ReplaceRareOps
 from anesurgery.placement.target import Target
 from anesurgery.semantics.reading import ints
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def built(body: Callable[[Var], Any], shape: tuple[Any, ...] = (2, 3, 6, 7)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def program(x: Var) -> Any:
-        return body(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)])(lambda x: body(x))
 
 
 FORMS: dict[str, Callable[[Var], Any]] = {
@@ -46,13 +43,6 @@ def test_numbers_are_the_same_bit_by_bit(form: str) -> None:
     assert session.changes[0].proof is not None
     assert not set(replace_rare_ops.COMMON) & {op.op_type for op in walk_ops(after)}
     assert_same_numbers(program, after)
-
-
-def test_a_symbolic_picture_stays() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    program = built(FORMS["all sides"], (1, 3, get_new_symbol(), 8))
-    assert_refuses(ReplaceRareOps(), program, "has the symbolic shape")
 
 
 def test_edges_that_are_swapped_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,3 +69,8 @@ def test_a_transposed_convolution_that_is_cropped_stays_on_the_engine() -> None:
     assert after.share["ops"] > before.share["ops"]
     assert surgery.proof is not None
     assert surgery.proof.psnr == float("inf")
+
+
+test_cases, test_surroundings = table(
+    ReplaceRareOps(), refuses("has the symbolic shape", built, FORMS["all sides"], (1, 3, new_symbol(), 8))
+)

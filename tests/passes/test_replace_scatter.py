@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from pass_cases import refuses, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.passes import replace_scatter
 from anesurgery.passes.replace_scatter import MODES, ReplaceScatter
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
 
 SCATTERS = {"scatter", "scatter_along_axis", "scatter_nd"}
 EVERY_MODE = ["update", *MODES]
@@ -91,22 +92,6 @@ def test_dynamic_rows_one_after_another() -> None:
         scattered("scatter_along_axis", [[0, 1, 2]], (4, 3), (1, 3), dynamic=True, axis=0, mode="update"),
         [[3, 0, 3]],
     )
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (scattered("scatter", np.arange(40) ** 2, (1600,), (40,), axis=0), "78 pieces would be needed"),
-        (scattered("scatter", range(9), (80,), (9,), dynamic=True, axis=0), "9 rows are written at dynamic"),
-        (scattered("scatter", [0], (2048,), (1,), dynamic=True, axis=0), "fp16 counts up to 2047"),
-        (scattered("scatter_nd", [[0, 0]], (3, 3), (1,), dynamic=True), "have 2 coordinates"),
-    ],
-    ids=["pieces", "updates", "length", "coordinates"],
-)
-def test_refusals_name_what_was_found(program: Program, reason: str) -> None:
-    assert_refuses(ReplaceScatter(), program, reason)
-    with pytest.raises(PassError, match="most_pieces=0"):
-        ReplaceScatter(most_pieces=0)
 
 
 def columns(places: Any, shape: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -190,3 +175,12 @@ def test_a_converted_scatter() -> None:
     assert not SCATTERS & {op.op_type for op in walk_ops(surgery.program)}, surgery.refusals
     (found,) = ane.run(surgery.program, {"x": x.numpy(), "u": u.numpy()}).values()
     assert_close(found, Written()(x, u).numpy(), rtol=1e-6)
+
+
+test_cases, test_surroundings = table(
+    ReplaceScatter(),
+    refuses("78 pieces would be needed", scattered, "scatter", np.arange(40) ** 2, (1600,), (40,), axis=0),
+    refuses("9 rows are written at dynamic", scattered, "scatter", range(9), (80,), (9,), dynamic=True, axis=0),
+    refuses("fp16 counts up to 2047", scattered, "scatter", [0], (2048,), (1,), dynamic=True, axis=0),
+    refuses("have 2 coordinates", scattered, "scatter_nd", [[0, 0]], (3, 3), (1,), dynamic=True),
+)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from coremltools.converters.mil.mil import get_new_symbol
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pass_cases import refuses, stays, table
 
-from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types, walk_ops
 from anesurgery.ops import UNARY, VIEWS
 from anesurgery.passes.rerank import Rerank
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
 from anesurgery.text import to_text
 
 SIX = (2, 3, 1, 4, 2, 3)
@@ -186,48 +186,6 @@ def test_nested_blocks() -> None:
     assert [op.outputs[0].rank for op in walk_ops(after) if op.op_type in ("exp", "mul")] == [5, 5]
 
 
-@pytest.mark.parametrize(
-    ("body", "reason"),
-    [
-        (lambda a, b: mb.add(x=a, y=b), "add of 2x1x2x1x2x1 and 1x2x1x2x1x2 and 2x2x2x2x2x2 cannot"),
-        (lambda a, b: mb.reduce_max(x=a, axes=[0, 2, 4]), "reduce_max of 2x1x2x1x2x1"),
-        (lambda a, b: mb.reverse(x=a, axes=[0]), "reverse makes rank 6 (2x1x2x1x2x1)"),
-    ],
-)
-def test_refuses(body: Body, reason: str) -> None:
-    alternating, others = (2, 1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2)
-    assert_refuses(Rerank(), program_of(body, alternating, others), reason)
-
-
-def test_refuses_a_slice_at_a_dynamic_place() -> None:
-    def body(a: Var, b: Var) -> Any:
-        begin = mb.cast(x=b, dtype="int32")
-        cut = mb.slice_by_index(
-            x=a,
-            begin=begin,
-            end=[2, 3, 1, 4, 2, 3],
-            squeeze_mask=[True] + [False] * 5,
-            begin_mask=[False] + [True] * 5,
-        )
-        return mb.relu(x=cut)
-
-    assert_refuses(Rerank(), program_of(body, SIX, (6,)), "where it starts or ends is dynamic")
-
-
-def test_refuses_symbolic_shapes() -> None:
-    shape = (get_new_symbol(), 2, 2, 2, 2, 2)
-    assert_refuses(Rerank(), program_of(lambda a: mb.relu(x=a), shape), "symbolic")
-
-
-def test_leaves_integers_of_low_rank_and_what_fits_alone() -> None:
-    def body(a: Var) -> Any:
-        return mb.gather(x=np.arange(12, dtype=np.float32), indices=mb.add(x=a, y=np.int32(1)), axis=0)
-
-    _, session = apply_pass(Rerank(at_least=4), program_of(body, (3,), dtype=types.int32))
-    assert not session.changes
-    assert not session.refusals
-
-
 def test_a_constant_is_reshaped_once() -> None:
     def body(a: Var) -> Any:
         table = mb.const(val=np.arange(144, dtype=np.float32).reshape(SIX))
@@ -293,3 +251,41 @@ def test_every_unary_op_works_on_merged_axes(kind: str) -> None:
     inputs = {"a": np.random.default_rng(0).uniform(0.05, 0.95, SIX).astype(np.float32)}
     assert_same_numbers(program, after, inputs)
     assert max(ranks(after)) <= 5
+
+
+def refuses_a_slice_at_a_dynamic_place(a: Var, b: Var) -> Any:
+    begin = mb.cast(x=b, dtype="int32")
+    cut = mb.slice_by_index(
+        x=a,
+        begin=begin,
+        end=[2, 3, 1, 4, 2, 3],
+        squeeze_mask=[True] + [False] * 5,
+        begin_mask=[False] + [True] * 5,
+    )
+    return mb.relu(x=cut)
+
+
+def leaves_integers_of_low_rank_and_what_fits_alone(a: Var) -> Any:
+    return mb.gather(x=np.arange(12, dtype=np.float32), indices=mb.add(x=a, y=np.int32(1)), axis=0)
+
+
+test_cases, test_surroundings = table(
+    Rerank(),
+    *(
+        refuses(reason, program_of, body, (2, 1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2))
+        for body, reason in [
+            (lambda a, b: mb.add(x=a, y=b), "add of 2x1x2x1x2x1 and 1x2x1x2x1x2 and 2x2x2x2x2x2 cannot"),
+            (lambda a, b: mb.reduce_max(x=a, axes=[0, 2, 4]), "reduce_max of 2x1x2x1x2x1"),
+            (lambda a, b: mb.reverse(x=a, axes=[0]), "reverse makes rank 6 (2x1x2x1x2x1)"),
+        ]
+    ),
+    refuses("where it starts or ends is dynamic", program_of, refuses_a_slice_at_a_dynamic_place, SIX, (6,)),
+    refuses("symbolic", program_of, lambda a: mb.relu(x=a), (new_symbol(), 2, 2, 2, 2, 2)),
+    stays(
+        program_of,
+        leaves_integers_of_low_rank_and_what_fits_alone,
+        (3,),
+        dtype=types.int32,
+        step=Rerank(at_least=4),
+    ),
+)

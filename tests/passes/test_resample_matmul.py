@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, ct, mb, walk_ops
 from anesurgery.passes import resample_matmul
 from anesurgery.passes.resample_matmul import ResampleMatmul
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 BOXES = np.array([[0, 0, 3, 4], [1.5, -2, 2.5, 9]], np.float32)
 GRID = np.random.default_rng(0).uniform(-2, 6, (1, 3, 2, 2)).astype(np.float32)
@@ -45,9 +46,8 @@ def resampled(mode: str = "constant", dynamic: bool = False) -> Program:
 
 
 def mapped() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 4, 5))])
-    def program(x: Var) -> Any:
-        return mb.affine(
+    return mb.program(input_specs=[mb.TensorSpec((1, 3, 4, 5))])(
+        lambda x: mb.affine(
             x=x,
             transform_matrix=MAP,
             output_height=3,
@@ -58,8 +58,7 @@ def mapped() -> Program:
             coordinates_mode="normalized_minus_one_to_one",
             align_corners=True,
         )
-
-    return program
+    )
 
 
 CASES = {
@@ -81,14 +80,6 @@ def test_the_product_makes_the_same_pixels(name: str) -> None:
     assert_same_numbers(CASES[name], after, rtol=1e-5)
 
 
-def test_refusals_name_what_was_found() -> None:
-    assert_refuses(ResampleMatmul(), resampled(dynamic=True), "%g is dynamic")
-    assert_refuses(ResampleMatmul(), crops(2), "%x holds 2 images")
-    assert_refuses(ResampleMatmul(most_numbers=9), crops(), "2 x 20 x 6 = 240 numbers, above 9")
-    with pytest.raises(PassError, match="most_numbers=0"):
-        ResampleMatmul(most_numbers=0)
-
-
 def test_a_matrix_that_is_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: the pixels are read backwards."""
     right = resample_matmul._weights
@@ -100,3 +91,11 @@ def test_a_matrix_that_is_turned_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(resample_matmul, "_weights", wrong)
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(ResampleMatmul(), CASES["constant"])
+
+
+test_cases, test_surroundings = table(
+    ResampleMatmul(),
+    refuses("%g is dynamic", resampled, dynamic=True),
+    refuses("%x holds 2 images", crops, 2),
+    refuses("2 x 20 x 6 = 240 numbers, above 9", crops, step=ResampleMatmul(most_numbers=9)),
+)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from closeness import assert_close
+from pass_cases import stays, table
 
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import PassError
 from anesurgery.interpret import run
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.rotary_tables import RotaryTables
-from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 TOKENS, WIDTH = 5, 8
@@ -135,38 +134,6 @@ def test_refuses_several_axes_of_positions() -> None:
         RotaryTables(form="table")
 
 
-def test_parts_in_their_order_are_no_exchange() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
-    def program(x: Var) -> Var:
-        parts = [mb.slice_by_index(x=x, begin=[0, i], end=[2, i + 2]) for i in (0, 2)]
-        return mb.concat(values=parts, axis=1)
-
-    assert not apply_pass(RotaryTables(), program)[1].changes
-
-
-@dataclass(frozen=True)
-class Late(RotaryTables):
-    """Wrong: each position gets the row of the next."""
-
-    def table(self, m: Match) -> Array:
-        return np.roll(super().table(m), -1, axis=0)
-
-
-@dataclass(frozen=True)
-class Unsigned(RotaryTables):
-    """Wrong: the halves are exchanged without a sign."""
-
-    def rewrite(self, mb: Any, m: Match) -> Var:
-        made = m.bind(matrix=abs(m.matrix)) if m.root.op_type == "concat" else m
-        return super().rewrite(mb, made)
-
-
-@pytest.mark.parametrize("wrong", [Late(positions=40), Unsigned(positions=40)], ids=lambda w: type(w).__name__)
-def test_the_check_catches_wrong_versions(wrong: RotaryTables) -> None:
-    with pytest.raises(ProofError):
-        apply_pass(wrong, rotary())
-
-
 def test_rows_that_do_not_come_first() -> None:
     """Positions in the last axis, after the numbers of each: rows are transposed into their place."""
     specs = [mb.TensorSpec((TOKENS,), dtype=types.int32)]
@@ -205,3 +172,15 @@ def test_which_constants_are_tables(table: Array, name: str | None) -> None:
     after, session = apply_pass(RotaryTables(form="inputs"), program)
     assert list(session.artifacts) == ([] if name is None else [name])
     assert len(after.functions["main"].inputs) == (1 if name is None else 2)
+
+
+def parts_in_their_order_are_no_exchange() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((2, 4))])
+    def program(x: Var) -> Var:
+        parts = [mb.slice_by_index(x=x, begin=[0, i], end=[2, i + 2]) for i in (0, 2)]
+        return mb.concat(values=parts, axis=1)
+
+    return program
+
+
+test_cases, test_surroundings = table(RotaryTables(), stays(parts_in_their_order_are_no_exchange))

@@ -114,11 +114,7 @@ def entered(x: Var) -> Var:
 
 
 def built(make: Callable[[Var], Var]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((3, 4), types.fp16)])
-    def program(x: Var) -> Var:
-        return make(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((3, 4), types.fp16)])(lambda x: make(x))
 
 
 X = {"x": np.random.default_rng(2).uniform(1, 4, (3, 4)).astype(np.float16)}

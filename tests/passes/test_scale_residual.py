@@ -83,8 +83,7 @@ def test_auto_repairs_the_model_with_it() -> None:
     program = decoder(rms, 60000.0)
     meant = ane.run(program, X)["y"]
     assert psnr(program, meant, "fp16", X) == -np.inf
-    with pytest.warns(ane.SurgeryWarning):
-        done = ane.apply(program, "auto", target="M3/macOS 15", inputs=X)
+    done = ane.apply(program, "auto", target="M3/macOS 15", inputs=X, quiet=True)
     assert {change.pass_name for change in done.changes} >= {"scale_residual", "rms_norm"}
     assert "widen_to_fp32" not in {change.pass_name for change in done.changes}
     assert psnr(done.program, meant, "fp16", X) > 50

@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 from anesurgery import authoring as an
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.scale_roots import ScaleRoots
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 HALF = np.float16
 Root = Callable[[Var], Var]
@@ -68,11 +68,9 @@ LOGS: dict[str, Root] = {
 
 
 def built(root: Root, known: bool = False) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((3, 4, 16), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return root(mb.tanh(x=x) if known else x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((3, 4, 16), dtype=types.fp16)])(
+        lambda x: root(mb.tanh(x=x) if known else x)
+    )
 
 
 @pytest.mark.one_of(4)
@@ -99,36 +97,6 @@ def test_logarithms(root: Root, size: float) -> None:
     (wanted,) = run(program, {"x": x}, precision="fp32").values()
     (found,) = run(after, {"x": x}, precision="fp16").values()
     assert np.allclose(found, wanted, rtol=3e-3, atol=5e-3)
-
-
-def test_a_power_with_a_cap_stays() -> None:
-    _, session = apply_pass(ScaleRoots(), built(lambda x: mb.log(x=clipped(x, 9.0), epsilon=HALF(0))))
-    assert not session.changes
-
-
-@pytest.mark.parametrize("root", [ROOTS["length"], hypot], ids=["length", "magnitude"])
-def test_refuses_bounded_squares(root: Root) -> None:
-    assert_refuses(ScaleRoots(), built(root, known=True), "do not overflow")
-
-
-class _Wrong(ScaleRoots):
-    name = "wrong_roots"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Forgets the epsilon."""
-        total = m.squares.total
-        largest = mb.reduce_max(x=mb.abs(x=total.x.op.x), axes=[1, 2], keep_dims=True)
-        largest = mb.maximum(x=largest, y=2.0**-12)
-        inner = mb.reduce_sum(
-            x=mb.square(x=mb.real_div(x=total.x.op.x, y=largest)), axes=[1, 2], keep_dims=False
-        )
-        made: Var = mb.mul(x=mb.squeeze(x=largest, axes=[1, 2]), y=mb.sqrt(x=inner))
-        return made
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built(guarded))
 
 
 def lossless(step: ScaleRoots, root: Root, arithmetic: str) -> bool:
@@ -163,3 +131,10 @@ class _ByTheLargest(ScaleRoots):
 
 def test_a_division_by_the_largest_loses_digits() -> None:
     assert not lossless(_ByTheLargest(), ROOTS["length"], "fp16")
+
+
+test_cases, test_surroundings = table(
+    ScaleRoots(),
+    stays(built, lambda x: mb.log(x=clipped(x, 9.0), epsilon=HALF(0))),
+    *(refuses("do not overflow", built, root, known=True) for root in [ROOTS["length"], hypot]),
+)

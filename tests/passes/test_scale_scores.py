@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.scale_scores import ScaleScores
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def attention(
@@ -39,10 +37,6 @@ def attention(
     return program
 
 
-def types_of(program: Program) -> list[str]:
-    return [op.op_type for op in program.functions["main"].operations if op.op_type != "const"]
-
-
 @pytest.mark.parametrize(("queries", "keys"), [(4, 32), (32, 4)])
 @pytest.mark.parametrize(("factor", "divides"), [(0.125, False), (8.0, True), (-0.25, False)])
 def test_the_smaller_side_is_scaled(queries: int, keys: int, factor: float, divides: bool) -> None:
@@ -63,15 +57,10 @@ def test_large_scores_stay_finite_in_fp16() -> None:
     assert np.allclose(new, 100)
 
 
-def test_refusals() -> None:
-    assert_refuses(ScaleScores(), attention(2.0), "do not become smaller")
-    assert_refuses(ScaleScores(), attention(0.125, known=True), "the scores are at most 16")
-
-
 def test_a_covariance_is_a_product_of_two_smaller_sides() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 512), dtype=types.fp16)])
-    def program(x: Var) -> Any:
-        return mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(1 / 511), name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((1, 4, 512), dtype=types.fp16)])(
+        lambda x: mb.mul(x=mb.matmul(x=x, y=x, transpose_y=True), y=np.float16(1 / 511), name="y")
+    )
 
     after, session = apply_pass(ScaleScores(), program)
     assert len(session.changes) == 1
@@ -83,28 +72,19 @@ def test_a_covariance_is_a_product_of_two_smaller_sides() -> None:
     assert np.allclose(new, wanted, rtol=5e-3, atol=5)
 
 
-def test_a_product_with_weights_stays() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 4, 16), dtype=types.fp16)])
-    def program(x: Var) -> Any:
-        return mb.mul(x=mb.matmul(x=x, y=np.ones((16, 8), np.float16)), y=np.float16(0.01), name="y")
-
-    assert not apply_pass(ScaleScores(), program)[1].changes
-
-
 def test_a_product_without_a_softmax_is_scaled_too() -> None:
     assert len(apply_pass(ScaleScores(), attention(0.125, ends=False))[1].changes) == 1
 
 
-class _Wrong(ScaleScores):
-    name = "wrong_scores"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Scales both sides."""
-        x, y = (mb.mul(x=v, y=m.scale) for v in (m.product.x, m.product.y))
-        made: Var = mb.matmul(x=x, y=y, transpose_y=True)
-        return made
+def a_product_with_weights_stays() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((1, 4, 16), dtype=types.fp16)])(
+        lambda x: mb.mul(x=mb.matmul(x=x, y=np.ones((16, 8), np.float16)), y=np.float16(0.01), name="y")
+    )
 
 
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), attention())
+test_cases, test_surroundings = table(
+    ScaleScores(),
+    refuses("do not become smaller", attention, 2.0),
+    refuses("the scores are at most 16", attention, 0.125, known=True),
+    stays(a_product_with_weights_stays),
+)

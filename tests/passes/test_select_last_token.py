@@ -9,12 +9,13 @@ import pytest
 from closeness import assert_close
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import PassError, UnknownName
+from anesurgery.errors import UnknownName
 from anesurgery.files.interface import adapt_outputs
 from anesurgery.interpret import run
 from anesurgery.loading import clone
-from anesurgery.mil import Array, Program, ct, mb, static_shape, types, walk_ops
+from anesurgery.mil import Program, ct, mb, static_shape, types, walk_ops
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
@@ -199,9 +200,9 @@ def test_depth_block_also_saves_the_last_mlp() -> None:
 def test_a_symbolic_length_has_a_last_position_too() -> None:
     from coremltools.converters.mil.mil import get_new_symbol
 
-    @mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 6))])
-    def program(x: Any) -> Any:
-        return mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT, name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 6))])(
+        lambda x: mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT, name="y")
+    )
 
     after, session = selected(SelectLastToken(), program)
     assert after.functions["main"].outputs[0].shape == (1, 1, 11)
@@ -285,11 +286,7 @@ def test_the_normed_state_as_an_output_ends_the_way() -> None:
 
 
 def one_output(make: Any, shape: tuple[int, ...] = (1, 5, 6)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def program(x: Any) -> Any:
-        return make(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)])(lambda x: make(x))
 
 
 def scored(x: Any) -> Any:
@@ -309,38 +306,6 @@ def read_twice(x: Any) -> Any:
 def row_constants(x: Any) -> Any:
     """A bias of its own for each position: no row like another."""
     return mb.add(x=scored(x), y=np.arange(5, dtype=np.float32).reshape(1, 5, 1), name="y")
-
-
-@pytest.mark.parametrize(
-    ("program", "reason"),
-    [
-        (one_output(lambda x: mb.relu(x=x)), "no head leads to"),
-        (one_output(lambda x: mb.softmax(x=scored(x), axis=1)), "(softmax) mixes positions"),
-        (one_output(lambda x: mb.layer_norm(x=scored(x), axes=[1, 2])), "mixes positions"),
-        (one_output(lambda x: mb.matmul(x=x, y=x, transpose_y=True)), "mixes positions"),
-        (one_output(row_constants), "(add) mixes positions"),
-        (one_output(read_twice), "%scores is read elsewhere"),
-        (one_output(read_inside), "%scores is read inside the model too"),
-    ],
-)
-def test_refuses(program: Program, reason: str) -> None:
-    assert_refuses(SelectLastToken(), program, reason)
-
-
-@pytest.mark.parametrize("shape", [(1, 1, 6), (5, 6), (1, 2, 5, 6)])
-def test_does_not_apply_to_one_position_or_another_rank(shape: tuple[int, ...]) -> None:
-    _, session = apply_pass(SelectLastToken(), one_output(scored, shape))
-    assert not session.changes
-    assert not session.refusals
-
-
-def test_refuses_a_taken_input_name_and_options_that_do_not_exist() -> None:
-    taken = SelectLastToken(position="input", input_name="x")
-    assert_refuses(taken, model(), "there is an input named x already")
-    with pytest.raises(PassError, match="position='first'; it may be 'last' or 'input'"):
-        SelectLastToken(position="first")
-    with pytest.raises(PassError, match="depth='all'; it may be 'norm' or 'block'"):
-        SelectLastToken(depth="all")
 
 
 @settings(deadline=None, max_examples=25)
@@ -393,19 +358,15 @@ def test_stays_as_it_is_in_the_default_pipeline(position: str) -> None:
     assert not apply_pass(SelectLastToken(position=position), again)[1].changes
 
 
-def test_a_selection_in_a_nested_block() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
-    def program(x: Any) -> Any:
-        def select() -> Any:
-            logits = mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT)
-            return mb.slice_by_index(x=logits, begin=[0, 4, 0], end=[1, 5, 11])
-
-        pred = mb.greater(x=mb.reduce_sum(x=x), y=0.0)
-        zeros = np.zeros((1, 1, 11), np.float32)
-        return mb.cond(pred=pred, _true_fn=select, _false_fn=lambda: mb.identity(x=zeros), name="y")
-
-    after, _ = selected(SelectLastToken(), program)
-    assert rows_of(after, "linear") == [1]
-    x: Array = random_inputs(program)["x"]
-    for values in (np.abs(x), -np.abs(x)):
-        assert_same_numbers(program, after, {"x": values}, rtol=CLOSE)
+test_cases, test_surroundings = table(
+    SelectLastToken(),
+    refuses("no head leads to", one_output, lambda x: mb.relu(x=x)),
+    refuses("(softmax) mixes positions", one_output, lambda x: mb.softmax(x=scored(x), axis=1)),
+    refuses("mixes positions", one_output, lambda x: mb.layer_norm(x=scored(x), axes=[1, 2])),
+    refuses("mixes positions", one_output, lambda x: mb.matmul(x=x, y=x, transpose_y=True)),
+    refuses("(add) mixes positions", one_output, row_constants),
+    refuses("%scores is read elsewhere", one_output, read_twice),
+    refuses("%scores is read inside the model too", one_output, read_inside),
+    *(stays(one_output, scored, shape) for shape in [(1, 1, 6), (5, 6), (1, 2, 5, 6)]),
+    refuses("there is an input named x already", model, step=SelectLastToken(position="input", input_name="x")),
+)

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import stays, table
 from scores import scored
 from transformer_blocks import block
 
 import anesurgery as ane
 from anesurgery import recipes
-from anesurgery.errors import PassError, ProofError, Refusal
+from anesurgery.errors import ProofError, Refusal
 from anesurgery.mil import Array, Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import split_heads
 from anesurgery.passes.sequence_layout import SequenceLayout
@@ -42,12 +43,6 @@ def test_both_steps_and_blocks_of_queries() -> None:
     ]
     assert not {"linear", "matmul"} & kinds(after).keys()
     assert kinds(after)["softmax"] == 8  # four heads, two blocks each
-
-
-def test_the_layout_as_given() -> None:
-    assert not apply_pass(SequenceLayout(layout="as_given"), block("bert"), prove=False)[1].changes
-    with pytest.raises(PassError, match="layout='channels_last'"):
-        SequenceLayout(layout="channels_last")
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -254,3 +249,6 @@ def test_wrong_versions_are_caught(
     wrong(monkeypatch)
     with pytest.raises(ProofError):
         ane.apply(program, [step], target="M1/macOS 14", quiet=True)
+
+
+test_cases, test_surroundings = table(SequenceLayout(layout="as_given"), stays(block, "bert"))

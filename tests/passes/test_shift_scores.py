@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.shift_scores import ShiftScores
 from anesurgery.placement.rules.numeric import large_scores
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 HALF = np.float16
 
@@ -45,23 +43,9 @@ def test_both_signs_and_axes(factor: float, divides: bool, axis: int) -> None:
     assert large_scores(softmax, Target.parse("any")) == ""
 
 
-def test_refusals() -> None:
-    assert_refuses(ShiftScores(), built(bounded=True), "does not overflow")
-    assert_refuses(ShiftScores(), built(30), "does not overflow")
-    _, session = apply_pass(ShiftScores(), built(0.5))
-    assert not session.changes
-
-
-class _Smallest(ShiftScores):
-    name = "smallest_scores"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Takes the largest of all rows away from each, and forgets the factor."""
-        end = mb.reduce_max(x=m.values, axes=[-1], keep_dims=True)
-        wrong: Var = mb.softmax(x=mb.sub(x=m.values, y=end), axis=-1)
-        return wrong
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Smallest(), built())
+test_cases, test_surroundings = table(
+    ShiftScores(),
+    refuses("does not overflow", built, bounded=True),
+    refuses("does not overflow", built, 30),
+    stays(built, 0.5),
+)

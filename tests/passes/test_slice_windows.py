@@ -6,20 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
-from anesurgery.errors import PassError, ProofError
+from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.slice_windows import SliceWindows
 from anesurgery.regions.small_builds import cut
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def windows(shape: tuple[int, ...] = (2, 10, 3), **options: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape)])
-    def program(x: Var) -> Any:
-        return mb.sliding_windows(x=x, **options)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape)])(lambda x: mb.sliding_windows(x=x, **options))
 
 
 def turned(lengths: Any, seq: int = 1, batch: int = 0, shape: tuple[int, ...] = (4, 5, 2)) -> Program:
@@ -54,14 +51,6 @@ def test_only_slices_are_left(name: str) -> None:
     assert_same_numbers(CASES[name], after)
 
 
-def test_refusals_name_what_was_found() -> None:
-    assert_refuses(SliceWindows(), turned(None), "the lengths %k are dynamic")
-    assert_refuses(SliceWindows(most_slices=2), windows(axis=1, size=3), "3 slices would be needed")
-    assert_refuses(SliceWindows(most_slices=8), turned([1, 2, 3, 4]), "12 slices would be needed")
-    with pytest.raises(PassError, match="most_slices=0"):
-        SliceWindows(most_slices=0)
-
-
 def test_a_slice_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: every window begins at the start."""
     monkeypatch.setattr(
@@ -69,3 +58,11 @@ def test_a_slice_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) ->
     )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(SliceWindows(), CASES["few windows"])
+
+
+test_cases, test_surroundings = table(
+    SliceWindows(),
+    refuses("the lengths %k are dynamic", turned, None),
+    refuses("3 slices would be needed", windows, axis=1, size=3, step=SliceWindows(most_slices=2)),
+    refuses("12 slices would be needed", turned, [1, 2, 3, 4], step=SliceWindows(most_slices=8)),
+)

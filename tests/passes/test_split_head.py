@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 from scores import scored
 
 import anesurgery as ane
-from anesurgery.errors import PassError
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.split_head import SplitHead
 from anesurgery.placement.target import Target
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def weights(*shape: int) -> np.ndarray[Any, np.dtype[np.float16]]:
@@ -22,19 +22,13 @@ def weights(*shape: int) -> np.ndarray[Any, np.dtype[np.float16]]:
 
 
 def built(build: Callable[[Var], Any], shape: tuple[int, ...] = (1, 3, 8)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: build(x)
+    )
 
 
 def head(x: Var, outputs: int = 500) -> Var:
     return mb.linear(x=x, weight=weights(outputs, 8), bias=weights(outputs), name="logits")
-
-
-def kinds(program: Program) -> list[str]:
-    return [op.op_type for op in walk_ops(program) if op.op_type != "const"]
 
 
 def widths(program: Program) -> list[int]:
@@ -70,34 +64,6 @@ def test_a_matmul_is_a_head_too(turned: bool) -> None:
     assert_same_numbers(program, after, rtol=1e-5)
 
 
-def test_elementwise_ops_go_into_the_pieces_and_others_stay_after_the_concat() -> None:
-    def capped(x: Var) -> Var:
-        soft = mb.mul(x=mb.tanh(x=mb.real_div(x=head(x), y=np.float16(30))), y=np.float16(30))
-        return mb.cast(x=soft, dtype="fp32", name="y")
-
-    program = built(capped)
-    after, _ = apply_pass(SplitHead(most=256), program)
-    assert kinds(after) == ["linear", "real_div", "tanh", "mul"] * 2 + ["concat", "cast"]
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-def test_what_reads_the_logits_twice_reads_the_concat() -> None:
-    program = built(lambda x: mb.mul(x=mb.sigmoid(x=(y := head(x))), y=y))
-    after, _ = apply_pass(SplitHead(most=256), program)
-    assert kinds(after) == ["linear", "linear", "concat", "sigmoid", "mul"]
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-def test_refusals() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 8)), mb.TensorSpec((8, 500))])
-    def dynamic(x: Var, w: Var) -> Var:
-        return mb.matmul(x=x, y=w)
-
-    assert_refuses(SplitHead(most=256), dynamic, "the weight %w is dynamic")
-    with pytest.raises(PassError, match="at least 64"):
-        SplitHead(most=63)
-
-
 def test_auto_splits_the_head_of_an_m1_and_leaves_that_of_an_m4_whole() -> None:
     program = built(
         lambda x: mb.linear(x=mb.tanh(x=x), weight=weights(32000, 512), name="logits"), (1, 512, 512)
@@ -108,3 +74,22 @@ def test_auto_splits_the_head_of_an_m1_and_leaves_that_of_an_m4_whole() -> None:
         after, before = (scored(p, Target.parse(target))[0] for p in (surgery.program, program))
         assert after.share["flop"] >= before.share["flop"]
         assert after.share["flop"] == 1
+
+
+def capped(x: Var) -> Var:
+    soft = mb.mul(x=mb.tanh(x=mb.real_div(x=head(x), y=np.float16(30))), y=np.float16(30))
+    return mb.cast(x=soft, dtype="fp32", name="y")
+
+
+def refusals() -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((1, 3, 8)), mb.TensorSpec((8, 500))])(
+        lambda x, w: mb.matmul(x=x, y=w)
+    )
+
+
+test_cases, test_surroundings = table(
+    SplitHead(most=256),
+    rewrites(built, capped, rtol=1e-05),
+    rewrites(built, lambda x: mb.mul(x=mb.sigmoid(x=(y := head(x))), y=y), rtol=1e-05),
+    refuses("the weight %w is dynamic", refusals),
+)

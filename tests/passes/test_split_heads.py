@@ -10,6 +10,7 @@ import hand_layers
 import numpy as np
 import pytest
 from coremltools.converters.mil.mil import get_new_symbol
+from pass_cases import refuses, rewrites, table
 from transformer_blocks import BLOCKS, Size, block
 
 from anesurgery.checking.grades import Grade
@@ -102,26 +103,6 @@ def attention(
     return made
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("mask", [(5, 6), (1, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (4, 1, 6), (2, 4, 5, 6)])
-def test_masks_of_every_shape(mask: tuple[int, ...], dynamic: bool) -> None:
-    program = attention(mask, dynamic=dynamic, batch=2)
-    after, session = apply_pass(SplitHeads(), program)
-    assert session.changes
-    assert kinds(after)["einsum"] == 8
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
-@pytest.mark.parametrize("shared", [2, 4])
-def test_shared_keys_are_not_repeated(shared: int) -> None:
-    program = attention(shared=shared)
-    after, session = apply_pass(SplitHeads(), program)
-    assert session.changes
-    assert "tile" not in kinds(after)
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 def test_the_wrong_keys_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: heads take turns with their keys instead of sharing them with their neighbours."""
     right = heads._before_tile
@@ -158,11 +139,7 @@ def test_fused_attention_is_taken_apart_and_split() -> None:
 
 
 def pair(build: Callable[[Var, Var], Any], shape: tuple[int, ...] = (1, 2, 4, 8)) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(shape)])
-    def program(x: Var, y: Var) -> Any:
-        return build(x, y)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape), mb.TensorSpec(shape)])(lambda x, y: build(x, y))
 
 
 def plain(x: Var, y: Var) -> Var:
@@ -172,18 +149,6 @@ def plain(x: Var, y: Var) -> Var:
 def watched(x: Var, y: Var) -> tuple[Var, Var]:
     weights = mb.softmax(x=mb.matmul(x=x, y=y, transpose_y=True), axis=-1, name="weights")
     return mb.matmul(x=weights, y=y), weights
-
-
-@pytest.mark.parametrize(
-    ("step", "program", "reason"),
-    [
-        (SplitHeads(), lambda: pair(watched), "%weights is read elsewhere"),
-        (SplitHeads(), lambda: pair(plain, (2, 4, 8)), "the result has the shape ('2', '4', '8')"),
-        (SplitHeads(most=1), lambda: pair(plain), "2 heads are more than 1"),
-    ],
-)
-def test_refuses(step: SplitHeads, program: Callable[[], Program], reason: str) -> None:
-    assert_refuses(step, program(), reason)
 
 
 def test_fused_attention_whose_scale_fp16_rounds() -> None:
@@ -216,3 +181,22 @@ def test_positions_of_unknown_number_are_refused() -> None:
         return mb.matmul(x=mb.softmax(x=scores, axis=-1), y=x)
 
     assert_refuses(SplitHeads(), program, reason="has the shape ('1', 'is")
+
+
+test_cases, test_surroundings = table(
+    SplitHeads(),
+    *(
+        rewrites(attention, mask, dynamic=dynamic, batch=2, rtol=1e-05)
+        for mask in [(5, 6), (1, 1, 1, 6), (1, 4, 5, 6), (2, 1, 5, 6), (4, 1, 6), (2, 4, 5, 6)]
+        for dynamic in [False, True]
+    ),
+    *(rewrites(attention, shared=shared, rtol=1e-05) for shared in [2, 4]),
+    *(
+        refuses(reason, program, step=step)
+        for step, program, reason in [
+            (SplitHeads(), lambda: pair(watched), "%weights is read elsewhere"),
+            (SplitHeads(), lambda: pair(plain, (2, 4, 8)), "the result has the shape ('2', '4', '8')"),
+            (SplitHeads(most=1), lambda: pair(plain), "2 heads are more than 1"),
+        ]
+    ),
+)

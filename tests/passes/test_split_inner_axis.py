@@ -28,11 +28,9 @@ def product(x: tuple[Any, ...], y: tuple[int, ...] | None = None, **turned: bool
 
 
 def linear() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4, 10))])
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=WEIGHT, bias=WEIGHT[:, 0])
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 4, 10))])(
+        lambda x: mb.linear(x=x, weight=WEIGHT, bias=WEIGHT[:, 0])
+    )
 
 
 CASES = {

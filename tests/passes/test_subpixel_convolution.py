@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.checking.grades import Grade
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes import subpixel_convolution
 from anesurgery.passes.subpixel_convolution import SubpixelConvolution
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 
 def made(shape: tuple[Any, ...], weight: tuple[int, ...], bias: bool = False, **how: Any) -> Program:
@@ -77,12 +78,6 @@ def test_taps_in_the_wrong_phase_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
         apply_pass(SubpixelConvolution(), CASES["odd"])
 
 
-def test_refusals_name_the_value() -> None:
-    assert_refuses(SubpixelConvolution(), made((1, 2, 3, 3, 3), (2, 1, 2, 2, 2)), "three spatial axes")
-    huge = made((1, 64, 3), (64, 64, 4), strides=[5000])
-    assert_refuses(SubpixelConvolution(), huge, "the new weight would hold 20480000 numbers, above 16777216")
-
-
 def test_the_products_of_a_long_result_stay_on_the_engine() -> None:
     """The last step of a vocoder: 40 times as many samples, more than an M1 takes on an axis."""
     rng = np.random.default_rng(0)
@@ -102,3 +97,16 @@ def test_the_products_of_a_long_result_stay_on_the_engine() -> None:
     surgery = ane.apply(program, [SubpixelConvolution()], prove=None)
     off = [row.op_type for row in ane.inspect(surgery.program, target=target).ops if row.legal is False]
     assert off == ["reshape"]
+
+
+test_cases, test_surroundings = table(
+    SubpixelConvolution(),
+    refuses("three spatial axes", made, (1, 2, 3, 3, 3), (2, 1, 2, 2, 2)),
+    refuses(
+        "the new weight would hold 20480000 numbers, above 16777216",
+        made,
+        (1, 64, 3),
+        (64, 64, 4),
+        strides=[5000],
+    ),
+)

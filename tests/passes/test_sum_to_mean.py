@@ -6,13 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.sum_to_mean import SumToMean
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass, assert_refuses
 
 
@@ -47,30 +45,14 @@ def test_one_op_is_left_where_the_factor_is_the_mean_s() -> None:
     assert [op.op_type for op in after.functions["main"].operations if op.op_type != "const"] == ["reduce_mean"]
 
 
-def test_refuses_a_bounded_sum_and_a_factor_above_1() -> None:
-    assert_refuses(SumToMean(), built(1 / 4096, known=True), "is at most 4096")
-    assert_refuses(SumToMean(), built(2.0), "does not become smaller")
-
-
 def test_a_mean_much_smaller_than_the_result_can_be_refused() -> None:
     assert_refuses(SumToMean(most=4.0), built(0.5), "2048 times smaller than the result")
     assert apply_pass(SumToMean(most=4.0), built(1 / 4096))[1].changes
 
 
-def test_fp32_has_room() -> None:
-    _, session = apply_pass(SumToMean(), built(1 / 4096, dtype=types.fp32))
-    assert not session.changes
-
-
-class _Wrong(SumToMean):
-    name = "wrong_mean"
-
-    def rewrite(self, mb: Builder, m: Match) -> Var:
-        """Forgets what is left of the factor."""
-        made: Var = mb.reduce_mean(x=m.total.x, axes=[1, 2], keep_dims=False)
-        return made
-
-
-def test_a_wrong_version_is_caught() -> None:
-    with pytest.raises(ProofError):
-        apply_pass(_Wrong(), built(0.5))
+test_cases, test_surroundings = table(
+    SumToMean(),
+    refuses("is at most 4096", built, 1 / 4096, known=True),
+    refuses("does not become smaller", built, 2.0),
+    stays(built, 1 / 4096, dtype=types.fp32),
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 from anesurgery.checking.grades import Grade
 from anesurgery.errors import PassError, ProofError
@@ -15,7 +16,7 @@ from anesurgery.passes import tile_queries
 from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
 from anesurgery.rewriting.passes import Pipeline
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 RNG = np.random.default_rng(0)
 
@@ -74,24 +75,31 @@ def test_few_queries_stay() -> None:
     assert not session.refusals
 
 
-def test_refuses_weights_that_are_read_elsewhere() -> None:
+def test_a_block_of_nothing_is_an_error() -> None:
+    with pytest.raises(PassError, match="it must be a positive integer"):
+        TileQueries(block=0)
+
+
+def refuses_weights_that_are_read_elsewhere() -> Program:
     @mb.program(input_specs=[mb.TensorSpec((1, 2, 10, 4))])
     def program(x: Var) -> tuple[Var, Var]:
         weights = mb.softmax(x=mb.matmul(x=x, y=x, transpose_y=True), axis=-1, name="weights")
         return mb.matmul(x=weights, y=x), weights
 
-    assert_refuses(TileQueries(block=4), program, "%weights is read elsewhere")
+    return program
 
 
-def test_refuses_other_einsums() -> None:
+def refuses_other_einsums() -> Program:
     @mb.program(input_specs=[mb.TensorSpec((1, 10, 2, 4)), mb.TensorSpec((1, 10, 2, 4))])
     def program(x: Var, y: Var) -> Var:
         scores = mb.einsum(values=(x, mb.transpose(x=y, perm=[0, 3, 2, 1])), equation="nchw,nwhu->nchu")
         return mb.einsum(values=(mb.softmax(x=scores, axis=-1), x), equation="nchw,nwhu->nchu")
 
-    assert_refuses(TileQueries(block=4), program, "einsums nchw,nwhu->nchu")
+    return program
 
 
-def test_a_block_of_nothing_is_an_error() -> None:
-    with pytest.raises(PassError, match="it must be a positive integer"):
-        TileQueries(block=0)
+test_cases, test_surroundings = table(
+    TileQueries(block=4),
+    refuses("%weights is read elsewhere", refuses_weights_that_are_read_elsewhere),
+    refuses("einsums nchw,nwhu->nchu", refuses_other_einsums),
+)

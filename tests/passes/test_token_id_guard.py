@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 import anesurgery as ane
 from anesurgery.errors import PassError, ProofError, SurgeryError, UnknownName
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
 from anesurgery.passes.token_id_guard import TokenIdGuard
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 IDS = {"x": (0, 8)}
 
@@ -49,20 +50,6 @@ def test_undeclared_ids_of_a_lookup_need_one_op() -> None:
         assert_same_numbers(guarded(), after, {"x": ids})
 
 
-def test_other_readers_keep_the_guard_and_the_words_say_what_to_declare() -> None:
-    assert_refuses(
-        TokenIdGuard(), guarded(rows=10), '%x may be negative; say assume={"x": (0, 8)} if it never is'
-    )
-    assert_refuses(TokenIdGuard(assume={"x": (-1, 8)}), guarded(), "%x is assumed to be as low as -1")
-
-
-def test_other_selects_are_no_guards() -> None:
-    step = TokenIdGuard(assume=IDS)
-    assert not apply_pass(step, guarded(zero=1))[1].changes
-    assert not apply_pass(step, guarded(kept=lambda x: mb.mul(x=x, y=np.int32(2))))[1].changes
-    assert not apply_pass(step, guarded(kept=lambda x: mb.reverse(x=x)))[1].changes
-
-
 def test_the_proof_catches_a_range_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: ids drawn from below 0 show the difference."""
     low = lambda self, m, var, rng: np.full(var.shape, -1, np.int32)  # noqa: E731
@@ -92,3 +79,15 @@ def test_auto_takes_the_guard_away_where_the_caller_says_so(converted: Callable[
     (found,) = ane.run(surgery.program, made.inputs, precision="fp16").values()
     (expected,) = ane.run(plain.program, made.inputs, precision="fp16").values()
     np.testing.assert_array_equal(found, expected)
+
+
+test_cases, test_surroundings = table(
+    TokenIdGuard(assume=IDS),
+    refuses(
+        '%x may be negative; say assume={"x": (0, 8)} if it never is', guarded, rows=10, step=TokenIdGuard()
+    ),
+    refuses("%x is assumed to be as low as -1", guarded, step=TokenIdGuard(assume={"x": (-1, 8)})),
+    stays(guarded, zero=1),
+    stays(guarded, kept=lambda x: mb.mul(x=x, y=np.int32(2))),
+    stays(guarded, kept=lambda x: mb.reverse(x=x)),
+)

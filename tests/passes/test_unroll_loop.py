@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from closeness import assert_close
+from pass_cases import refuses, rewrites, table
 
 import anesurgery as ane
-from anesurgery.errors import PassError, ProofError
-from anesurgery.mil import Block, Program, Var, ct, mb, quiet_host, types, walk_ops
+from anesurgery.errors import ProofError
+from anesurgery.mil import Program, Var, ct, mb, quiet_host, types, walk_ops
 from anesurgery.ops import CONTROL, LISTS
 from anesurgery.passes.unroll_loop import UnrollLoop
-from anesurgery.passes.unroll_loop.inlining import Inliner
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+from anesurgery.testing import apply_pass, assert_same_numbers, random_inputs
 
 WEIGHT = np.random.default_rng(0).standard_normal((4, 4)).astype(np.float32)
 
@@ -179,25 +178,6 @@ def test_what_is_refused(program: Program, reason: str) -> None:
     assert any(reason in refusal.reason for _, refusal in found), found
 
 
-def test_refuses_more_ops_than_allowed() -> None:
-    assert_refuses(UnrollLoop(most_ops=5), counted(3), "more than 5 ops would be written")
-    with pytest.raises(PassError, match="max_rounds=0"):
-        UnrollLoop(max_rounds=0)
-
-
-def test_a_lost_state_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The wrong rewrite: every round begins with the first state."""
-
-    class Wrong(Inliner):
-        def block(self, block: Block, given: Any) -> Any:
-            found = super().block(block, given)
-            return [found[0], given[1]] if self.maker is not None and len(found) == 2 else found
-
-    monkeypatch.setattr("anesurgery.passes.unroll_loop.Inliner", Wrong)
-    with pytest.raises(ProofError, match="old and new differ"):
-        apply_pass(UnrollLoop(), counted(3))
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_a_scripted_loop_of_torch() -> None:
     class Steps(torch.nn.Module):
@@ -253,13 +233,6 @@ def test_rows_that_a_loop_collects_are_joined_once(start: float, mode: str) -> N
     assert_same_numbers(program, after, rtol=1e-6)
 
 
-def test_rows_that_are_added_to_numbers_stay_scatters() -> None:
-    program = collected(0.5, "add")
-    after, _ = apply_pass(UnrollLoop(), program)
-    assert sum(op.op_type == "scatter" for op in walk_ops(after)) == 3
-    assert_same_numbers(program, after, rtol=1e-6)
-
-
 def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong rewrite: the first state is read in every round."""
     monkeypatch.setattr(
@@ -269,35 +242,8 @@ def test_a_row_of_the_wrong_round_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         apply_pass(UnrollLoop(), collected(mode="update"))
 
 
-@pytest.mark.slow
-def test_a_gru_of_torch_is_straight_and_legal() -> None:
-    torch.manual_seed(0)
-    gru = torch.nn.GRU(4, 4, batch_first=True, bidirectional=True).eval()
-    x = torch.randn(1, 2, 4)
-    with quiet_host():
-        model = ct.convert(
-            torch.jit.trace(gru, x),  # type: ignore[no-untyped-call]
-            inputs=[ct.TensorType("x", x.shape)],
-            minimum_deployment_target=ct.target.iOS17,
-            skip_model_load=True,
-        )
-    before = ane.inspect(model, "M4/macOS 15")
-    surgery = ane.apply(model, ["unroll_loop"], quiet=True)
-    after = ane.inspect(surgery.program, "M4/macOS 15")
-    assert {row.op_type for row in before.ops if row.legal is False} >= {"while_loop", "scatter"}
-    assert not [row.op_type for row in after.ops if row.legal is False]
-    found = ane.run(surgery.program, {"x": x.numpy()}, precision="fp32")
-    assert_close(next(iter(found.values())), gru(x)[0].detach().numpy(), rtol=5e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", [1, 2])
-def test_real_models_have_no_loop_left(part: int, corpus: Path) -> None:
-    surgery = ane.apply(corpus / f"dtln_aec_128_part{part}_fp16.mlpackage", "unroll_loop", quiet=True)
-    assert is_straight(surgery.program)
-    assert len(surgery.changes) == 6
-    assert all(change.proof is not None for change in surgery.changes), surgery
-    for op in surgery.program.functions["main"].operations:
-        if op.op_type in ("cast", "squeeze"):  # what is read of a list brings its size to what is computed
-            sizes = [size for size in op.x.shape if size != 1]
-            assert [size for size in op.outputs[0].shape if size != 1] == sizes, op.name
+test_cases, test_surroundings = table(
+    UnrollLoop(most_ops=5),
+    refuses("more than 5 ops would be written", counted, 3),
+    rewrites(collected, 0.5, "add", rtol=1e-06, step=UnrollLoop()),
+)

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import stays, table
 
 import anesurgery as ane
 from anesurgery.checking.grades import psnr
-from anesurgery.errors import ProofError
 from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.double import Double
 from anesurgery.mil import Program, Var, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.passes.widen_to_fp32 import WidenToFp32
-from anesurgery.rewriting.builder import Builder
-from anesurgery.rewriting.pattern import Match
 from anesurgery.testing import apply_pass
 
 HALF = np.float16
@@ -29,11 +27,7 @@ def program(
 ) -> Program:
     specs = [mb.TensorSpec(shape, dtype=dtype) for shape in shapes.values()]
 
-    @mb.program(input_specs=specs)
-    def two(a: Var, b: Var) -> Var:
-        return body(a, b)
-
-    return two
+    return mb.program(input_specs=specs)(lambda a, b: body(a, b))
 
 
 def rows(reduce: Callable[..., Var], x: Var, axis: int = -1) -> Var:
@@ -181,24 +175,6 @@ def test_of_bounded_numbers_nothing_is_changed_or_said(name: str) -> None:
     assert not [f for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        lambda a, b: mb.mul(x=mb.mul(x=a, y=a), y=a, name="y"),  # a cube is as large as it is
-        lambda a, b: mb.mul(x=mb.silu(x=a), y=b, name="y"),
-        lambda a, b: mb.softmax(
-            x=mb.mul(x=mb.matmul(x=a, y=b, transpose_y=True), y=HALF(0.1)), axis=-1, name="y"
-        ),
-        lambda a, b: mb.mul(x=a, y=mb.rsqrt(x=mb.add(x=mb.sigmoid(x=b), y=HALF(1)), epsilon=HALF(0)), name="y"),
-        lambda a, b: mb.exp(x=mb.mul(x=mb.square(x=a), y=HALF(-1)), name="y"),
-        lambda a, b: mb.inverse(x=mb.add(x=mb.square(x=a), y=HALF(1)), epsilon=HALF(0), name="y"),
-    ],
-)
-def test_what_comes_to_no_smaller_end_stays(body: Any) -> None:
-    model = program(body, SAME)
-    assert not apply_pass(WidenToFp32(), model)[1].changes
-
-
 @pytest.mark.parametrize(("factor", "speaks"), [(4.0, False), (-0.5, False), (3.0, True), (4096.0, True)])
 def test_an_angle_that_nothing_rounds_is_left_alone(factor: float, speaks: bool) -> None:
     """An input of fp16 times a power of two; a large one overflows."""
@@ -231,33 +207,6 @@ def test_variances_of_weighted_windows() -> None:
     assert decibels(after, x, exact, "fp16") > GOOD
     found = {f.rule for f in ane.inspect(model, target="M1/macOS 14").all_findings if f.kind == "numeric"}
     assert found == {"num-square", "num-cancel"}
-
-
-@pytest.mark.parametrize("kernels", [(BELL * HALF(2),), (-BELL,), (BELL, np.flip(BELL, -1) * HALF(0.5))])
-def test_what_is_no_difference_of_means_stays(kernels: tuple[Any, ...]) -> None:
-    assert not apply_pass(WidenToFp32(), weighted_variance(*kernels))[1].changes
-
-
-def high_frequencies() -> Program:
-    """Sines of 300 times a number of fp32, which is rounded to fp16 first."""
-
-    @mb.program(input_specs=[mb.TensorSpec((8, 4))])
-    def sines(a: Var) -> Var:
-        angle = mb.mul(x=mb.cast(x=a, dtype="fp16"), y=HALF(300))
-        return mb.cast(x=mb.sin(x=angle), dtype="fp32", name="y")
-
-    return sines
-
-
-def test_numbers_that_fp16_rounds_before_are_read_as_they_are() -> None:
-    model, values = high_frequencies(), {"a": np.random.default_rng(0).standard_normal((8, 4), np.float32)}
-    surgery = ane.apply(model, WidenToFp32(), prove="both", target="M1/macOS 14", quiet=True)
-    assert [change.unchecked for change in surgery.changes] == ["numbers of fp32, which fp16 rounds, are kept"]
-    exact = run(model, values, precision=Double())["y"]  # type: ignore[arg-type]
-    assert decibels(model, values, np.asarray(exact), "fp16") < 30 < GOOD
-    assert decibels(surgery.program, values, np.asarray(exact), "fp16") >= GOOD
-    with pytest.raises(ProofError):
-        ane.apply(model, _HalfOfIt(), prove="both", target="M1/macOS 14", quiet=True)
 
 
 @pytest.mark.slow
@@ -295,30 +244,6 @@ def test_in_a_program_of_fp32_the_engine_rounds_all_ops_and_beside_fp16_none_of_
     assert np.array_equal(found["half"], found["half"].astype(HALF))
 
 
-class _HalfOfIt(WidenToFp32):
-    name = "wrong_half"
-
-    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Halves what it makes."""
-        (old, new), *_ = super().rewrite(mb, m).items()
-        return {old: mb.mul(x=new, y=0.5)}
-
-
-class _OneForAll(WidenToFp32):
-    name = "wrong_operand"
-
-    def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
-        """Takes the first operand for both."""
-        wide = mb.cast(x=m.root.x, dtype="fp32")
-        return {m.root.outputs[0]: mb.cast(x=mb.real_div(x=wide, y=wide), dtype="fp16")}
-
-
-@pytest.mark.parametrize("step", [_HalfOfIt(), _OneForAll()])
-def test_a_wrong_version_is_caught(step: WidenToFp32) -> None:
-    with pytest.raises(ProofError):
-        apply_pass(step, program(ratio, SHAPES))
-
-
 def test_names_of_ops_may_be_one_word_and_exist() -> None:
     model = program(lambda a, b: mb.add(x=mb.mul(x=a, y=b, name="p"), y=b, name="q"), SAME)
     one: Any = "p, q"
@@ -327,3 +252,27 @@ def test_names_of_ops_may_be_one_word_and_exist() -> None:
         ane.apply(model, WidenToFp32(ops=("p", "r")), quiet=True)
     with pytest.raises(ane.SurgeryError, match="unknown op or value 'r'"):
         ane.apply(model, ComputeFp16(keep=["r"]), quiet=True)
+
+
+test_cases, test_surroundings = table(
+    WidenToFp32(),
+    *(
+        stays(program, body, SAME)
+        for body in [
+            lambda a, b: mb.mul(x=mb.mul(x=a, y=a), y=a, name="y"),
+            lambda a, b: mb.mul(x=mb.silu(x=a), y=b, name="y"),
+            lambda a, b: mb.softmax(
+                x=mb.mul(x=mb.matmul(x=a, y=b, transpose_y=True), y=HALF(0.1)), axis=-1, name="y"
+            ),
+            lambda a, b: mb.mul(
+                x=a, y=mb.rsqrt(x=mb.add(x=mb.sigmoid(x=b), y=HALF(1)), epsilon=HALF(0)), name="y"
+            ),
+            lambda a, b: mb.exp(x=mb.mul(x=mb.square(x=a), y=HALF(-1)), name="y"),
+            lambda a, b: mb.inverse(x=mb.add(x=mb.square(x=a), y=HALF(1)), epsilon=HALF(0), name="y"),
+        ]
+    ),
+    *(
+        stays(weighted_variance, *kernels)
+        for kernels in [(BELL * HALF(2),), (-BELL,), (BELL, np.flip(BELL, -1) * HALF(0.5))]
+    ),
+)

@@ -85,9 +85,9 @@ def test_the_search_finds_worse_inputs_between_those_that_were_given() -> None:
 
 
 def test_near_the_end_of_fp16_it_is_at_risk() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=types.fp16)])
-    def program(x: Var) -> Any:
-        return mb.mul(x=x, y=HALF(2), name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((2, 4), dtype=types.fp16)])(
+        lambda x: mb.mul(x=x, y=HALF(2), name="y")
+    )
 
     found = ane.certify(program, {"x": np.full((2, 4), 20000, HALF)})
     assert found.verdict == "at risk"
@@ -142,11 +142,9 @@ def pooled() -> Program:
 
 
 def volume() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, 2, 4, 4), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.batch_norm(x=x, mean=np.zeros(3, HALF), variance=np.ones(3, HALF), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 3, 2, 4, 4), dtype=types.fp16)])(
+        lambda x: mb.batch_norm(x=x, mean=np.zeros(3, HALF), variance=np.ones(3, HALF), name="y")
+    )
 
 
 def joined() -> Program:
@@ -159,11 +157,9 @@ def joined() -> Program:
 
 
 def wide() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 1, 8, 8), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1, 1, 8, 8), dtype=types.fp16)])(
+        lambda x: mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
+    )
 
 
 @pytest.mark.parametrize(
@@ -245,9 +241,9 @@ def test_a_grown_epsilon_counts_where_rows_have_a_spike(
 
 
 def test_a_target_that_cannot_load_the_model_is_noted() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS18)(
+        lambda x: mb.relu(x=x, name="y")
+    )
 
     assert any("cannot load it" in note for note in ane.certify(program, target="M1/macOS 13").notes)
     assert not ane.certify(program, target="M1/macOS 15").notes

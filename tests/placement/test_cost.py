@@ -17,11 +17,9 @@ from anesurgery.placement import cost
 def lookup(rows: int) -> Program:
     table = np.zeros((rows, 384), np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS17)
-    def program(ids: Var) -> Var:
-        return mb.gather(x=table, indices=ids, axis=0, name="row")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((1,), dtype=types.int32)], opset_version=ct.target.iOS17)(
+        lambda ids: mb.gather(x=table, indices=ids, axis=0, name="row")
+    )
 
 
 def recurrent(op_type: str, steps: int) -> Program:
@@ -61,11 +59,9 @@ def heads(equation: str) -> Program:
     """A product of one head, channels before tokens."""
     specs = [mb.TensorSpec(s, dtype=types.fp16) for s in ((1, 64, 1, 32), (1, 128, 1, 64))]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
-    def program(q: Var, k: Var) -> Var:
-        return mb.relu(x=mb.einsum(values=(k, q), equation=equation, name="scores"))
-
-    return program
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS17)(
+        lambda q, k: mb.relu(x=mb.einsum(values=(k, q), equation=equation, name="scores"))
+    )
 
 
 def test_the_einsum_of_a_head_is_estimated_as_a_product_of_its_flop() -> None:

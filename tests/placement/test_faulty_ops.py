@@ -21,19 +21,15 @@ from anesurgery.surgery import Recipe
 
 
 def written() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.log(x=mb.add(x=mb.exp(x=x), y=np.float16(1)), epsilon=np.float16(0), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.log(x=mb.add(x=mb.exp(x=x), y=np.float16(1)), epsilon=np.float16(0), name="y")
+    )
 
 
 def as_op(most: float = 30.0) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.softplus(x=mb.minimum(x=x, y=np.float16(most)), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((4, 32), dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.softplus(x=mb.minimum(x=x, y=np.float16(most)), name="y")
+    )
 
 
 def depthwise(groups: int, left: int = 800) -> Program:
@@ -49,11 +45,9 @@ def depthwise(groups: int, left: int = 800) -> Program:
 
 
 def outputs(*shape: int) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS17)(
+        lambda x: mb.cast(x=mb.relu(x=x), dtype="fp32", name="y")
+    )
 
 
 def chosen(gathers: bool) -> Program:

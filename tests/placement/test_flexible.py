@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.loading import load
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 from anesurgery.placement.flexible import at, flexible
 
 SMALL, LARGE = (1, 64, 8, 8), (1, 64, 96, 96)
@@ -110,11 +110,9 @@ def test_the_command_that_fixes_the_sizes_does(converted: tuple[str, Any], tmp_p
 def symbolic(*shape: Any) -> Program:
     weight = np.ones((64, 64), np.float16)
 
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def program(x: Var) -> Any:
-        return mb.linear(x=x, weight=weight)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS16)(
+        lambda x: mb.linear(x=x, weight=weight)
+    )
 
 
 def test_without_a_default_shape_nothing_is_claimed() -> None:

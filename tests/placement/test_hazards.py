@@ -15,7 +15,7 @@ from published_values import PUBLISHED, Published, ours
 
 import anesurgery as ane
 from anesurgery.interpret import run
-from anesurgery.mil import Program, Var, mb, types
+from anesurgery.mil import Program, mb, types
 from anesurgery.passes.compute_fp16 import ComputeFp16
 from anesurgery.testing import apply_pass
 
@@ -98,13 +98,11 @@ def clipped_logarithm(dtype: Any) -> Program:
     """A log-mel front end's, of no less than 1e-10, which a converter to fp16 makes the least number of it."""
     held, least = (types.fp16, 2.0**-24) if dtype is np.float16 else (types.fp32, 1e-10)
 
-    @mb.program(input_specs=[mb.TensorSpec((4, 16), dtype=held)])
-    def program(x: Var) -> Var:
-        return mb.log(
+    return mb.program(input_specs=[mb.TensorSpec((4, 16), dtype=held)])(
+        lambda x: mb.log(
             x=mb.clip(x=mb.relu(x=x), alpha=dtype(least), beta=dtype(np.inf)), epsilon=dtype(0), name="y"
         )
-
-    return program
+    )
 
 
 def test_the_least_number_of_a_logarithm_is_kept_from_fp32() -> None:

@@ -25,11 +25,9 @@ def half(*shape: int) -> Any:
 
 
 def program_of(build: Callable[[Var], Any], shape: tuple[Any, ...] = IMAGE, dtype: Any = HALF) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def look(build: Callable[[Var], Any], target: str = M4, **options: Any) -> Inspection:
@@ -74,7 +72,7 @@ def test_targets(text: str | None, chips: tuple[str, ...], system: tuple[Any, An
 )
 def test_beyond_the_measured_chip_and_system_the_report_says_so(text: str, beyond: str) -> None:
     notes = [n for n in look(lambda x: mb.relu(x=x), text).notes if "extrapolated" in n]
-    said = f"what was measured on a base M4 with macOS 27.0.1 is extrapolated to {beyond}"
+    said = f"measurements on a base M4 with macOS 27.0.1 are extrapolated to {beyond}"
     assert notes == ([said] if beyond else [])
 
 

@@ -29,11 +29,9 @@ def palette(*shape: int) -> Var:
 
 
 def program_of(build: Callable[[Var], Any], shape: tuple[Any, ...], dtype: Any) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shape, dtype=dtype)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def last(
@@ -257,16 +255,14 @@ def test_verdicts(case: str) -> None:
 def of_state(build: Callable[[Var, Var, Var], Any]) -> tuple[bool | None, str]:
     """Legality of the slice_update of a program with a state, and the rule that speaks about it."""
 
-    @mb.program(
+    program = mb.program(
         input_specs=[
             mb.TensorSpec((2, 8), dtype=types.fp16),
             mb.TensorSpec((2,), dtype=types.int32),
             mb.StateTensorSpec((8, 8), types.fp16),
         ],
         opset_version=ct.target.iOS18,
-    )
-    def program(x: Var, at: Var, cache: Var) -> Any:
-        return build(x, at, cache)
+    )(lambda x, at, cache: build(x, at, cache))
 
     row = next(r for r in ane.inspect(program, M4).ops if r.op_type == "slice_update")
     return row.legal, next((f.rule for f in row.findings if f.kind == "legality"), "")

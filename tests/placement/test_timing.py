@@ -206,12 +206,12 @@ def test_a_head_too_wide_for_the_engine_has_a_time() -> None:
 FORMS = [
     (PALETTE, 1, M1, ""),
     (PALETTE, 1024, M5, ""),
-    (PALETTE, 1024, M4, "a palette for more than 16 positions, of which times were published on H17 only"),
+    (PALETTE, 1024, M4, "a palette for more than 16 positions, and times of that were published on H17 only"),
     (INT8, 1, M1, ""),
     (INT8, 1024, M1, ""),
-    (INT8, 1024, M4, "int8 for more than 16 positions, of which times were published on H13, H14, H15 only"),
+    (INT8, 1024, M4, "int8 for more than 16 positions, and times of that were published on H13, H14, H15 only"),
     (W8A8, 1024, M1, "int8, with int8 activations"),
-    (JOINT, 1, M4, "several compressions in one, of which no time was published"),
+    (JOINT, 1, M4, "several compressions in one, and no time of that was published"),
 ]
 
 

@@ -186,7 +186,7 @@ def test_a_network_from_picture_to_picture() -> None:
         ("encoder_ane", "llama", r"a causal decoder with the head %\w+ \(1x16x101\): see decoder_ane"),
         ("encoder_ane", "vit", "is a picture: see vit_ane"),
         ("vit_ane", "bert", "no input is a picture"),
-        ("whisper_ane", "gpt2", "no input is sound or what an encoder made of it"),
+        ("whisper_ane", "gpt2", "no input is sound, or the output of an encoder"),
         ("whisper_ane", "vit", "is a picture: see vit_ane"),
         ("seq2seq_ane", "bert", "it does not look up two sequences: see encoder_ane and decoder_ane"),
         ("seq2seq_ane", "vit", "is sound or a picture: see whisper_ane, vit_ane"),

@@ -71,9 +71,7 @@ def test_each_length_has_ends_of_its_own() -> None:
 
 
 def test_a_specification_given_twice_makes_two_inputs() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((4,))] * 2)
-    def program(x: Var, y: Var) -> Var:
-        return mb.add(x=x, y=y)
+    program = mb.program(input_specs=[mb.TensorSpec((4,))] * 2)(lambda x, y: mb.add(x=x, y=y))
 
     copy = copied(program)
     assert {name: v.name for name, v in copy.functions["main"].inputs.items()} == {"x": "x", "y": "y"}

@@ -161,9 +161,9 @@ def test_slopes_are_those_of_fp16_before_as_after(engine: str) -> None:
 
 
 def test_a_guard_that_fp16_does_not_hold_stays_in_a_program_of_fp32() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((2, 8))], opset_version=ct.target.iOS17)
-    def single(x: Var) -> Var:
-        return mb.log(x=x, epsilon=np.float32(1e-12), name="y")
+    single = mb.program(input_specs=[mb.TensorSpec((2, 8))], opset_version=ct.target.iOS17)(
+        lambda x: mb.log(x=x, epsilon=np.float32(1e-12), name="y")
+    )
 
     (value,) = run(single, {"x": np.zeros((2, 8), np.float32)}, precision=EachInHalf()).values()  # type: ignore[arg-type]
     assert_close(value, np.full((2, 8), np.log(1e-12)), 1e-3)
@@ -176,11 +176,9 @@ def test_an_engine_reads_weights_of_fp16_whatever_the_types_say() -> None:
     def product(dtype: type) -> Program:
         held = np.float16 if dtype is types.fp16 else np.float32
 
-        @mb.program(input_specs=[mb.TensorSpec((8, 64), dtype=dtype)])
-        def program(x: Var) -> Var:
-            return mb.linear(x=x, weight=weight.astype(held), name="y")
-
-        return program
+        return mb.program(input_specs=[mb.TensorSpec((8, 64), dtype=dtype)])(
+            lambda x: mb.linear(x=x, weight=weight.astype(held), name="y")
+        )
 
     measured = Yardstick(product(types.fp32), "ane:M1")
     wide, half = measured.measure(product(types.fp32)), measured.measure(product(types.fp16))

@@ -193,11 +193,9 @@ DOES_THE_SAME = ("fuse_reduce_mean", "noop_elimination", "reduce_transposes", "m
 def built(make: Callable[[Var, Any], Var], dtype: Any) -> Program:
     """The program with operands of one type."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3), dtype)], opset_version=an.ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return make(x, an.types.nptype_from_builtin(dtype))
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3), dtype)], opset_version=an.ct.target.iOS17)(
+        lambda x: make(x, an.types.nptype_from_builtin(dtype))
+    )
 
 
 @pytest.mark.one_of(3)

@@ -323,15 +323,13 @@ def test_indices_that_cannot_be_negative_get_no_guard() -> None:
 
 
 def test_the_length_of_a_flexible_axis_is_asked_at_run_time() -> None:
-    @mb.program(
+    old = mb.program(
         input_specs=[
             mb.TensorSpec((ct.converters.mil.mil.get_new_symbol(), 4)),
             mb.TensorSpec((2,), dtype=types.int32),
         ],
         opset_version=I15,
-    )
-    def old(x: Any, i: Any) -> Any:
-        return mb.gather(x=x, indices=i, axis=0, name="y")
+    )(lambda x, i: mb.gather(x=x, indices=i, axis=0, name="y"))
 
     given = {"x": TABLE, "i": np.array([-1, -5], np.int32)}
     np.testing.assert_array_equal(ane.run(old, given)["y"], TABLE[[-1, -5]])
@@ -356,9 +354,9 @@ def test_ops_in_nested_blocks_are_raised_too() -> None:
 
 
 def test_names_of_inputs_and_outputs_stay() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 6))], opset_version=I15)
-    def old(x: Any) -> Any:
-        return mb.clip(x=x, alpha=0.5, beta=0.5, name="clipped")
+    old = mb.program(input_specs=[mb.TensorSpec((1, 6))], opset_version=I15)(
+        lambda x: mb.clip(x=x, alpha=0.5, beta=0.5, name="clipped")
+    )
 
     (function,) = raised(old, NEWEST).functions.values()
     assert list(function.inputs) == ["x"]

@@ -52,11 +52,9 @@ class TanhToExp(Rewrite):
 
 
 def sums(length: int = 512) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((32, length, 64, 64), types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((32, length, 64, 64), types.fp16)], opset_version=ct.target.iOS17
+    )(lambda x: mb.tanh(x=mb.cumsum(x=mb.tanh(x=x), axis=-1), name="y"))
 
 
 def decoder() -> Program:
@@ -173,11 +171,11 @@ def loud(size: float) -> dict[str, Any]:
 def ninth() -> Program:
     """Nothing that is tried repairs it on large numbers."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])
-    def program(x: Var) -> Var:
-        return mb.mul(x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)])(
+        lambda x: mb.mul(
+            x=mb.pow(x=mb.add(x=x, y=np.float16(1)), y=np.float16(9)), y=np.float16(1e-3), name="y"
+        )
+    )
 
 
 @pytest.mark.parametrize(("size", "status"), [(300.0, 1), (0.25, 0)])
@@ -199,11 +197,9 @@ def test_a_gate_may_be_asked_for() -> None:
 
 
 def angles() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)] * 2, opset_version=ct.target.iOS17)
-    def program(x: Var, y: Var) -> Var:
-        return mb.atan(x=mb.real_div(x=y, y=x), name="angle")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 8), dtype=types.fp16)] * 2, opset_version=ct.target.iOS17)(
+        lambda x, y: mb.atan(x=mb.real_div(x=y, y=x), name="angle")
+    )
 
 
 @pytest.mark.filterwarnings("ignore::anesurgery.errors.SurgeryWarning")

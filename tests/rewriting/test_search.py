@@ -32,11 +32,9 @@ TARGET = Target.parse("M4/macOS 15")
 
 
 def built(build: Callable[[Var], Any]) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((32, 512, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((32, 512, 64, 64), dtype=types.fp16)], opset_version=ct.target.iOS17
+    )(lambda x: build(x))
 
 
 @dataclass(frozen=True)

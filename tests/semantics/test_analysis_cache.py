@@ -18,11 +18,9 @@ from anesurgery.semantics.intervals import interval
 
 
 def clipped() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((2, 3))])
-    def program(x: Var) -> Var:
-        return mb.relu(x=mb.clip(x=x, alpha=0.0, beta=1.0, name="inner"), name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec((2, 3))])(
+        lambda x: mb.relu(x=mb.clip(x=x, alpha=0.0, beta=1.0, name="inner"), name="y")
+    )
 
 
 def test_a_function_is_asked_once_within_and_each_time_outside() -> None:

@@ -30,11 +30,9 @@ def of(body: Callable[[Var, int], Var], *, rank2: bool = False) -> Build:
     def build(n: int) -> Program:
         shape = (n, WIDTH) if rank2 else (1, n, WIDTH)
 
-        @mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)
-        def program(x: Var) -> Var:
-            return mb.identity(x=body(x, n), name="y")
-
-        return program
+        return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.fp16)], opset_version=ct.target.iOS18)(
+            lambda x: mb.identity(x=body(x, n), name="y")
+        )
 
     return build
 
@@ -370,11 +368,9 @@ def test_an_axis_of_one_is_refused() -> None:
 def two_inputs(n: int) -> Program:
     specs = [mb.TensorSpec((1, n, WIDTH), dtype=types.fp16), mb.TensorSpec((1, n, 1), dtype=types.fp16)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
-    def program(x: Var, mask: Var) -> Var:
-        return mb.mul(x=x, y=mask, name="y")
-
-    return program
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS18)(
+        lambda x, mask: mb.mul(x=x, y=mask, name="y")
+    )
 
 
 def test_all_inputs_of_the_length_are_wanted() -> None:

@@ -136,11 +136,7 @@ def program(build: Built, mask: Any = types.fp32) -> Program:
     length = get_new_symbol()
     specs = [mb.TensorSpec((1, length, 4), dtype=types.fp32), mb.TensorSpec((1, length), dtype=mask)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
-    def built(x: Var, mask: Var) -> Any:
-        return build(x, mask)
-
-    return built
+    return mb.program(input_specs=specs, opset_version=ct.target.iOS18)(lambda x, mask: build(x, mask))
 
 
 def attention(x: Var, bias: Var | None, values: Var | None = None) -> Var:
@@ -293,14 +289,10 @@ def test_what_is_not_hidden_is_refused(case: str) -> None:
 def bare(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, None, 4)) -> Program:
     length = get_new_symbol()
 
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec([length if n is None else n for n in shape], dtype=types.fp32)],
         opset_version=ct.target.iOS18,
-    )
-    def built(x: Var) -> Any:
-        return build(x)
-
-    return built
+    )(lambda x: build(x))
 
 
 def heads(x: Var) -> Var:

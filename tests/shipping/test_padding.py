@@ -22,11 +22,9 @@ STEPS = [(1, 5, 4), (1, 9, 4)]
 def dynamic(build: Callable[[Var], Any], shape: tuple[Any, ...] = (1, None, 4)) -> Program:
     sizes = [get_new_symbol() if n is None else n for n in shape]
 
-    @mb.program(input_specs=[mb.TensorSpec(sizes, dtype=types.fp32)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(sizes, dtype=types.fp32)], opset_version=ct.target.iOS18)(
+        lambda x: build(x)
+    )
 
 
 def heads(x: Var) -> Var:
@@ -246,9 +244,9 @@ def test_what_reads_across_is_refused(case: str, tmp_path: Path) -> None:
 def test_one_length_along_several_axes_is_not_padded() -> None:
     length = get_new_symbol()
 
-    @mb.program(input_specs=[mb.TensorSpec((1, length, length))], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
+    program = mb.program(input_specs=[mb.TensorSpec((1, length, length))], opset_version=ct.target.iOS18)(
+        lambda x: mb.relu(x=x, name="y")
+    )
 
     sized = ane.sizes(program, {"x": [(1, 5, 5), (1, 9, 9)]})
     assert sized.padding.why_not.startswith("x has one length along several axes")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import anesurgery as ane
 from anesurgery.checking.exactness import nearness
 from anesurgery.frontend.resampling import Resampled
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 from anesurgery.shipping.several_sizes import SizedModel, compute_tables
 
 SHAPES = [(1, 3, 8, 12), (1, 3, 16, 16), (1, 3, 24, 20)]
@@ -69,11 +69,9 @@ ROWS = np.kron(np.eye(4), np.ones((2, 1)))
 
 
 def added(table: np.ndarray) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(table.shape, dtype=types.fp32)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=table, name="y")
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec(table.shape, dtype=types.fp32)], opset_version=ct.target.iOS17
+    )(lambda x: mb.add(x=x, y=table, name="y"))
 
 
 @pytest.mark.parametrize("wrong", ["", "matrix", "table"])

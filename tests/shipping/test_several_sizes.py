@@ -99,9 +99,9 @@ def test_two_inputs_and_two_axes() -> None:
     sides = [get_new_symbol(), get_new_symbol()]
     specs = [mb.TensorSpec((1, 4, *sides), dtype=types.fp16), mb.TensorSpec((1, 1, *sides), dtype=types.fp16)]
 
-    @mb.program(input_specs=specs, opset_version=ct.target.iOS18)
-    def program(image: Var, mask: Var) -> Var:
-        return mb.mul(x=image, y=mask, name="y")
+    program = mb.program(input_specs=specs, opset_version=ct.target.iOS18)(
+        lambda image, mask: mb.mul(x=image, y=mask, name="y")
+    )
 
     shapes = {"image": [(1, 4, 8, 6), (1, 4, 8, 12)], "mask": [(1, 1, 8, 6), (1, 1, 8, 12)]}
     assert list(ane.sizes(program, shapes).models) == ["size_6", "size_12"]
@@ -145,13 +145,9 @@ def test_a_ranged_conversion_and_sizes_outside_its_range(ranged: Any, tmp_path: 
 def narrow() -> Program:
     """It has 8 positions whatever the input is said to have."""
 
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec((1, get_new_symbol()), dtype=types.fp16)], opset_version=ct.target.iOS18
-    )
-    def program(x: Var) -> Var:
-        return mb.add(x=x, y=np.ones((1, 8), np.float16), name="sum")
-
-    return program
+    )(lambda x: mb.add(x=x, y=np.ones((1, 8), np.float16), name="sum"))
 
 
 X2 = {"x": [(1, 3, 64), (1, 5, 64)]}

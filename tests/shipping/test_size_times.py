@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.errors import SurgeryError
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 
 TARGET = "M4/macOS 15"
 LENGTHS = [3000, 4000, 9000, 40000]
@@ -20,11 +20,9 @@ WEIGHT = np.eye(64, dtype=np.float16)
 
 
 def at(shapes: Any, opset: Any = ct.target.iOS18) -> Program:
-    @mb.program(input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=opset)
-    def program(x: Var) -> Var:
-        return mb.linear(x=mb.relu(x=mb.linear(x=x, weight=WEIGHT)), weight=WEIGHT, name="y")
-
-    return program
+    return mb.program(input_specs=[mb.TensorSpec(shapes["x"], dtype=types.fp16)], opset_version=opset)(
+        lambda x: mb.linear(x=mb.relu(x=mb.linear(x=x, weight=WEIGHT)), weight=WEIGHT, name="y")
+    )
 
 
 def times(lengths: Any = LENGTHS, **options: Any) -> ane.SizeTimes:

@@ -195,13 +195,11 @@ def test_the_fixture_is_what_the_interpreter_writes(tmp_path: Path) -> None:
 def plain_model(kind: Any = types.fp16) -> Any:
     """A product and a mask of integers."""
 
-    @mb.program(input_specs=[mb.TensorSpec((2, 3), kind), mb.TensorSpec((2, 3), types.int32)])
-    def program(x: Any, mask: Any) -> Any:
-        return mb.linear(
+    return mb.program(input_specs=[mb.TensorSpec((2, 3), kind), mb.TensorSpec((2, 3), types.int32)])(
+        lambda x, mask: mb.linear(
             x=mb.mul(x=x, y=mb.cast(x=mask, dtype="fp16")), weight=np.eye(3, dtype=np.float16), name="y"
         )
-
-    return program
+    )
 
 
 def test_a_plain_model_has_a_fixture_of_arrays(tmp_path: Path) -> None:

@@ -23,24 +23,18 @@ KERNEL = RNG.standard_normal((3, 3, 3, 3)).astype(np.float32)
 def pictures(build: Callable[[Var], Any]) -> Program:
     sides = [get_new_symbol(), get_new_symbol()]
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 3, *sides), dtype=types.fp32)], opset_version=ct.target.iOS18)
-    def program(x: Var) -> Any:
-        return build(x)
-
-    return program
+    return mb.program(
+        input_specs=[mb.TensorSpec((1, 3, *sides), dtype=types.fp32)], opset_version=ct.target.iOS18
+    )(lambda x: build(x))
 
 
 def texts(build: Callable[[Var, Var], Any]) -> Program:
     """Of an encoder and of a decoder: each of its own length."""
     shapes = [(1, get_new_symbol(), 4), (1, get_new_symbol(), 4)]
 
-    @mb.program(
+    return mb.program(
         input_specs=[mb.TensorSpec(shape, dtype=types.fp32) for shape in shapes], opset_version=ct.target.iOS18
-    )
-    def program(source: Var, target: Var) -> Any:
-        return build(source, target)
-
-    return program
+    )(lambda source, target: build(source, target))
 
 
 def points(x: Var) -> Var:

@@ -63,7 +63,7 @@ KINDS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "sizes": (lambda m: ane.choose_sizes([3, 5, 9], 2), r"best sizes: \d, \d"),
     "sensitivity": (
         lambda m: ane.sensitivity(m, SAMPLES, modes=["linear-8"]),
-        "what the outputs lose when one weight alone is compressed",
+        "loss of the outputs if one weight is compressed",
     ),
     "certificate": (lambda m: ane.certify(m, SAMPLES), "holds: "),
     "compression": (lambda m: ane.compress(m, inputs=SAMPLES, target=TARGET), r"weights: \S+ kB -> "),

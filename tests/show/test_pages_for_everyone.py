@@ -13,7 +13,7 @@ from report_models import finding, inspection, row, twenty
 
 import anesurgery as ane
 from anesurgery.display import drawn
-from anesurgery.mil import Program, Var, mb
+from anesurgery.mil import Program, mb
 from anesurgery.placement import Inspection
 from anesurgery.show.page import cell, page
 
@@ -77,9 +77,9 @@ return {
 
 
 def certificate() -> str:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def made(x: Var) -> Var:
-        return mb.linear(x=mb.exp(x=mb.square(x=x)), weight=np.eye(8, dtype=np.float32), name="y")
+    made = mb.program(input_specs=[mb.TensorSpec((1, 8))])(
+        lambda x: mb.linear(x=mb.exp(x=mb.square(x=x)), weight=np.eye(8, dtype=np.float32), name="y")
+    )
 
     program: Program = made
     return str(drawn(ane.certify(program, [{"x": np.full((1, 8), 3.0, np.float32)}]), "page"))
@@ -112,11 +112,7 @@ def pages() -> dict[str, str]:
 
 
 def _small() -> Program:
-    @mb.program(input_specs=[mb.TensorSpec((1, 8))])
-    def made(x: Var) -> Var:
-        return mb.relu(x=x, name="y")
-
-    return made
+    return mb.program(input_specs=[mb.TensorSpec((1, 8))])(lambda x: mb.relu(x=x, name="y"))
 
 
 @pytest.fixture(scope="module")

@@ -134,9 +134,9 @@ def test_long_names_are_told_apart_by_the_words_that_differ() -> None:
 
 
 def test_alike_outputs_are_counted_and_no_type_is_cut() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 64, 8, 32))])
-    def made(x: Any) -> Any:
-        return mb.concat(values=[*mb.split(x=x, num_splits=4, axis=1)], axis=0)
+    made = mb.program(input_specs=[mb.TensorSpec((1, 64, 8, 32))])(
+        lambda x: mb.concat(values=[*mb.split(x=x, num_splits=4, axis=1)], axis=0)
+    )
 
     assert "4 of 1x16x8x32<" in ane.draw(made).svg
     assert types_in_words(["1x64x64x32", "1x64x64x16", "1x64x64x8"]) == "1x64x64x32, 1x64x64x16 and 1 more"
@@ -237,9 +237,7 @@ def test_a_picture_is_whole_and_is_saved(program: Program, tmp_path: Path) -> No
 
 
 def test_names_of_a_model_stay_text() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1,))])
-    def evil(x: Any) -> Any:
-        return mb.relu(x=x, name="a")
+    evil = mb.program(input_specs=[mb.TensorSpec((1,))])(lambda x: mb.relu(x=x, name="a"))
 
     op = next(iter(evil.functions["main"].operations))
     op.outputs[0].name = op.name = "<script>alert(1)</script>"
@@ -247,14 +245,14 @@ def test_names_of_a_model_stay_text() -> None:
 
 
 def test_inside_a_loop_the_block_of_the_loop_is_drawn() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1,))])
-    def looped(x: Var) -> Any:
-        return mb.while_loop(
+    looped = mb.program(input_specs=[mb.TensorSpec((1,))])(
+        lambda x: mb.while_loop(
             _cond=lambda v: mb.squeeze(x=mb.less(x=v, y=np.float32(3)), name="small"),
             _body=lambda v: mb.add(x=v, y=np.float32(1), name="more"),
             loop_vars=(x,),
             name="loop",
         )
+    )
 
     assert ane.draw(looped, around="more").ops == ("more",)
     assert "while_loop" in ane.draw(looped).svg

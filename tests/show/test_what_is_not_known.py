@@ -10,7 +10,7 @@ import pytest
 from report_models import inspection, row
 
 import anesurgery as ane
-from anesurgery.mil import Program, Var, ct, mb, types
+from anesurgery.mil import Program, ct, mb, types
 from anesurgery.placement.inspection import between
 from anesurgery.placement.score import Score
 from anesurgery.show.headline import compared_shares, headline
@@ -22,11 +22,9 @@ RATIO = re.compile(r"times as|faster|slower")
 def program() -> Program:
     """A difference in front of a convolution, and one in front of nothing."""
 
-    @mb.program(input_specs=[mb.TensorSpec((1, 64, 32, 32), dtype=types.fp16)], opset_version=ct.target.iOS16)
-    def made(x: Var) -> Var:
-        return mb.relu(x=mb.sub(x=x, y=np.float16(1)), name="y")
-
-    return made
+    return mb.program(
+        input_specs=[mb.TensorSpec((1, 64, 32, 32), dtype=types.fp16)], opset_version=ct.target.iOS16
+    )(lambda x: mb.relu(x=mb.sub(x=x, y=np.float16(1)), name="y"))
 
 
 @pytest.mark.parametrize("target", ["any", "M4+"])

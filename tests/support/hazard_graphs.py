@@ -856,7 +856,7 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-folded-cast",
         "",
         "",
-        "the casts may be folded away; make it fp16 (`compute_fp16`), of which `safe_numbers` repairs norms",
+        "the casts may be folded away; make it fp16 (`compute_fp16`); `safe_numbers` repairs norms of fp16",
         "a norm whose fp32 cast was folded away: infinite (iPhone 17 Pro: john-rocky/CoreML-LLM)",
         target="A19/iOS 26",
     ),
@@ -1123,8 +1123,8 @@ HAZARDS: tuple[Hazard, ...] = (
         "num-eps",
         "hold_guards",
         "flushed",
-        "the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32, of which "
-        "`compute_fp16` keeps it",
+        "the conversion rounded 1e-10 to 6e-8 and lost the original value: convert in fp32; "
+        "`compute_fp16` keeps it then",
     ),
     Hazard(
         "guard that is 0",

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from anesurgery.coreai.lifts.table import Unliftable, Value, as_var, kind_of, like, numbers_of, sizes_of
-from anesurgery.mil import Array, mb
+from anesurgery.coreai.table import OWN
+from anesurgery.mil import Array, Var, mb
 
 Composite = Callable[[Mapping[str, Value], Mapping[str, Any]], Value]
 COMPOSITES: dict[str, Composite] = {}
 """Name -> what makes it in MIL of its operands by name and its attributes. Where MIL's op is narrower it raises
 `Unliftable`, and the ops of the graph are lifted one by one."""
+
+
+def composite_of(name: str) -> Callable[..., Value | Sequence[Value]] | None:
+    """What makes a composite in MIL, of its operands by name and its attributes; None where nothing does."""
+    return partial(of_mil, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
 
 
 def composite(name: str) -> Callable[[Composite], Composite]:
@@ -24,6 +31,16 @@ def composite(name: str) -> Callable[[Composite], Composite]:
         return function
 
     return entered
+
+
+def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value | Sequence[Value]:
+    """An op of MIL whose name, operands and attributes a composite of `to_coreai` states."""
+    x = next(iter(named.values()))
+    numbers = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
+    # what the type of x does not hold is a default, which MIL keeps in fp32
+    described = {k: numbers.get(k, v) for k, v in attributes.items() if numbers.get(k, v) == v}
+    given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}
+    return getattr(mb, op_type)(**given, **described)
 
 
 def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:

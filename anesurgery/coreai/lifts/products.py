@@ -16,10 +16,19 @@ LINEAR = 3
 @lift("batch_matmul")
 def batch_matmul(o: Site) -> Value:
     """A product of matrices; by a stored one that is transposed it is a linear layer."""
-    x, op = o[0], producer(o[1], "transpose") if isinstance(o[1], Var) else None
-    if op is None or len(sizes_of(o[1])) != 2 or not is_stored(op.x) or not 1 < len(sizes_of(x)) <= LINEAR:
+    x, weight = o[0], _transposed(o[1])
+    if weight is None or not 1 < len(sizes_of(x)) <= LINEAR:
         return mb.matmul(x=x, y=o[1])
-    return mb.linear(x=x, weight=op.x)
+    return mb.linear(x=x, weight=weight)
+
+
+def _transposed(value: Value) -> Var | None:
+    """The stored matrix of which a value is the transpose, maybe with new axes in front; None for others."""
+    op = producer(value, "expand_dims") if isinstance(value, Var) else None
+    if op is not None and sorted(op.axes.val) == list(range(len(op.axes.val))):
+        value = op.x
+    op = producer(value, "transpose") if isinstance(value, Var) and len(sizes_of(value)) == 2 else None
+    return op.x if op is not None and is_stored(op.x) else None
 
 
 def _padding(x: Var, value: float) -> tuple[Var, list[int]]:

@@ -65,7 +65,7 @@ def conv(
     """Padded first: Core AI's convolution pads nothing."""
     n = x.rank - 2
     s, d, flat = steps(strides, n), steps(dilations, n), _Flat(n)
-    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed()[2:], s, d))
+    x = x.pad(padding(pad_type, pad, _sizes(x, pad_type), weight.fixed(2), s, d))
     operands = (flat.widen(x), flat.widen(weight), flat.numbers(s), flat.numbers(d), unsigned(groups))
     return _biased(flat.narrow(Value(flat.build("conv")(*(v.node for v in operands)))), bias)
 
@@ -82,10 +82,13 @@ def conv_transpose(
     dilations: Any = None,
     groups: int = 1,
 ) -> Value:
-    """The full result, of which the padding is cut: it may differ at both ends."""
+    """The full result, of which the padding is cut: it may differ at both ends.
+
+    Of a dynamic batch Apple's runtime dies.
+    """
     n = x.rank - 2
     s, d, flat, sizes = steps(strides, n), steps(dilations, n), _Flat(n), x.fixed()[2:]
-    kernel = weight.fixed()[2:]
+    kernel = weight.fixed(2)
     full = [(i - 1) * t + (k - 1) * e + 1 for i, t, k, e in zip(sizes, s, kernel, d, strict=True)]
     wanted = None if output_shape is None else [int(v) for v in output_shape][2:]
     ends = cuts(pad_type, pad, full, wanted, [i * t for i, t in zip(sizes, s, strict=True)])
@@ -148,4 +151,4 @@ def pool(
     total = _pooled(x.pad(pairs), w, "sumpool")
     if not (exclude_padding_from_average and any(map(any, w.used))):
         return total * (1 / math.prod(w.kernel))
-    return total * array(1 / counted(w, x.fixed()[2:], exclude=True).numpy(), x.dtype)
+    return total * array(1 / counted(w, x.fixed(2), exclude=True).numpy(), x.dtype)

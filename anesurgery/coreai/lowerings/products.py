@@ -37,7 +37,7 @@ def linear(x: Value, weight: Value, bias: Value | None = None) -> Value:
 @lowers("scaled_dot_product_attention")
 def attention(query: Value, key: Value, value: Value, attn_mask: Value | None = None) -> Value:
     """softmax(query keyᵀ / sqrt(width) + mask) value; a boolean mask keeps where it is true."""
-    scores = product(query * (1 / math.sqrt(query.fixed()[-1])), key.swapped())
+    scores = product(query * (1 / math.sqrt(query.length(-1))), key.swapped())
     if attn_mask is not None:
         boolean = attn_mask.dtype == "bool"
         scores = where(attn_mask, scores, -math.inf) if boolean else scores + attn_mask
@@ -71,7 +71,9 @@ def einsum(values: Sequence[Value], equation: str) -> Value:
     batch, summed = ("".join(n for n in both if (n in out) is kept) for kept in (True, False))
     rows, columns = ("".join(n for n in one if n not in both) for one in (left, right))
     x, y = values
-    lengths = dict(zip(left, x.fixed(), strict=True)) | dict(zip(right, y.fixed(), strict=True))
+    given = [dict(zip(names, v.fixed(), strict=True)) for names, v in ((left, x), (right, y))]
+    lengths = {n: max(one.get(n, 1) for one in given) for one in given for n in one}
+    x, y = (v.broadcast([lengths[n] for n in names]) for names, v in ((left, x), (right, y)))
     z = product(_merged(x, left, (batch, rows, summed)), _merged(y, right, (batch, summed, columns)))
     order = batch + rows + columns
     return z.reshape([lengths[name] for name in order]).transpose([order.index(name) for name in out])

@@ -44,7 +44,7 @@ def _activation(name: str) -> Callable[[Value], Value]:
 
 
 def _parts(x: Value, count: int, axis: int) -> Values:
-    size = x.fixed()[axis] // count
+    size = x.length(axis) // count
     return [x.along(axis, i * size, (i + 1) * size) for i in range(count)]
 
 

@@ -19,7 +19,7 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
     """Of integers truncated toward zero, as Core AI divides them; it has no mean of these."""
     if x.is_float:
         return x.reduce("mean", axes)
-    return x.reduce("sum", axes) / math.prod(x.fixed()[axis] for axis in axes)
+    return x.reduce("sum", axes) / math.prod(x.length(axis) for axis in axes)
 
 
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
@@ -102,7 +102,7 @@ def cumsum(x: Value, axis: int = 0, exclusive: bool = False, reverse: bool = Fal
         return total
     pairs = [(0, 0)] * x.rank
     pairs[along] = (0, 1) if reverse else (1, 0)
-    moved, length = total.pad(pairs, 0), total.fixed()[along]
+    moved, length = total.pad(pairs, 0), total.length(along)
     return moved.along(along, int(reverse), length + int(reverse))
 
 
@@ -190,7 +190,7 @@ def local_response_norm(x: Value, size: int, alpha: float = 1e-4, beta: float = 
     (y,) = wide(x)
     axis, size = x.rank - 3, int(size)
     padded = (y * y).pad([(size // 2, size - 1 - size // 2), (0, 0), (0, 0)])
-    channels = x.fixed()[axis]
+    channels = x.length(axis)
     total = padded.along(axis, 0, channels)
     for i in range(1, size):
         total = total + padded.along(axis, i, i + channels)

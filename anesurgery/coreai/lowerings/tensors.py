@@ -205,7 +205,7 @@ def slice_update(
 @lowers("band_part")
 def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
     """The diagonals that stay, by a mask."""
-    rows, columns = x.fixed()[-2:]
+    rows, columns = x.fixed(-2)
     below = np.arange(rows)[:, None] - np.arange(columns)
     keep = ((lower < 0) | (below <= lower)) & ((upper < 0) | (-below <= upper))
     return where(array(keep, "bool"), x, 0)
@@ -259,7 +259,7 @@ def fill_like(ref_tensor: Value, value: Any = 0.0) -> Value:
 def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     """All windows of an axis, on a new axis after it."""
     axis, size = int(axis) % x.rank, int(size)
-    count = (x.fixed()[axis] - size) // int(stride) + 1
+    count = (x.length(axis) - size) // int(stride) + 1
     return taken(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
 
 
@@ -267,7 +267,7 @@ def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
 def crop(x: Value, crop_height: Any, crop_width: Any) -> Value:
     """Rows and columns taken off at both ends."""
     for axis, (begin, end) in enumerate((crop_height, crop_width), x.rank - 2):
-        x = x.along(axis, int(begin), x.fixed()[axis] - int(end))
+        x = x.along(axis, int(begin), x.length(axis) - int(end))
     return x
 
 

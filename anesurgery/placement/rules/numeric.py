@@ -473,7 +473,7 @@ def lost_epsilon(op: Operation, target: Target) -> str:
     if op.op_type in ("maximum", "clip"):
         if not _half(op) or _least_guard(op) != (fp16.LEAST, True):
             return ""
-        return f"{fp16.LEAST:.1g} is the smallest number of fp16, to which converters round what is less"
+        return f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
     epsilon = _epsilon(op) if _half(op) else None
     if epsilon is None and op.op_type == "rsqrt" and _half(op):
         inner = producer(op.x)
@@ -530,7 +530,7 @@ def compared_integers(op: Operation, target: Target) -> str:
         if is_stored(var) and np_dtype(var) == np.float16 and np.prod(static_shape(var) or ()) > 1:
             _, high = of_constant(var)
             if fp16.LAST_INTEGER < high < math.inf and not np.any(np.asarray(constant(var)) % 1):
-                return f"%{var.name} holds integers up to {high:.0f}, of which fp16 skips some"
+                return f"%{var.name} holds integers up to {high:.0f}, and fp16 skips some of them"
     return ""
 
 
@@ -885,8 +885,8 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-between",
         overflow_regions.ENDS,
-        "the elementwise unit is fp16: above 65504 a value is infinite, below 6e-8 it is 0, whatever is made "
-        "of it then",
+        "the elementwise unit is fp16: above 65504 a value is infinite, below 6e-8 it is 0, even if the "
+        "result would fit",
         STUDY,
         test=wide_between,
         remedy="widen_to_fp32",

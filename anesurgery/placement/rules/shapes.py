@@ -324,7 +324,7 @@ def _words(shape: tuple[int, ...], var: Var) -> str:
     unit = UNIT // 2
     wide = math.ceil(shape[-1] / unit) * unit
     ratio = stored / max(size_of(var), 1)
-    more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "hardly more memory"
+    more = f"{ratio:.3g} times the memory" if ratio >= 1.05 else "almost no extra memory"
     return (
         f"the last axis of {shape_in_words(shape)} is stored as {wide}: {more} "
         f"({in_words(stored)}); the next multiple of {BOTH} is {math.ceil(shape[-1] / BOTH) * BOTH}"
@@ -390,7 +390,7 @@ RANGE = _shaped(
     "compiler say that one op off the engine takes all with it",
     "coremltools guide: flexible-inputs; coremltools issues 835, 1764, 2370; FluidInference/FluidAudio",
     grade=Grade.REPORTED,
-    advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
+    advice="fix the shape, or make a few sizes as functions that share their weights (`ane.sizes`)",
 )
 ENUMERATED = _shaped(
     "dyn-enumerated",

@@ -503,7 +503,7 @@ RULES: tuple[Rule, ...] = (
     _slow(
         "identity",
         names("identity"),
-        "an identity computes nothing, and nothing is known of where it runs",
+        "an identity computes nothing, and its unit is unknown",
         "by the definition of the op",
         test=named_twice,
         grade=Grade.GUESS,
@@ -825,7 +825,7 @@ REPAIRED = (
     _slow(
         "conv-input",
         names("conv"),
-        "the products can be those of frames, of which there are as few as results",
+        "the products can be those of frames, and there are as few frames as results",
         SOURCES["axis"],
         test=long_input,
         grade=Grade.REPORTED,
@@ -846,7 +846,7 @@ REPAIRED = (
     _slow(
         "rare-op",
         names("crop flatten2d reshape_like clamped_relu"),
-        "nothing is known of where it runs, while the slices, reshapes or minima that do the same were placed",
+        "its unit is unknown, while the slices, reshapes or minima that do the same were placed",
         "751K: slices, reshapes, leaky_relu and minimum on the ANE (M4, macOS 27.0.1)",
         test=rare,
         grade=Grade.GUESS,
@@ -855,7 +855,7 @@ REPAIRED = (
     _slow(
         "long-rows",
         WEIGHTED,
-        "rows that are cut in parts, of which the products are added, are within the limit of an axis",
+        "rows cut into parts stay within the limit of an axis; the products of the parts are added",
         SOURCES["axis"],
         test=long_rows,
         grade=Grade.REPORTED,

@@ -64,7 +64,7 @@ DISPUTED_RANGE = _reported(
     "coremltools issues 2600, 2370, 1909, 1764; FluidInference/FluidAudio: ANE_Profiler.md; "
     "mattmireles/kokoro-coreml",
     scope=Scope(os="seen on M2 Max, M2 Ultra, M5 Pro, macOS 13, 15 and 26"),
-    advice="fix the shape, or make a few sizes of it as functions that share their weights (`ane.sizes`)",
+    advice="fix the shape, or make a few sizes as functions that share their weights (`ane.sizes`)",
 )
 RANGE_ELSEWHERE = general(
     "dyn-range-unknown",

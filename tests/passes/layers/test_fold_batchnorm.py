@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -122,65 +122,10 @@ HALF: Fields = {"float16Value": np.arange(16, dtype=np.float16).tobytes()}
 TRAINED: Fields = {**weights(whole(4, 4)), "isUpdatable": True}
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (network(convolved(4, 4, 1, 1, weights=HALF)), "are of fp16; new ones would be rounded"),
-        (network(convolved(4, 4, 1, 1, weights=quantized())), "are quantized; new ones would be rounded"),
-        (network(convolved(4, 4, 1, 1, weights=TRAINED)), "are trainable"),
-        (network(convolved(4, 4, 1, 1, hasBias=True, bias={"float16Value": bytes(8)})), "fp32 and of fp16"),
-        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, -0.25, 1, 1]))), "is 0 somewhere"),
-        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, -3, 1, 1]))), "is -2.75 somewhere"),
-        (network(convolved(4, 4, 1, 1), variance=weights(np.array([1, np.nan, 1, 1]))), "is nan somewhere"),
-        (network(convolved(4, 4, 1, 1), gamma=weights(np.full(4, 3e38)), epsilon=1e-8), "beyond fp32"),
-        (network(convolved(4, 4, 1, 1), computeMeanVar=True), "mean and variance are computed"),
-        (
-            network(convolved(4, 4, 1, 1), computeMeanVar=True, instanceNormalization=True),
-            "variance are computed",
-        ),
-        (network(("activation", {"ReLU": {}})), "it comes after a layer activation"),
-        (network(product(), (4, 4, 4)), "the last axis, its own are axis -3"),
-    ],
-)
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)
-
-
-def test_a_normalization_of_the_input_stays() -> None:
-    spec = make_network({"x": (1, 4, 2, 2)}, [make_layer("batchnorm", ["x"], ["y"], **statistics())], ["y"])
-    assert_refuses(STEP, spec, "it comes after an input")
-
-
 def test_what_others_read_stays() -> None:
     spec = network(convolved(4, 4, 1, 1))
     spec.description.output.add(name="a").type.multiArrayType.dataType = 65568
     assert_refuses(STEP, spec, "what the convolution makes is read elsewhere too")
-
-
-def test_weights_that_are_computed() -> None:
-    layers = [
-        make_layer(
-            "convolution", ["x", "w"], ["a"], outputChannels=4, kernelChannels=4, kernelSize=[1, 1], valid={}
-        ),
-        make_layer("batchnorm", ["a"], ["y"], **statistics()),
-    ]
-    spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
-    assert_refuses(STEP, spec, "the weights of the convolution are computed")
-
-
-@pytest.mark.parametrize(
-    ("name", "number", "left"),
-    [
-        pytest.param("pose_cpm", 93, 0, marks=pytest.mark.slow),
-        pytest.param("sinet_portrait_seg", 38, 20, marks=pytest.mark.slow),  # proved with the recipe too
-        ("mlt_gesture_classifier", 1, 0),
-    ],
-)
-def test_real_networks(corpus: Path, name: str, number: int, left: int) -> None:
-    found = ane.apply(str(corpus / f"{name}.mlmodel"), "fold_batchnorm", prove="sites")
-    assert (len(found.changes), found.after.get("batchnorm", 0)) == (number, left)
-    assert sum(found.before.values()) - sum(found.after.values()) == number
-    assert all(change.proof is not None for change in found.changes)
 
 
 def test_behind_a_custom_layer_sums_of_what_nobody_knows_stay() -> None:
@@ -195,3 +140,47 @@ def test_behind_a_custom_layer_sums_of_what_nobody_knows_stay() -> None:
     done = ane.apply(make_network({"x": (1, 4, 5, 6)}, layers, ["y"]), STEP, quiet=True)
     assert not done.changes
     assert any("is not known" in refusal.reason for _, refusal in done.refusals)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    refuses("are of fp16; new ones would be rounded", network, convolved(4, 4, 1, 1, weights=HALF)),
+    refuses("are quantized; new ones would be rounded", network, convolved(4, 4, 1, 1, weights=quantized())),
+    refuses("are trainable", network, convolved(4, 4, 1, 1, weights=TRAINED)),
+    refuses("fp32 and of fp16", network, convolved(4, 4, 1, 1, hasBias=True, bias={"float16Value": bytes(8)})),
+    refuses("is 0 somewhere", network, convolved(4, 4, 1, 1), variance=weights(np.array([1, -0.25, 1, 1]))),
+    refuses("is -2.75 somewhere", network, convolved(4, 4, 1, 1), variance=weights(np.array([1, -3, 1, 1]))),
+    refuses("is nan somewhere", network, convolved(4, 4, 1, 1), variance=weights(np.array([1, np.nan, 1, 1]))),
+    refuses("beyond fp32", network, convolved(4, 4, 1, 1), gamma=weights(np.full(4, 3e38)), epsilon=1e-08),
+    refuses("mean and variance are computed", network, convolved(4, 4, 1, 1), computeMeanVar=True),
+    refuses(
+        "variance are computed", network, convolved(4, 4, 1, 1), computeMeanVar=True, instanceNormalization=True
+    ),
+    refuses("it comes after a layer activation", network, ("activation", {"ReLU": {}})),
+    refuses("the last axis, its own are axis -3", network, product(), (4, 4, 4)),
+    refuses(
+        "it comes after an input",
+        make_network,
+        {"x": (1, 4, 2, 2)},
+        [make_layer("batchnorm", ["x"], ["y"], **statistics())],
+        ["y"],
+    ),
+    refuses(
+        "the weights of the convolution are computed",
+        make_network,
+        {"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)},
+        [
+            make_layer(
+                "convolution",
+                ["x", "w"],
+                ["a"],
+                outputChannels=4,
+                kernelChannels=4,
+                kernelSize=[1, 1],
+                valid={},
+            ),
+            make_layer("batchnorm", ["a"], ["y"], **statistics()),
+        ],
+        ["y"],
+    ),
+)

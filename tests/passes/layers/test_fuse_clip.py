@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from sketches import example_of
 
-import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.mil import Array
 from anesurgery.network_editing.network import Network
@@ -259,28 +257,3 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
     kinds = [node.kind for node in Network(after).nodes]
     assert kinds == ["activation", "activation", "activation", "branch"]  # one less
     assert len(session.changes) == 1
-
-
-@pytest.mark.slow
-def test_pose_cpm(corpus: Path) -> None:
-    path = corpus / "pose_cpm.mlmodel"
-    found = ane.apply(str(path), "fuse_clip", prove="both", quiet=True)
-    assert found.before == {
-        "activation": 386,
-        "convolution": 145,
-        "batchnorm": 93,
-        "unary": 93,
-        "add": 29,
-        "concat": 6,
-        "upsample": 3,
-        "pooling": 2,
-    }
-    # 93 rows of four layers, 52 of them followed by a ReLU, become two thresholds each.
-    assert found.after == found.before | {"activation": 386 - 3 * 93 - 52, "unary": 2 * 93}
-    assert found.subject.spec.specificationVersion == 1
-    assert not found.refusals
-    assert all(change.proof is not None and change.proof.max_abs == 0 for change in found.changes)
-    assert found.proof is not None
-    assert [output.max_abs for output in found.proof.outputs] == [0.0] * len(found.proof.outputs)
-    again = ane.apply(found.subject.spec, "fuse_clip", prove=None, quiet=True)
-    assert not again.changes

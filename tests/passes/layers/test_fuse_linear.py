@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -78,23 +79,6 @@ def test_factors_that_cancel_leave_nothing() -> None:
 def test_the_row_goes_on_where_it_may() -> None:
     found = layers_after(row(times(3), times(5), times(2), times(0.25)))
     assert found == ["multiply(%x, alpha=3)", "activation(%b1, linear={alpha=2.5})"]
-
-
-@pytest.mark.parametrize(
-    ("links", "words"),
-    [
-        ([times(3), times(5)], "3 x + 0, then 5 x + 0: one layer would round otherwise"),
-        ([plus(1), plus(2)], "1 x + 1, then 1 x + 2: one"),
-        ([times(0.7), line(0.3, 1)], "0.7 x + 0, then 0.3 x + 1: one"),
-        ([line(-1, 1), line(-1, 1)], "-1 x + 1, then -1 x + 1: one"),
-        ([line(2, 1), times(3)], "2 x + 1, then 3 x + 0: one"),
-        ([times(0), times(3)], "0 x + 0, then 3 x + 0: one"),
-        ([times(1e38), times(16)], "1e+38 x + 0, then 16 x + 0: one"),
-        ([times(2.0**100), times(2.0**-100)], "one layer would round otherwise"),
-    ],
-)
-def test_rows_that_would_round_otherwise(links: list[Link], words: str) -> None:
-    assert_refuses(STEP, row(*links), words)
 
 
 @pytest.mark.parametrize("links", [[times(2)], [times(2), ABS], [ABS, times(2)]])
@@ -175,22 +159,6 @@ QUANTIZED: Fields = {
 }
 
 
-@pytest.mark.parametrize("behind", [False, True])
-@pytest.mark.parametrize(
-    ("weighted", "link", "words"),
-    [
-        (convolved(weights(VALUES)), line(0.3), "0.3 x + 0 beside a convolution would round"),
-        (convolved(weights(VALUES)), plus(1), "1 x + 1 beside a convolution would round"),
-        (convolved(QUANTIZED), line(-1), "the weights of the convolution are quantized"),
-        (convolved({**weights(VALUES), "isUpdatable": True}), line(-1), "are trainable"),
-        (convolved(half(VALUES)), line(2.0**20), "would be rounded"),
-        (convolved(half(VALUES)), line(2.0**-20), "would be rounded"),
-    ],
-)
-def test_weights_that_stay(weighted: Link, link: Link, words: str, behind: bool) -> None:
-    assert_refuses(STEP, row(*([weighted, link] if behind else [link, weighted])), words)
-
-
 def test_weights_that_are_computed() -> None:
     fields: Fields = {"outputChannels": 4, "kernelChannels": 4, "kernelSize": [1, 1], "valid": {}}
     layers = [
@@ -200,3 +168,33 @@ def test_weights_that_are_computed() -> None:
     ]
     spec = make_network({"x": (1, 4, 2, 2), "w": (4, 4, 1, 1)}, layers, ["y"])
     assert_refuses(STEP, spec, "the weights of the convolution are computed")
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, row, *links)
+        for links, words in [
+            ([times(3), times(5)], "3 x + 0, then 5 x + 0: one layer would round otherwise"),
+            ([plus(1), plus(2)], "1 x + 1, then 1 x + 2: one"),
+            ([times(0.7), line(0.3, 1)], "0.7 x + 0, then 0.3 x + 1: one"),
+            ([line(-1, 1), line(-1, 1)], "-1 x + 1, then -1 x + 1: one"),
+            ([line(2, 1), times(3)], "2 x + 1, then 3 x + 0: one"),
+            ([times(0), times(3)], "0 x + 0, then 3 x + 0: one"),
+            ([times(1e38), times(16)], "1e+38 x + 0, then 16 x + 0: one"),
+            ([times(2.0**100), times(2.0 ** (-100))], "one layer would round otherwise"),
+        ]
+    ),
+    *(
+        refuses(words, row, *([weighted, link] if behind else [link, weighted]))
+        for weighted, link, words in [
+            (convolved(weights(VALUES)), line(0.3), "0.3 x + 0 beside a convolution would round"),
+            (convolved(weights(VALUES)), plus(1), "1 x + 1 beside a convolution would round"),
+            (convolved(QUANTIZED), line(-1), "the weights of the convolution are quantized"),
+            (convolved({**weights(VALUES), "isUpdatable": True}), line(-1), "are trainable"),
+            (convolved(half(VALUES)), line(2.0**20), "would be rounded"),
+            (convolved(half(VALUES)), line(2.0 ** (-20)), "would be rounded"),
+        ]
+        for behind in [False, True]
+    ),
+)

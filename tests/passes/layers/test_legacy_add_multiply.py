@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
@@ -31,28 +32,6 @@ def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
     assert kinds_after(STEP, two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("x", "z", "words"),
-    [
-        ((1, 3, 4, 5), (1, 3, 4, 1), "not among the shapes"),
-        ((1, 3, 4, 5), (1, 1, 1, 5), "not among the shapes"),
-        ((2, 3, 4, 5), (1, 3, 4, 5), "not among the shapes"),
-        ((1, 3, 4, 5), (3, 4, 5), "not among the shapes"),
-        ((1, 3, 1, 1), (1, 1, 4, 5), "not among the shapes"),
-        ((1, 5), (4, 1), "not among the shapes"),
-    ],
-)
-def test_broadcasting_that_the_plain_layers_lack(kind: str, x: Shape, z: Shape, words: str) -> None:
-    assert_refuses(STEP, two(kind, x, z), words)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_batches_that_may_differ(kind: str) -> None:
-    spec = with_any_batch(two(kind, (1, 3, 4, 5), (1, 3, 4, 5)))
-    assert_refuses(STEP, spec, "may differ where a size is dynamic")
-
-
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize(
     ("kind", "shape", "expected"),
@@ -71,20 +50,6 @@ def test_two_batches_that_may_differ(kind: str) -> None:
 def test_constants(kind: str, shape: Shape, expected: str, first: bool) -> None:
     value = np.random.default_rng(0).standard_normal(shape or (1,)).astype(np.float32)
     assert kinds_after(STEP, with_constant(kind, (1, 3, 4, 5), value, first)) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("x", "shape", "words"),
-    [
-        ((1, 3, 4, 5), (1, 1, 5), "is none of"),
-        ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
-        ((3, 1, 1), (3, 4, 5), "larger than its input"),
-        ((4, 5), (5,), "take 3 axes"),
-    ],
-)
-def test_constants_without_a_form(x: Shape, shape: Shape, words: str) -> None:
-    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    assert_refuses(STEP, with_constant("addBroadcastable", x, value), words)
 
 
 def test_a_constant_of_equal_numbers_is_a_linear_activation() -> None:
@@ -128,3 +93,39 @@ def test_a_constant_that_others_read_stays() -> None:
     spec.neuralNetwork.layers.append(make_layer("subtractBroadcastable", ["y", "c"], ["d"]))
     spec.description.output.add(name="d").type.multiArrayType.dataType = 65568
     assert kinds_after(STEP, spec) == ["loadConstantND", "bias", "subtractBroadcastable"]
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, two, kind, x, z)
+        for x, z, words in [
+            ((1, 3, 4, 5), (1, 3, 4, 1), "not among the shapes"),
+            ((1, 3, 4, 5), (1, 1, 1, 5), "not among the shapes"),
+            ((2, 3, 4, 5), (1, 3, 4, 5), "not among the shapes"),
+            ((1, 3, 4, 5), (3, 4, 5), "not among the shapes"),
+            ((1, 3, 1, 1), (1, 1, 4, 5), "not among the shapes"),
+            ((1, 5), (4, 1), "not among the shapes"),
+        ]
+        for kind in KINDS
+    ),
+    *(
+        refuses("may differ where a size is dynamic", with_any_batch, two(kind, (1, 3, 4, 5), (1, 3, 4, 5)))
+        for kind in KINDS
+    ),
+    *(
+        refuses(
+            words,
+            with_constant,
+            "addBroadcastable",
+            x,
+            np.random.default_rng(0).standard_normal(shape).astype(np.float32),
+        )
+        for x, shape, words in [
+            ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
+            ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
+            ((3, 1, 1), (3, 4, 5), "larger than its input"),
+            ((4, 5), (5,), "take 3 axes"),
+        ]
+    ),
+)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
-import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.broadcasting import MOST_NEGATIVE, LegacyClip
 from anesurgery.testing import assert_refuses
@@ -131,12 +130,6 @@ def test_a_constant_among_arrays_of_rank_5() -> None:
     assert plain.WhichOneof("layer") == "min"
 
 
-@pytest.mark.parametrize("kind", [MAX, MIN])
-@pytest.mark.parametrize("z", [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)])
-def test_broadcasting_that_the_plain_layers_lack(kind: str, z: Shape) -> None:
-    assert_refuses(STEP, two(kind, SHAPE, z), "not among the shapes")
-
-
 def test_numbers_and_constants_without_a_form() -> None:
     for number in (np.inf, -np.inf, MOST_NEGATIVE):
         assert_refuses(STEP, chain((MIN, number)), "bounds no finite numbers")
@@ -150,10 +143,11 @@ def test_numbers_and_constants_without_a_form() -> None:
     assert_refuses(STEP, larger, "3x1x1 and 2x3x1x1 are not among")
 
 
-@pytest.mark.slow
-def test_a_super_resolution_network(corpus: Path) -> None:
-    path = corpus / "mlc_edsr_f32b5.mlmodel"
-    found = ane.apply(str(path), "legacy_clip", prove="both", quiet=True)
-    (clip,) = [n for n in found.subject.spec.neuralNetwork.layers if n.WhichOneof("layer") == "clip"]
-    assert (clip.clip.minVal, clip.clip.maxVal) == (0, 255)
-    assert not {"minBroadcastable", "maxBroadcastable", "loadConstantND"} & set(found.after)
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses("not among the shapes", two, kind, SHAPE, z)
+        for z in [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)]
+        for kind in [MAX, MIN]
+    ),
+)

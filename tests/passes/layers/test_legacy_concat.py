@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
-import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
@@ -85,42 +84,28 @@ def test_channels_that_interleave(x: Shape, count: int, axis: int) -> None:
     assert kinds_after(STEP, spec) == ["concat", "convolution"]
 
 
-def test_a_dynamic_batch() -> None:
-    spec = with_any_batch(joined((1, 2, 4, 5), (1, 3, 4, 5), axis=1))
-    after, session = apply_pass(STEP, spec)
-    assert session.changes, session.refusals
-    assert after.neuralNetwork.layers[0].WhichOneof("layer") == "concat"
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (joined((1, 2, 4, 5), (2, 2, 4, 5), axis=0), "along axis -4 of 4, the batch"),
-        (joined((1, 1, 1, 2, 2, 2), (1, 1, 1, 2, 2, 2), axis=0), "along axis -6 of 6;"),
-        (joined((5,), (6,), axis=0), "the width of 1 axes; Core ML's own check wants 2"),
-        (joined((2, 3, 4, 5), (2, 3, 4, 5), axis=2, interleave=True), "along axis -2 of 4"),
-        (joined((3, 4, 5), (3, 4, 5), axis=0, interleave=True), "of 4 axes or more"),
-        (
-            joined((1, 300, 1, 1), (1, 300, 1, 1), axis=1, interleave=True),
-            "300, 300 channels, not equally many, 512",
-        ),
-        (joined((1, 2, 4, 5), (1, 2, 3, 5), axis=1), "unknown"),
-        (with_any_batch(joined((1, 5), (1, 5), axis=0)), "dynamic"),
-    ],
-)
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)
-
-
 def test_rows_can_be_left_alone() -> None:
     step = LegacyConcat(spatial=False)
     assert_refuses(step, joined((1, 2, 4, 5), (1, 2, 1, 5), axis=2), "switched off")
     assert kinds_after(step, joined((1, 2, 4, 5), (1, 2, 4, 5), axis=1)) == ["concat"]
 
 
-@pytest.mark.slow
-def test_a_detector_joins_its_anchors_along_rows(corpus: Path) -> None:
-    done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_concat", prove="both")
-    assert len(done.changes) == 2
-    assert all(change.proof is not None for change in done.changes)
-    assert "concatND" not in done.after
+test_cases, test_surroundings = table(
+    STEP,
+    rewrites(with_any_batch, joined((1, 2, 4, 5), (1, 3, 4, 5), axis=1)),
+    refuses("along axis -4 of 4, the batch", joined, (1, 2, 4, 5), (2, 2, 4, 5), axis=0),
+    refuses("along axis -6 of 6;", joined, (1, 1, 1, 2, 2, 2), (1, 1, 1, 2, 2, 2), axis=0),
+    refuses("the width of 1 axes; Core ML's own check wants 2", joined, (5,), (6,), axis=0),
+    refuses("along axis -2 of 4", joined, (2, 3, 4, 5), (2, 3, 4, 5), axis=2, interleave=True),
+    refuses("of 4 axes or more", joined, (3, 4, 5), (3, 4, 5), axis=0, interleave=True),
+    refuses(
+        "300, 300 channels, not equally many, 512",
+        joined,
+        (1, 300, 1, 1),
+        (1, 300, 1, 1),
+        axis=1,
+        interleave=True,
+    ),
+    refuses("unknown", joined, (1, 2, 4, 5), (1, 2, 3, 5), axis=1),
+    refuses("dynamic", with_any_batch, joined((1, 5), (1, 5), axis=0)),
+)

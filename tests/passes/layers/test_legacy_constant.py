@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.cutting import LegacyConstant
-from anesurgery.testing import assert_refuses
 
 STEP = LegacyConstant()
 
@@ -52,21 +52,18 @@ def test_two_constants() -> None:
     assert kinds_after(STEP, spec) == ["loadConstant", "maxBroadcastable", "loadConstantND"]
 
 
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "words"),
-    [
-        ((1,), "it has 1 axes; loadConstant makes 5"),
-        ((3, 1, 1), "it has 3 axes"),
-        ((1, 3, 1, 1), "it has 4 axes"),
-        ((1, 2, 3, 1, 1), "its sequence and batch are 1 and 2"),
-        ((2, 1, 3, 1, 1), "its sequence and batch are 2 and 1"),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, read_by, "maxBroadcastable", shape, rank5)
+        for shape, words in [
+            ((1,), "it has 1 axes; loadConstant makes 5"),
+            ((3, 1, 1), "it has 3 axes"),
+            ((1, 3, 1, 1), "it has 4 axes"),
+            ((1, 2, 3, 1, 1), "its sequence and batch are 1 and 2"),
+            ((2, 1, 3, 1, 1), "its sequence and batch are 2 and 1"),
+        ]
+        for rank5 in [False, True]
+    ),
+    refuses("it is an output of the network", read_by, "maxBroadcastable", (1, 1, 3, 1, 1), outputs=("y", "c")),
 )
-def test_other_shapes(shape: Shape, words: str, rank5: bool) -> None:
-    assert_refuses(STEP, read_by("maxBroadcastable", shape, rank5), words)
-
-
-def test_an_output_of_the_network_stays() -> None:
-    spec = read_by("maxBroadcastable", (1, 1, 3, 1, 1), outputs=("y", "c"))
-    assert_refuses(STEP, spec, "it is an output of the network")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.errors import PassError
@@ -58,13 +59,6 @@ def test_other_constants_are_rounded_once_more(shape: Shape, expected: str, rank
     spec = with_constant(KIND, x, value, rank5=rank5)
     assert kinds_after(STEP, spec) == [expected]
     assert_refuses(LegacyDivide(exact=True), spec, "which is no power of two")
-
-
-@pytest.mark.parametrize("divisor", [0.0, 2.0**127, 1e-39, np.inf, np.nan])
-def test_divisors_without_a_reciprocal(divisor: float) -> None:
-    value = np.array([2, divisor, 4], np.float32).reshape(3, 1, 1)
-    words = f"holds {np.float32(divisor):g}, whose reciprocal is no normal"
-    assert_refuses(STEP, with_constant(KIND, (1, 3, 4, 5), value), words)
 
 
 @pytest.mark.one_of(3)
@@ -132,32 +126,51 @@ def test_a_divisor_of_zero_gives_x_over_epsilon() -> None:
     np.testing.assert_allclose(numbers(after, x=x, z=z).ravel(), [3 / SMALLEST, 0], rtol=1e-6)
 
 
-def test_exact_leaves_computed_divisors() -> None:
-    step = LegacyDivide(exact=True)
-    shape = (1, 3, 4, 5)
-    assert_refuses(step, two(KIND, shape, shape), "is not exact")
-    one = with_constant(KIND, shape, np.ones(1, np.float32), first=True)
-    assert_refuses(step, one, "is not exact")
-
-
-@pytest.mark.parametrize(
-    ("x", "z"), [((1, 3, 4, 5), (1, 3, 4, 1)), ((1, 3, 4, 5), (3, 4, 5)), ((2, 3, 4, 5), (1, 3, 4, 5))]
-)
-def test_broadcasting_that_multiply_lacks(x: Shape, z: Shape) -> None:
-    assert_refuses(STEP, two(KIND, x, z), "not among the shapes")
-
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize(
-    ("x", "shape", "words"),
-    [((1, 3, 4, 5), (1, 1, 5), "is none of"), ((3, 1, 1), (3, 4, 5), "larger than its input")],
-)
-def test_constants_without_a_form(x: Shape, shape: Shape, words: str, first: bool) -> None:
-    value = np.random.default_rng(0).uniform(1, 2, shape).astype(np.float32)
-    assert_refuses(STEP, with_constant(KIND, x, value, first), words)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, -1e-6, 1e-6, float("nan")])
 def test_an_epsilon_out_of_bounds(epsilon: float) -> None:
     with pytest.raises(PassError, match="it must lie in"):
         LegacyDivide(epsilon=epsilon)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(
+            f"holds {np.float32(divisor):g}, whose reciprocal is no normal",
+            with_constant,
+            KIND,
+            (1, 3, 4, 5),
+            np.array([2, divisor, 4], np.float32).reshape(3, 1, 1),
+        )
+        for divisor in [0.0, 2.0**127, 1e-39, np.inf, np.nan]
+    ),
+    refuses("is not exact", two, KIND, (1, 3, 4, 5), (1, 3, 4, 5), step=LegacyDivide(exact=True)),
+    refuses(
+        "is not exact",
+        with_constant,
+        KIND,
+        (1, 3, 4, 5),
+        np.ones(1, np.float32),
+        first=True,
+        step=LegacyDivide(exact=True),
+    ),
+    *(
+        refuses("not among the shapes", two, KIND, x, z)
+        for x, z in [((1, 3, 4, 5), (1, 3, 4, 1)), ((1, 3, 4, 5), (3, 4, 5)), ((2, 3, 4, 5), (1, 3, 4, 5))]
+    ),
+    *(
+        refuses(
+            words,
+            with_constant,
+            KIND,
+            x,
+            np.random.default_rng(0).uniform(1, 2, shape).astype(np.float32),
+            first,
+        )
+        for x, shape, words in [
+            ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
+            ((3, 1, 1), (3, 4, 5), "larger than its input"),
+        ]
+        for first in [False, True]
+    ),
+)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.moving import LegacyEmbedding
@@ -76,20 +77,6 @@ def test_the_mapping_to_five_axes() -> None:
     assert kinds_after(spec, (1, 1, 1)) == ["embedding"]
 
 
-@pytest.mark.parametrize(
-    ("indices", "row", "words"),
-    [
-        ((5, 1), [], "shape (5, 1), not (n, 1, 1, 1)"),
-        ((1, 5, 1), [], "shape (1, 5, 1)"),
-        ((1, 5, 1, 1), [], "shape (1, 5, 1, 1)"),
-        ((5, 1, 1, 1), [], "5x4x1x1 to 5x1x1x4"),
-        ((5, 1, 1, 1), [to(5, 4)], "makes 2 axes of 4"),
-    ],
-)
-def test_refusals(indices: Shape, row: Row, words: str) -> None:
-    assert_refuses(STEP, looked_up(indices, row), words)
-
-
 def test_vectors_that_others_read_stay_as_they_are() -> None:
     spec = looked_up((5, 1, 1, 1), [moved(0, 3, 1, 2)])
     spec.neuralNetwork.layers.append(make_layer("activation", ["rows"], ["z"], tanh={}))
@@ -97,8 +84,17 @@ def test_vectors_that_others_read_stay_as_they_are() -> None:
     assert_refuses(STEP, spec, "5x4x1x1 to 5x1x1x4")
 
 
-def test_does_not_apply_to_other_moving_layers() -> None:
-    layers = [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])]
-    _, session = apply_pass(STEP, make_network({"x": (1, 2, 3)}, layers, ["y"]))
-    assert not session.changes
-    assert not session.refusals
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, looked_up, indices, row)
+        for indices, row, words in [
+            ((5, 1), [], "shape (5, 1), not (n, 1, 1, 1)"),
+            ((1, 5, 1), [], "shape (1, 5, 1)"),
+            ((1, 5, 1, 1), [], "shape (1, 5, 1, 1)"),
+            ((5, 1, 1, 1), [], "5x4x1x1 to 5x1x1x4"),
+            ((5, 1, 1, 1), [to(5, 4)], "makes 2 axes of 4"),
+        ]
+    ),
+    stays(make_network, {"x": (1, 2, 3)}, [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])], ["y"]),
+)

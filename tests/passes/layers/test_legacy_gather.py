@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -67,35 +68,12 @@ def test_the_mapping_to_five_axes(axis: int, indices: list[int], expected: list[
     assert kinds_after(gathered((6, 3, 4), np.array(indices), axis, rank5=True)) == expected
 
 
-@pytest.mark.parametrize(
-    ("x", "axis", "indices", "words"),
-    [
-        ((2, 6, 3, 4), 0, [0], "along axis -4 of 4, before the channels"),
-        ((1, 6, 3, 4), 1, [[0, 1]], "shape (1, 2), not [n]"),
-        ((1, 6, 3, 4), 1, [0.5], "no whole numbers"),
-        ((1, 6, 3, 4), 1, [6], "index 6 lies outside of 6"),
-        ((1, 6, 3, 4), 1, [-7, 0], "index -7 lies outside of 6"),
-        ((1, 3, 6, 4), 2, [0, 1, 5], "3 indices along the height are 2 slices"),
-        ((1, 3, 6, 4), 3, [1, 0], "along the width are 2 slices"),
-        ((6, 3, 4), 0, [5, 4, 3, 2, 1], "wants 4 axes for convolution, and there are 3"),
-    ],
-)
-def test_refusals(x: Shape, axis: int, indices: list[Any], words: str) -> None:
-    assert_refuses(STEP, gathered(x, np.array(indices), axis), words)
-
-
 def test_a_scalar_index_takes_the_axis_away() -> None:
     spec = gathered((1, 6, 3, 4), np.array([2]), 1)
     drop = make_layer("squeeze", ["i"], ["s"], squeezeAll=True)
     spec.neuralNetwork.layers.insert(1, drop)
     spec.neuralNetwork.layers[2].input[1] = "s"
     assert_refuses(STEP, spec, "shape (), not [n]")
-
-
-def test_dynamic_indices() -> None:
-    layers = [make_layer("gather", ["x", "i"], ["y"], axis=1)]
-    spec = make_network({"x": (1, 6, 3, 4), "i": (2,)}, layers, ["y"])
-    assert_refuses(STEP, spec, "'i' are dynamic")
 
 
 def test_options() -> None:
@@ -120,9 +98,26 @@ def test_other_axes_may_be_of_any_size_for_slices() -> None:
     assert_refuses(STEP, spec, "length of the axis")
 
 
-@pytest.mark.slow
-def test_random_indices() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        indices = rng.integers(-6, 6, rng.integers(1, 9))
-        assert kinds_after(gathered((2, 6, 2, 3), indices, 1), LegacyGather(runs=3)) is not None
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, gathered, x, np.array(indices), axis)
+        for x, axis, indices, words in [
+            ((2, 6, 3, 4), 0, [0], "along axis -4 of 4, before the channels"),
+            ((1, 6, 3, 4), 1, [[0, 1]], "shape (1, 2), not [n]"),
+            ((1, 6, 3, 4), 1, [0.5], "no whole numbers"),
+            ((1, 6, 3, 4), 1, [6], "index 6 lies outside of 6"),
+            ((1, 6, 3, 4), 1, [-7, 0], "index -7 lies outside of 6"),
+            ((1, 3, 6, 4), 2, [0, 1, 5], "3 indices along the height are 2 slices"),
+            ((1, 3, 6, 4), 3, [1, 0], "along the width are 2 slices"),
+            ((6, 3, 4), 0, [5, 4, 3, 2, 1], "wants 4 axes for convolution, and there are 3"),
+        ]
+    ),
+    refuses(
+        "'i' are dynamic",
+        make_network,
+        {"x": (1, 6, 3, 4), "i": (2,)},
+        [make_layer("gather", ["x", "i"], ["y"], axis=1)],
+        ["y"],
+    ),
+)

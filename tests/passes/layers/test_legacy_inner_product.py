@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.moving import LegacyInnerProduct
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
@@ -92,25 +91,6 @@ def test_towers(shape: Shape, row: Row, expected: list[str]) -> None:
     assert not apply_pass(STEP, after)[1].changes
 
 
-@pytest.mark.parametrize(
-    ("shape", "row", "words"),
-    [
-        ((2, 6), [product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (2, 6), not (2, C, H, W)"),
-        ((1, 2, 6), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (1, 2, 6)"),
-        ((1, 12, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "of shape (1, 12, 1, 1), not (2, C"),
-        ((2, 6, 1, 1), [to(2, 6), ("softmaxND", {"axis": 1}), to(2, 6, 1, 1)], "softmaxND b1 is not a product"),
-        ((2, 6, 1, 1), [to(1, 2, 6), product(6, 4), to(2, 4, 1, 1)], "works on 3 axes, not on 2"),
-        (
-            (2, 3, 2, 1),
-            [to(2, 6), bent(PReLU={"alpha": numbers(6)}), product(6, 4), to(2, 4, 1, 1)],
-            "bends vectors of 3x2x1 numbers",
-        ),
-    ],
-)
-def test_refusals(shape: Shape, row: Row, words: str) -> None:
-    assert_refuses(STEP, tower(shape, row), words)
-
-
 def test_a_blob_that_others_read() -> None:
     spec = tower((2, 6, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)])
     spec.neuralNetwork.layers.append(make_layer("activation", ["b1"], ["z"], tanh={}))
@@ -127,18 +107,26 @@ def test_a_product_of_two_blobs() -> None:
     assert_refuses(STEP, spec, "has 2 inputs, not 1")
 
 
-def test_does_not_apply_to_reshapes_alone() -> None:
-    _, session = apply_pass(STEP, tower((2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]))
-    assert not session.changes
-    assert not session.refusals
-
-
-@pytest.mark.slow
-def test_a_real_segmentation_network(corpus: Path) -> None:
-    """Two gates, one of one product and one of two."""
-    model = str(corpus / "sinet_portrait_seg.mlmodel")
-    found = ane.apply(model, "legacy_inner_product", prove="both", quiet=True)
-    assert len(found.changes) == 2
-    assert all(change.proof is not None for change in found.changes)
-    assert found.proof is not None
-    assert found.proof.psnr == float("inf")
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, tower, shape, row)
+        for shape, row, words in [
+            ((2, 6), [product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (2, 6), not (2, C, H, W)"),
+            ((1, 2, 6), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "come from 'x' of shape (1, 2, 6)"),
+            ((1, 12, 1, 1), [to(2, 6), product(6, 4), to(2, 4, 1, 1)], "of shape (1, 12, 1, 1), not (2, C"),
+            (
+                (2, 6, 1, 1),
+                [to(2, 6), ("softmaxND", {"axis": 1}), to(2, 6, 1, 1)],
+                "softmaxND b1 is not a product",
+            ),
+            ((2, 6, 1, 1), [to(1, 2, 6), product(6, 4), to(2, 4, 1, 1)], "works on 3 axes, not on 2"),
+            (
+                (2, 3, 2, 1),
+                [to(2, 6), bent(PReLU={"alpha": numbers(6)}), product(6, 4), to(2, 4, 1, 1)],
+                "bends vectors of 3x2x1 numbers",
+            ),
+        ]
+    ),
+    stays(tower, (2, 6, 1, 1), [to(2, 6), to(2, 6, 1, 1)]),
+)

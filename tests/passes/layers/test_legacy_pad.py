@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
-import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -108,32 +107,9 @@ def test_channels_that_are_there_stay_whatever_they_are() -> None:
     np.testing.assert_array_equal(found, np.pad(x, [(0, 0), (0, 1), (0, 0), (0, 0)]))
 
 
-def test_a_dynamic_batch() -> None:
-    spec = with_any_batch(padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1]))
-    after, session = apply_pass(STEP, spec)
-    assert session.changes, session.refusals
-    assert after.neuralNetwork.layers[0].WhichOneof("layer") == "padding"
-
-
 def _from_an_input() -> Any:
     layer = make_layer("constantPad", ["x", "a"], ["y"])
     return make_network({"x": (3, 4), "a": (4,)}, [layer], ["y"])
-
-
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (padded((2, 3, 4, 5), [1, 0] + [0] * 6), "it pads axis -4 of 4"),
-        (padded((1, 2, 3, 4, 5), [0, 1] + [0] * 8), "it pads axis -5 of 5"),
-        (padded((5,), [1, 1]), "the blob has 1 axis; Core ML's own check wants 2"),
-        (padded((1, 3, 4, 5), [0, 1, 0, 0, 0, 0]), "states 6 amounts for a blob of 4"),
-        (padded((1, 1, 4, 5), [0, 0, 0, 9, 0, 0, 0, 0]), "it adds 9 channels to 1, more than 8"),
-        (with_any_batch(padded((1, 4), [0, 0, 0, 9], to_size=True)), "dynamic"),
-        (_from_an_input(), "its amounts are dynamic"),
-    ],
-)
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)
 
 
 def test_channels_can_be_left_alone() -> None:
@@ -143,9 +119,14 @@ def test_channels_can_be_left_alone() -> None:
     assert layers[0].WhichOneof("layer") == "padding"
 
 
-@pytest.mark.slow
-def test_a_detector_pads_its_channels(corpus: Path) -> None:
-    done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_pad", prove="both")
-    assert len(done.changes) == 11
-    assert all(change.proof is not None for change in done.changes)
-    assert "constantPad" not in done.after
+test_cases, test_surroundings = table(
+    STEP,
+    rewrites(with_any_batch, padded((2, 3, 4, 5), [0, 0, 0, 0, 1, 1, 1, 1])),
+    refuses("it pads axis -4 of 4", padded, (2, 3, 4, 5), [1, 0] + [0] * 6),
+    refuses("it pads axis -5 of 5", padded, (1, 2, 3, 4, 5), [0, 1] + [0] * 8),
+    refuses("the blob has 1 axis; Core ML's own check wants 2", padded, (5,), [1, 1]),
+    refuses("states 6 amounts for a blob of 4", padded, (1, 3, 4, 5), [0, 1, 0, 0, 0, 0]),
+    refuses("it adds 9 channels to 1, more than 8", padded, (1, 1, 4, 5), [0, 0, 0, 9, 0, 0, 0, 0]),
+    refuses("dynamic", with_any_batch, padded((1, 4), [0, 0, 0, 9], to_size=True)),
+    refuses("its amounts are dynamic", _from_an_input),
+)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from two_sided import Shape, layers_after, two, with_any_batch, with_constant
+from pass_cases import refuses, table
+from two_sided import layers_after, two, with_any_batch, with_constant
 
 from anesurgery.checking.grades import EXACT
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.passes.layers.broadcasting import LegacyPower
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 KIND = "powBroadcastable"
 STEP = LegacyPower()
@@ -85,20 +86,17 @@ def test_rank_5_and_an_unknown_batch(exponent: float) -> None:
     layers_after(STEP, flexible, base(0.1))
 
 
-@pytest.mark.parametrize(
-    ("x", "value", "words"),
-    [
-        (SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1), "of shape (3, 1, 1) is not one"),
-        ((3, 1, 1), np.full((3, 4, 5), 2, np.float32), "makes the result larger"),
-        (SHAPE, one(np.inf), "the exponent is inf"),
-        (SHAPE, one(np.nan), "is not one number"),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, with_constant, KIND, x, value)
+        for x, value, words in [
+            (SHAPE, np.arange(3, dtype=np.float32).reshape(3, 1, 1), "of shape (3, 1, 1) is not one"),
+            ((3, 1, 1), np.full((3, 4, 5), 2, np.float32), "makes the result larger"),
+            (SHAPE, one(np.inf), "the exponent is inf"),
+            (SHAPE, one(np.nan), "is not one number"),
+        ]
+    ),
+    refuses("the exponent is computed", two, KIND, SHAPE, SHAPE),
+    refuses("the base is constant", with_constant, KIND, SHAPE, one(2), first=True),
 )
-def test_exponents_that_stay(x: Shape, value: Array, words: str) -> None:
-    assert_refuses(STEP, with_constant(KIND, x, value), words)
-
-
-def test_computed_exponents_stay() -> None:
-    assert_refuses(STEP, two(KIND, SHAPE, SHAPE), "the exponent is computed")
-    constant = with_constant(KIND, SHAPE, one(2), first=True)
-    assert_refuses(STEP, constant, "the base is constant")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from pass_cases import refuses, stays, table
 
-import anesurgery as ane
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.moving import LegacyRearrange
@@ -153,42 +151,6 @@ def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list
     assert written(row_of(shape, row, rank5=True)) == expected
 
 
-def test_a_sequence_of_dynamic_length_is_not_moved() -> None:
-    row = [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})]
-    assert_refuses(STEP, row_of((1, 4, 6), row, rank5=True), "sequence or batch, whose size is dynamic")
-
-
-@pytest.mark.parametrize("row", [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]])
-def test_single_layers_of_the_first_releases_stay(row: Row) -> None:
-    _, session = apply_pass(STEP, row_of((3, 4, 5), row, rank5=True))
-    assert not session.changes
-    assert not session.refusals
-
-
-@pytest.mark.parametrize(
-    ("shape", "row", "words"),
-    [
-        ((1, 6, 1, 1), [to(1, 6)], "makes 2 axes of 4 (1x6x1x1 to 1x6)"),
-        ((1, 3, 4, 5), [axes(0, 2, 3, 1)], "moves neither whole channels nor blocks"),
-        ((1, 3, 4, 4), [axes(0, 1, 3, 2)], "of 4 axes Core ML's own check takes no reshape"),
-        ((1, 4, 4, 4), [to(4, 1, 4, 4)], "of 4 axes"),
-        ((1, 2, 3, 4, 5), [axes(1, 0, 2, 3, 4)], "nor a permutation around it"),
-        ((2, 2, 3, 4, 5), [to(1, 2, 6, 4, 5)], "neither a reshape that keeps the batch"),
-        ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(0, 3, 1, 4, 2), to(2, 6, 8)], "wants 4 axes for convolution"),
-        ((1, 25, 2, 2), [to(1, 5, 5, 2, 2), axes(0, 3, 1, 4, 2), to(1, 1, 10, 10)], "blocks of 5x5"),
-    ],
-)
-def test_refusals(shape: Shape, row: Row, words: str) -> None:
-    assert_refuses(STEP, row_of(shape, row), words)
-
-
-def test_options_bound_what_is_written() -> None:
-    spec = row_of((1, 6, 2, 4), SHUFFLE)
-    assert_refuses(LegacyRearrange(channels=5), spec, "moves 6 channels, more than 5")
-    spec = row_of((1, 2, 4, 6), TO_DEPTH)
-    assert_refuses(LegacyRearrange(blocks=(4,)), spec, "blocks of 2x2 pixels; `blocks` lists 4")
-
-
 def test_a_dynamic_size_is_refused() -> None:
     spec = row_of((1, 6, 1, 1), [("expandDims", {"axes": [0]}), ("squeeze", {"axes": [0]})])
     sizes = spec.description.input[0].type.multiArrayType.shapeRange.sizeRanges
@@ -241,32 +203,38 @@ def test_a_shape_from_another_blob_goes_with_it() -> None:
     assert written(spec) == []
 
 
-@pytest.mark.slow
-def test_random_rows_keep_their_numbers() -> None:
-    rng = np.random.default_rng(0)
-    changed = 0
-    for _ in range(60):
-        shape: Shape = (1, 1, 4, 4, 4) if rng.random() < 0.5 else (1, 4, 4, 4)
-        row: Row = []
-        for _ in range(rng.integers(1, 5)):
-            rank = int(rng.integers(2, 6))
-            cuts = sorted(rng.integers(0, 7, rank - 1))
-            bits = np.diff([0, *cuts, 6])
-            row += [to(*(int(2**b) for b in bits)), axes(*map(int, rng.permutation(rank)))]
-        spec = row_of(shape, [*row, to(*shape)])
-        after, session = apply_pass(LegacyRearrange(blocks=(2, 4)), spec)
-        changed += bool(session.changes)
-        assert_same_numbers(spec, after, rtol=STEP.tolerance.rtol)
-    assert changed > 5
-
-
-@pytest.mark.slow
-def test_a_real_segmentation_network(corpus: Path) -> None:
-    """Ten shuffles of two groups of channels."""
-    model = str(corpus / "sinet_portrait_seg.mlmodel")
-    found = ane.apply(model, "legacy_rearrange", prove="both", quiet=True)
-    assert len(found.changes) == 10
-    assert all(change.proof is not None for change in found.changes)
-    assert found.proof is not None
-    assert found.proof.psnr == float("inf")
-    assert {name for name, reason in found.refusals if "axes of" in str(reason)} == {STEP.name}
+test_cases, test_surroundings = table(
+    STEP,
+    refuses(
+        "sequence or batch, whose size is dynamic",
+        row_of,
+        (1, 4, 6),
+        [("permute", {"axis": [1, 0, 2, 3]}), ("permute", {"axis": [0, 1, 3, 2]})],
+        rank5=True,
+    ),
+    *(
+        stays(row_of, (3, 4, 5), row, rank5=True)
+        for row in [[("permute", {"axis": [0, 2, 3, 1]})], [("flatten", {})]]
+    ),
+    *(
+        refuses(words, row_of, shape, row)
+        for shape, row, words in [
+            ((1, 6, 1, 1), [to(1, 6)], "makes 2 axes of 4 (1x6x1x1 to 1x6)"),
+            ((1, 3, 4, 5), [axes(0, 2, 3, 1)], "moves neither whole channels nor blocks"),
+            ((1, 3, 4, 4), [axes(0, 1, 3, 2)], "of 4 axes Core ML's own check takes no reshape"),
+            ((1, 4, 4, 4), [to(4, 1, 4, 4)], "of 4 axes"),
+            ((1, 2, 3, 4, 5), [axes(1, 0, 2, 3, 4)], "nor a permutation around it"),
+            ((2, 2, 3, 4, 5), [to(1, 2, 6, 4, 5)], "neither a reshape that keeps the batch"),
+            ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(0, 3, 1, 4, 2), to(2, 6, 8)], "wants 4 axes for convolution"),
+            ((1, 25, 2, 2), [to(1, 5, 5, 2, 2), axes(0, 3, 1, 4, 2), to(1, 1, 10, 10)], "blocks of 5x5"),
+        ]
+    ),
+    refuses("moves 6 channels, more than 5", row_of, (1, 6, 2, 4), SHUFFLE, step=LegacyRearrange(channels=5)),
+    refuses(
+        "blocks of 2x2 pixels; `blocks` lists 4",
+        row_of,
+        (1, 2, 4, 6),
+        TO_DEPTH,
+        step=LegacyRearrange(blocks=(4,)),
+    ),
+)

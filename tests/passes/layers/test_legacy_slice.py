@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
-import anesurgery as ane
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.cutting import LegacySlice
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = LegacySlice()
 X = (2, 6, 7, 8)
@@ -85,13 +84,6 @@ def test_nothing_sliced_is_passed_on() -> None:
     assert kinds_after(STEP, sliced(X, *[ALL] * 4, read="z")) == ["unary"]
 
 
-def test_a_dynamic_batch() -> None:
-    spec = with_any_batch(sliced(X, ALL, slice(1, 3), ALL, ALL))
-    after, session = apply_pass(STEP, spec)
-    assert session.changes, session.refusals
-    assert after.neuralNetwork.layers[0].WhichOneof("layer") == "slice"
-
-
 def by_size(x: Shape, axis: int, size: int, begin: float | None) -> Any:
     inputs = {"x": x} if begin is not None else {"x": x, "b": (1,)}
     number = make_layer("loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0])))
@@ -106,25 +98,15 @@ def test_by_size(axis: int, begin: int) -> None:
     assert (layer.slice.startIndex, layer.slice.endIndex) == (begin, begin + 3)
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (sliced(X, slice(1, 2), ALL, ALL, ALL), "it slices axis -4 of 4"),
-        (sliced(X, ALL, ALL, slice(None, None, -1), ALL), "stride along axis -2 is -1"),
-        (sliced(X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)), "takes away"),
-        (sliced((1, *X), ALL, slice(1, 3), ALL, ALL), "states 4 axes for a blob of 5"),
-        (with_any_batch(sliced((4,), slice(1, 3))), "dynamic"),
-        (by_size(X, 0, 1, 0), "it slices axis -4 of 4"),
-        (by_size(X, 1, 3, None), "its beginning is dynamic"),
-        (by_size(X, 1, 3, -3), "it takes 3 from -3 on, of 6"),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    rewrites(with_any_batch, sliced(X, ALL, slice(1, 3), ALL, ALL)),
+    refuses("it slices axis -4 of 4", sliced, X, slice(1, 2), ALL, ALL, ALL),
+    refuses("stride along axis -2 is -1", sliced, X, ALL, ALL, slice(None, None, -1), ALL),
+    refuses("it removes an axis", sliced, X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)),
+    refuses("states 4 axes for a blob of 5", sliced, (1, *X), ALL, slice(1, 3), ALL, ALL),
+    refuses("dynamic", with_any_batch, sliced((4,), slice(1, 3))),
+    refuses("it slices axis -4 of 4", by_size, X, 0, 1, 0),
+    refuses("its beginning is dynamic", by_size, X, 1, 3, None),
+    refuses("it takes 3 from -3 on, of 6", by_size, X, 1, 3, -3),
 )
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)
-
-
-@pytest.mark.slow
-def test_a_detector_cuts_its_coordinates(corpus: Path) -> None:
-    done = ane.apply(str(corpus / "blazeface_scaled.mlmodel"), "legacy_slice", prove="both")
-    assert len(done.changes) == 16
-    assert "sliceStatic" not in done.after

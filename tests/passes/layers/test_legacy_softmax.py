@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, with_any_batch
 
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.cutting import LegacySoftmax
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = LegacySoftmax()
 
@@ -71,16 +72,17 @@ def test_a_dynamic_batch() -> None:
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["softmax"]
 
 
-@pytest.mark.parametrize(
-    ("x", "axis", "words"),
-    [
-        ((5,), 0, "has 1 axes; Core ML's own check wants 3 or more"),
-        ((4, 5), -1, "has 2 axes"),
-        ((1, 7, 4, 5), 3, "axis -1 (width) of 4; Core ML's own check wants 5 axes for permute"),
-        ((1, 7, 4, 5), 0, "axis -4 (batch) of 4"),
-        ((1, 1, 1, 7, 4, 5), 0, "axis -6 (in front of the sequence) of 6"),
-        ((1, 3, 7, 4, 5), 1, "it normalizes the batch, which permute leaves"),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses(words, over, x, axis)
+        for x, axis, words in [
+            ((5,), 0, "has 1 axes; Core ML's own check wants 3 or more"),
+            ((4, 5), -1, "has 2 axes"),
+            ((1, 7, 4, 5), 3, "axis -1 (width) of 4; Core ML's own check wants 5 axes for permute"),
+            ((1, 7, 4, 5), 0, "axis -4 (batch) of 4"),
+            ((1, 1, 1, 7, 4, 5), 0, "axis -6 (in front of the sequence) of 6"),
+            ((1, 3, 7, 4, 5), 1, "it normalizes the batch, which permute leaves"),
+        ]
+    ),
 )
-def test_refusals(x: Shape, axis: int, words: str) -> None:
-    assert_refuses(STEP, over(x, axis), words)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after, with_any_batch
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.cutting import LegacySplit
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = LegacySplit()
 
@@ -83,13 +84,9 @@ def test_a_dynamic_batch() -> None:
     assert [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers] == ["split"]
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (parts((4, 6, 4, 5), 0, 2), "it splits axis -4 of 4"),
-        (parts((1, 7, 4, 5), 1, 2), "7 do not divide into 2 equal parts"),
-        (with_any_batch(parts((3, 4), 0, [1, 2])), "dynamic"),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    refuses("it splits axis -4 of 4", parts, (4, 6, 4, 5), 0, 2),
+    refuses("7 do not divide into 2 equal parts", parts, (1, 7, 4, 5), 1, 2),
+    refuses("dynamic", with_any_batch, parts((3, 4), 0, [1, 2])),
 )
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after, two, with_constant
 
-import anesurgery as ane
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.broadcasting import LegacySubtract
-from anesurgery.testing import assert_refuses
 
 KIND = "subtractBroadcastable"
 STEP = LegacySubtract()
@@ -73,37 +70,32 @@ def test_one_number_is_negated_or_stays() -> None:
     assert [(p.alpha, p.beta) for p in found] == [(1, -0.75), (-1, 0.75)]
 
 
-@pytest.mark.parametrize(
-    ("x", "z"),
-    [
-        ((1, 3, 4, 5), (1, 3, 4, 1)),
-        ((2, 3, 4, 5), (1, 3, 4, 5)),
-        ((1, 3, 4, 5), (3, 4, 5)),
-        ((1, 3, 1, 1), (1, 1, 4, 5)),
-    ],
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        refuses("not among the shapes", two, KIND, x, z)
+        for x, z in [
+            ((1, 3, 4, 5), (1, 3, 4, 1)),
+            ((2, 3, 4, 5), (1, 3, 4, 5)),
+            ((1, 3, 4, 5), (3, 4, 5)),
+            ((1, 3, 1, 1), (1, 1, 4, 5)),
+        ]
+    ),
+    *(
+        refuses(
+            words,
+            with_constant,
+            KIND,
+            x,
+            np.random.default_rng(0).standard_normal(shape).astype(np.float32),
+            first,
+        )
+        for x, shape, words in [
+            ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
+            ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
+            ((3, 1, 1), (3, 4, 5), "larger than its input"),
+            ((4, 5), (5,), "take 3 axes"),
+        ]
+        for first in [False, True]
+    ),
 )
-def test_broadcasting_that_add_lacks(x: Shape, z: Shape) -> None:
-    assert_refuses(STEP, two(KIND, x, z), "not among the shapes")
-
-
-@pytest.mark.parametrize("first", [False, True])
-@pytest.mark.parametrize(
-    ("x", "shape", "words"),
-    [
-        ((1, 3, 4, 5), (1, 1, 5), "is none of"),
-        ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
-        ((3, 1, 1), (3, 4, 5), "larger than its input"),
-        ((4, 5), (5,), "take 3 axes"),
-    ],
-)
-def test_constants_without_a_form(x: Shape, shape: Shape, words: str, first: bool) -> None:
-    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    assert_refuses(STEP, with_constant(KIND, x, value, first), words)
-
-
-@pytest.mark.slow
-def test_a_face_detector(corpus: Path) -> None:
-    path = corpus / "blazeface_scaled.mlmodel"
-    found = ane.apply(str(path), "legacy_subtract", prove="both", quiet=True)
-    assert [change.after[-1] for change in found.changes] == ["add 1112", "add 1116"]
-    assert "subtractBroadcastable" not in found.after

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
+from pass_cases import refuses, table
 from two_sided import with_any_batch
 
 import anesurgery as ane
@@ -162,11 +162,6 @@ def test_means_that_steps_cannot_make(
     assert_refuses(STEP, spec, words)
 
 
-def test_one_window_of_a_mean_with_its_padding_is_refused() -> None:
-    spec = pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **valid(1, 1, 1, 1))
-    assert_refuses(STEP, spec, "it counts or leaves out padding")
-
-
 def test_windows_of_padding_only_are_refused() -> None:
     """The second has one after the last pixel, as the format's formula says."""
     for stride, padding in ((3, valid(3, 0, 0, 0)), (4, {"includeLastPixel": {}})):
@@ -205,17 +200,11 @@ def test_poolings_within_the_limits_stay() -> None:
         assert not session.refusals
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "before", "after"), [("sinet_portrait_seg", 4, 0), ("pose_cpm", 1, 0)])
-def test_real_networks(corpus: Path, name: str, before: int, after: int) -> None:
-    """Global means and 4x4 means; a 4x4 maximum with "same" padding that adds nothing."""
-    surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_pooling", prove="both")
-    assert len(surgery.changes) == before
-    assert not surgery.refusals
-    forbidden = [
-        row
-        for part in surgery.inspected[1]
-        for row in part.ops
-        if row.op_type == "pooling" and row.legal is False
-    ]
-    assert len(forbidden) == after
+test_cases, test_surroundings = table(
+    STEP,
+    refuses(
+        "it counts or leaves out padding",
+        lambda: pooled((2, 2), (4, 4), (4, 4), "AVERAGE", **valid(1, 1, 1, 1)),
+        id="one window of a mean with its padding is refused",
+    ),
+)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -180,14 +179,3 @@ def test_factors_within_the_limits_stay() -> None:
         after, session = apply_pass(STEP, spec)
         assert after == spec
         assert not session.refusals
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["sinet_portrait_seg", "pose_cpm"])
-def test_real_networks(corpus: Path, name: str) -> None:
-    """Two upsamplings by 4 in each: from corner to corner on 10x10 pixels, and from pixel 0 on."""
-    surgery = ane.apply(str(corpus / f"{name}.mlmodel"), "split_upsampling", prove="both")
-    assert len(surgery.changes) == 2
-    assert not surgery.refusals
-    rows = [row for part in surgery.inspected[1] for row in part.ops if row.op_type == "upsample"]
-    assert all(row.legal is not False for row in rows)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
+from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-import anesurgery as ane
 from anesurgery.passes.layers.windows import SpreadChannels
-from anesurgery.testing import apply_pass, assert_refuses
+from anesurgery.testing import apply_pass
 
 STEP = SpreadChannels()
 
@@ -50,14 +48,6 @@ def test_a_constant_side_is_left_to_another_pass() -> None:
     assert apply_pass(STEP, spec)[0] == spec
 
 
-def test_an_unknown_size_is_refused() -> None:
-    spec = with_any_batch(two("multiply", (1, 3, 4, 5), (1, 3, 1, 1)))
-    assert_refuses(STEP, spec, "dynamic")
-
-
-@pytest.mark.slow
-def test_the_gates_of_a_real_network(corpus: Path) -> None:
-    done = ane.apply(corpus / "sinet_portrait_seg.mlmodel", "spread_channels", prove="both", quiet=True)
-    assert len(done.changes) == 2
-    assert done.proof is not None
-    assert done.proof.psnr == float("inf")
+test_cases, test_surroundings = table(
+    STEP, refuses("dynamic", with_any_batch, two("multiply", (1, 3, 4, 5), (1, 3, 1, 1)))
+)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from one_layer import floats
+from pass_cases import refuses, table
 
 import anesurgery as ane
 from anesurgery.files.package import read_spec
@@ -72,12 +73,6 @@ def test_what_the_name_does_not_say(fields: dict[str, Any], words: str) -> None:
     assert_refuses(STEP, swish(**fields), words)
 
 
-def test_two_blobs_are_refused() -> None:
-    layers = [make_layer("custom", ["x", "z"], ["y"], className="Swish")]
-    spec = make_network({"x": (1, 2), "z": (1, 2)}, layers, ["y"])
-    assert_refuses(STEP, spec, "it reads 2 blobs and makes 1")
-
-
 def test_other_classes_stay_and_may_be_named() -> None:
     spec = swish(className="SiLU")
     after, session = apply_pass(STEP, spec)
@@ -95,12 +90,6 @@ network(%x: 1x2x4x4) {
     assert text_of(after) == text.strip("\n")
 
 
-def test_the_printer_shows_parameters_and_weights() -> None:
-    fields: dict[str, Any] = {"parameters": {"beta": {"doubleValue": 0.5}}, "weights": [weights(np.ones(2))]}
-    text = text_of(swish(**fields))
-    assert "className=Swish, weights=[[1, 1]], parameters={beta={doubleValue=0.5}})" in text
-
-
 def test_a_real_network(corpus: Path) -> None:
     """Its Swish has a beta of 0.01; the shapes after it become known, and it runs."""
     path = corpus / "custom_swish_mcneural.mlmodel"
@@ -113,3 +102,15 @@ def test_a_real_network(corpus: Path) -> None:
         ane.run(old, {"image": image}),
     )
     np.testing.assert_array_equal(found["output"], wanted["output"])
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    refuses(
+        "it reads 2 blobs and makes 1",
+        make_network,
+        {"x": (1, 2), "z": (1, 2)},
+        [make_layer("custom", ["x", "z"], ["y"], className="Swish")],
+        ["y"],
+    ),
+)

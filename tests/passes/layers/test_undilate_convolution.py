@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
+from pass_cases import refuses, table
 from two_sided import with_any_batch
 
 import anesurgery as ane
@@ -165,24 +166,6 @@ def test_quantized_weights_become_fp32() -> None:
     assert len(conv.bias.floatValue) == 6  # Core ML's own check wants one precision for both
 
 
-@pytest.mark.parametrize(
-    ("spec", "words"),
-    [
-        (dilated((3, 3), (4, 3)), "cost 7.0 times the multiplications, more than 4; by phases: the"),
-        (dilated((3, 3), (4, 3)), "by phases: the dilation is 4 along the height and 3 along the width"),
-        (dilated((3, 3), (7, 7), stride=[2, 1]), "the kernel is 15x15, more than 13 (29 if 1 wide); by"),
-        (dilated((3, 3), (4, 4), stride=[2, 1]), "by phases: the stride is 2x1, not 1x1"),
-        (dilated((30, 1), (2, 2), (60, 4)), "by phases: the kernel is 30x1, more than 13"),
-        (dilated((1, 14), (2, 2), (2, 60)), "by phases: the kernel is 1x14, more than 13"),
-        (dilated((3, 3), (20, 20), (64, 64), channels=(4, 164)), "20x20 phases of 164 channels are"),
-        (dilated((3, 3), (20, 20), (64, 64), channels=(70, 70)), "20x20 times 44100 weights are more"),
-        (dilated((3, 3), (2, 2), isDeconvolution=True, channels=(4, 4)), "it is a deconvolution"),
-    ],
-)
-def test_refusals(spec: Any, words: str) -> None:
-    assert_refuses(STEP, spec, words)
-
-
 def test_weights_that_may_be_trained() -> None:
     spec = dilated((3, 3), (2, 2))
     spec.neuralNetwork.layers[0].convolution.weights.isUpdatable = True
@@ -210,3 +193,17 @@ def test_dynamic_sizes() -> None:
         for low, high in ((1, 1), (4, 4), (19, 64), (22, 22)):
             ranges.add(lowerBound=low, upperBound=high)
         assert_refuses(STEP, spec, "height or width of 'x' is dynamic")
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    refuses("cost 7.0 times the multiplications, more than 4; by phases: the", dilated, (3, 3), (4, 3)),
+    refuses("by phases: the dilation is 4 along the height and 3 along the width", dilated, (3, 3), (4, 3)),
+    refuses("the kernel is 15x15, more than 13 (29 if 1 wide); by", dilated, (3, 3), (7, 7), stride=[2, 1]),
+    refuses("by phases: the stride is 2x1, not 1x1", dilated, (3, 3), (4, 4), stride=[2, 1]),
+    refuses("by phases: the kernel is 30x1, more than 13", dilated, (30, 1), (2, 2), (60, 4)),
+    refuses("by phases: the kernel is 1x14, more than 13", dilated, (1, 14), (2, 2), (2, 60)),
+    refuses("20x20 phases of 164 channels are", dilated, (3, 3), (20, 20), (64, 64), channels=(4, 164)),
+    refuses("20x20 times 44100 weights are more", dilated, (3, 3), (20, 20), (64, 64), channels=(70, 70)),
+    refuses("it is a deconvolution", dilated, (3, 3), (2, 2), isDeconvolution=True, channels=(4, 4)),
+)

@@ -1,0 +1,148 @@
+"""docs/core-ai-agreement.md: how often Apple's Core AI runtime and the interpreter agree, op by op.
+
+`core_ai_judge.py` finds it out and keeps the counts beside this file; the page is made of them alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from core_ai_judge import AGREES, DIED, DIFFERS, NOT_WRITTEN, REFUSED, Verdict
+
+COUNTS = Path(__file__).with_name("core_ai_agreement.json")
+RUN = "run on Linux with coreai-core 1.0.0b3"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Something that both sides read differently, or that one of them does not do."""
+
+    what: str
+    """Of which op, and what."""
+    ops: str
+    """Pattern of the op types; one of the program must fit."""
+    result: str
+    """What became of the case."""
+    why: str
+    """Pattern in the reason, or in the name of the case."""
+    right: str
+    """Which side is right: "ours", "Apple's", "either" where MIL does not say, "neither"."""
+    source: str
+
+    def fits(self, one: Verdict) -> bool:
+        """Is a verdict of this kind?"""
+        words = f"{one.name} {one.why}"
+        return (
+            one.result == self.result
+            and any(re.fullmatch(self.ops, op) for op in one.ops)
+            and bool(re.search(self.why, words))
+        )
+
+
+DIFFERENCES: tuple[Difference, ...] = ()
+"""Every difference that was seen; the first row that fits a case counts it."""
+
+
+def row_of(one: Verdict) -> Difference | None:
+    """The row that explains a case; None where nobody looked into it."""
+    return next((row for row in DIFFERENCES if row.fits(one)), None)
+
+
+def counted(found: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
+    """The counts by op type, of each suite and of each row of the table."""
+    ops: dict[str, Counter[str]] = defaultdict(Counter)
+    rows, suites = Counter[str](), dict[str, dict[str, int]]()
+    for suite, verdicts in found.items():
+        suites[suite] = dict(sorted(Counter(one.result for one in verdicts).items()))
+        for one in verdicts:
+            row = row_of(one)
+            rows[row.what if row else "unexplained"] += one.result != AGREES
+            for op in one.ops:
+                ops[op][one.result] += 1
+    return {
+        "suites": suites,
+        "rows": {name: n for name, n in sorted(rows.items()) if n},
+        "ops": {op: dict(sorted(counts.items())) for op, counts in sorted(ops.items())},
+    }
+
+
+def unexplained(found: Mapping[str, Sequence[Verdict]]) -> list[Verdict]:
+    """The cases that differ, and that no row of the table explains."""
+    return [one for verdicts in found.values() for one in verdicts if one.result != AGREES and not row_of(one)]
+
+
+def report(found: Mapping[str, Sequence[Verdict]]) -> str:
+    """The counts of each suite, and every case that nothing explains."""
+    lines = [f"{suite}: {counts}" for suite, counts in counted(found)["suites"].items()]
+    lines += [
+        f"{one.result}: {one.name}: {', '.join(one.ops)}: {one.why} {one.psnr}" for one in unexplained(found)
+    ]
+    return "\n".join(lines)
+
+
+def write(found: Mapping[str, Sequence[Verdict]], page: Path) -> None:
+    """Keep the counts, and write the page."""
+    counts = counted(found)
+    COUNTS.write_text(json.dumps(counts, indent=1) + "\n", encoding="utf-8")
+    page.write_text(text(counts), encoding="utf-8")
+
+
+SUITES = {
+    "ops": "tests of coremltools for each op",
+    "torch": "tests of its converter from PyTorch",
+    "ml_program": "its tests of ML Programs",
+    "random": "random programs of one op",
+}
+RESULTS = (AGREES, DIFFERS, DIED, REFUSED, NOT_WRITTEN)
+
+
+def text(counts: Mapping[str, Any]) -> str:
+    """The page."""
+    return "\n".join(_lines(counts)) + "\n"
+
+
+def _lines(counts: Mapping[str, Any]) -> Iterator[str]:
+    every = Counter[str]()
+    for results in counts["suites"].values():
+        every.update(results)
+    ran = every[AGREES] + every[DIFFERS]
+    yield from (
+        "# Where Apple's Core AI runtime and the interpreter agree",
+        "",
+        "Apple's runtime and this interpreter run the same program on the same inputs, both in fp32.",
+        f"Of {sum(every.values()):,} programs {ran:,} ran on both, and {every[AGREES]:,} "
+        f"({every[AGREES] / ran:.1%}) agree to 100 dB.",
+        "On Linux Apple's runtime computes on the CPU with its own code. This says nothing about a Mac.",
+        "",
+        "`make conformance-coreai` runs it and writes this page.",
+        "",
+        f"| programs | {' | '.join(RESULTS)} |",
+        "|---|" + "---|" * len(RESULTS),
+    )
+    for suite, results in counts["suites"].items():
+        yield f"| {SUITES[suite]} | {' | '.join(str(results.get(r, 0)) for r in RESULTS)} |"
+    yield from (
+        "",
+        f'"{DIED.capitalize()}": the process of Apple\'s runtime ended. "{REFUSED.capitalize()}": it gave an ',
+        f'error. "{NOT_WRITTEN.capitalize()}": Core AI has no form for the op.',
+        "",
+        "## What differs",
+        "",
+        "Each difference was looked into. Where MIL does not say what an op does, either side is right.",
+        "",
+        "| what | programs | right | source |",
+        "|---|---|---|---|",
+    )
+    for row in DIFFERENCES:
+        yield f"| {row.what} | {counts['rows'].get(row.what, 0)} | {row.right} | {row.source} |"
+    yield from ("", "## Op by op", "", "A program counts for each op in it.", "")
+    yield f"| op | {' | '.join(RESULTS)} |"
+    yield "|---|" + "---|" * len(RESULTS)
+    for op, results in counts["ops"].items():
+        yield f"| `{op}` | {' | '.join(str(results.get(r, 0)) for r in RESULTS)} |"

@@ -17,8 +17,7 @@ from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
 from anesurgery.splitting import split
-from anesurgery.splitting.phases import joined, phases
-from anesurgery.splitting.split import cut_network
+from anesurgery.splitting.split import cut_network, joined, phases
 
 with quiet_host():
     from coremltools.models.neural_network import NeuralNetworkBuilder

@@ -39,8 +39,7 @@ def serve(
     load_engine(quiet)
     import uvicorn
 
-    from anesurgery.serving.connections import WAITING, bounded
-    from anesurgery.serving.web import site
+    from anesurgery.serving.web import MOST_WAITING, bounded, site
 
     token = None if public else secrets.token_urlsafe(24)
     hosts = {name.lower() for host in (public, LOCAL, "localhost") if host for name in (host, f"{host}:{port}")}
@@ -58,7 +57,7 @@ def serve(
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=2,
-        limit_concurrency=2 * WAITING,
+        limit_concurrency=2 * MOST_WAITING,
         http=bounded(),
     )
     sys.stdout.flush()

@@ -28,9 +28,9 @@ from anesurgery.interpret.features import present
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import ct, quiet_host
 from anesurgery.placement import compute_plan
+from anesurgery.placement.calibration import features_of
 from anesurgery.placement.inspection import OpRow
 from anesurgery.placement.inspector import inspect
-from anesurgery.placement.measured_rows import features_of
 from anesurgery.placement.rates_from_plans import MEASURED
 from anesurgery.placement.target import Target
 

@@ -22,7 +22,7 @@ import time_fit as fitting
 from latency_page import page
 
 from anesurgery.loading import load
-from anesurgery.placement import measured_rows
+from anesurgery.placement import calibration
 from anesurgery.placement.calibration import write_table
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import TABLE, load_of
@@ -57,7 +57,7 @@ def features(package: Path, row: dict[str, Any]) -> dict[str, Any]:
     target = Target.parse(row["chip"])
     judged = judge_shaped(load(package), None, target, ()).judged
     units = ["ane"] * len(judged) if row.get("on") == "ane" else choose(judged, target)[0]
-    return measured_rows.load_to(load_of(judged, units))
+    return calibration.load_to(load_of(judged, units))
 
 
 def main() -> None:
@@ -68,7 +68,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.rebuild is not None:
         rebuild(options.rebuild)
-    sent_in, skipped = measured_rows.read_folder(SENT_IN) if SENT_IN.is_dir() else ([], [])
+    sent_in, skipped = calibration.read_folder(SENT_IN) if SENT_IN.is_dir() else ([], [])
     fitted = fitting.fit_all([*fitting.read_rows(), *sent_in])
     write_table(fitted.table, TABLE)
     options.page.write_text(page(fitted, skipped), encoding="utf-8")

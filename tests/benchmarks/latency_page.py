@@ -12,7 +12,7 @@ import time_fit as fitting
 from time_fit import Fitted, LeftOut
 
 from anesurgery.compressing.form_evidence import PAIRS, form_ratio
-from anesurgery.placement.measured_rows import Row
+from anesurgery.placement.calibration import Row
 from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine

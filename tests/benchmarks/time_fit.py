@@ -24,8 +24,8 @@ import numpy as np
 
 from anesurgery.compressing.form_evidence import PAIRS, form_ratio
 from anesurgery.mil import Array
+from anesurgery.placement.calibration import Row, load_from
 from anesurgery.placement.durations import change
-from anesurgery.placement.measured_rows import Row, load_from
 from anesurgery.placement.target import Target, family_of
 from anesurgery.placement.timing import FEW, FORMAT, OpLoad, Rates, Spent, deviation, microseconds, time_of
 

@@ -16,8 +16,7 @@ from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Program
 from anesurgery.placement import timing
-from anesurgery.placement.calibration import calibrate, estimate, fit
-from anesurgery.placement.measured_rows import Row, chip_of, read_row
+from anesurgery.placement.calibration import Row, calibrate, chip_of, estimate, fit, read_row
 from anesurgery.placement.timing import Load, OpLoad
 
 RUN = CliRunner()

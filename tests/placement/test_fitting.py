@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anesurgery.placement.measured_rows import Row, load_from, load_to
+from anesurgery.placement.calibration import Row, load_from, load_to
 from anesurgery.placement.timing import Load, OpLoad, table
 
 ROOT = Path(__file__).resolve().parents[2]

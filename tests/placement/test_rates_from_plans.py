@@ -18,9 +18,9 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.interpret.predictor import Predictor, program_of
 from anesurgery.mil import Program
 from anesurgery.placement import Target, compute_plan, core_ml_runs
+from anesurgery.placement.calibration import features_of
 from anesurgery.placement.core_ml_runs import SETTINGS, measure
 from anesurgery.placement.corrections import Correction, Corrections, read_corrections
-from anesurgery.placement.measured_rows import features_of
 from anesurgery.placement.rates_from_plans import learn, left_out, read_plan
 
 RECORDED = Path(__file__).resolve().parents[3] / "shared" / "placement" / "models_open.json"

@@ -15,9 +15,8 @@ pytest.importorskip("uvicorn", reason="pip install 'anesurgery[serve]'")
 
 import uvicorn
 
-from anesurgery.serving.connections import bounded
 from anesurgery.serving.limits import Limits
-from anesurgery.serving.web import site
+from anesurgery.serving.web import bounded, site
 
 LONG = 60.0
 """Seconds in which nothing ends by itself, and after which a test fails."""

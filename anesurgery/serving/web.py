@@ -38,8 +38,8 @@ from anesurgery.serving.task import ANSWER, DOWNLOAD, REPORT
 # -- connections ----------------------------------------------------------------------------------------
 #
 # Only so many whose request has not come whole are held, and each only while something comes. Whoever sends
-# half a request, or a byte at a time, may not shut others out: where there are too many, the one that was silent
-# for the longest goes first.
+# half a request, or a byte at a time, may not shut others out: where there are too many, the one that has been
+# silent for the longest goes first.
 
 MOST_WAITING = 100
 """Connections of which more is to come: half of those that are served, so that others find a place."""

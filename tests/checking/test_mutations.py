@@ -63,8 +63,8 @@ EQUIVALENT = {
     ("flat_gather", "minimum: y[0] + 1"): "the gather takes the nearest row within, too",
     ("sequence_layout", "expand_dims: axes[0] + 1"): "the kernels are 1x1; a reshape and a squeeze follow",
     ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
-    ("undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
-    ("undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[1] + 1"): "the upper row of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[1] negated"): "the upper row of this kernel meets padding only",
 }
 """(pass, mutation) -> why it computes the same."""
 

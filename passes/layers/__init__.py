@@ -1,1 +1,1 @@
-"""Passes over the layers of neural networks (`.mlmodel`), each in the file of its name."""
+"""Passes over the layers of neural networks (`.mlmodel`): a class each, in a file for each kind of edit."""

@@ -38,7 +38,7 @@ class ScaleCosines(ScaledSquares):
         cosine = cosines.cosine(m.root)
         if cosine is None or not self.applies(m.x, cosine.rows):
             return an.NO_MATCH
-        most = self.most(cosine.rows, cosine.count)
+        most = cosine.reaches(an.intervals.magnitude)
         if most**2 <= an.fp16.LARGEST:  # the squares of both lengths are multiplied
             return Refusal(
                 f"the products add up to at most {most:g}, and their square does not overflow", m.root

@@ -40,7 +40,7 @@ class ScaleRoots(ScaledSquares):
         if read is None or not self.applies(m.x, read[0].values):
             return an.NO_MATCH
         squares, least = read
-        most = self.most(squares.values, squares.most)
+        most = squares.reaches(an.intervals.magnitude)
         if most + squares.epsilon <= an.fp16.LARGEST:
             return Refusal(f"the squares add up to at most {most:g}, and do not overflow", m.root)
         return m.bind(ops=(m.root, *squares.ops), squares=squares, least=least)

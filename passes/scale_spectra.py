@@ -40,8 +40,8 @@ class ScaleSpectra(ScaledSquares):
         spectrum = log_mel.spectrum(m.root)
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return an.NO_MATCH
-        most = self.most(spectrum.squares.values, spectrum.squares.most)
-        if most * max(1.0, spectrum.weights) <= an.fp16.LARGEST:
+        if spectrum.reaches(an.intervals.magnitude) <= an.fp16.LARGEST:
+            most = spectrum.squares.reaches(an.intervals.magnitude)
             return Refusal(f"the powers are at most {most:g}, and no band overflows", m.root)
         return m.bind(ops=spectrum.ops, spectrum=spectrum)
 

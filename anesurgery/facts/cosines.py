@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from anesurgery import fp16
@@ -25,6 +26,10 @@ class Cosine:
     """All that it is written with."""
     count: int
     """The values of a row."""
+
+    def reaches(self, size: Callable[[Var], float]) -> float:
+        """What the squares of a row add up to at most, where `size` bounds each value."""
+        return max(map(size, self.rows)) ** 2 * self.count
 
 
 def cosine(op: Operation) -> Cosine | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 from anesurgery import fp16
 from anesurgery.facts.sums_of_squares import SumOfSquares, added_squares
 from anesurgery.facts.written_exponentials import log_guard
-from anesurgery.mil import Array, Operation, constant, producer, static_shape
+from anesurgery.mil import Array, Operation, Var, constant, producer, static_shape
 from anesurgery.semantics.reading import flag, ints, number
 
 
@@ -31,6 +32,10 @@ class Spectrum:
     clips: bool
     """Is the guard the least, and not added?"""
     ops: tuple[Operation, ...]
+
+    def reaches(self, size: Callable[[Var], float]) -> float:
+        """What powers and bands come to at most, where `size` bounds each value."""
+        return self.squares.reaches(size) * max(1.0, self.weights)
 
 
 def spectrum(op: Operation) -> Spectrum | None:

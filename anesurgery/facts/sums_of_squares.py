@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from anesurgery import fp16
@@ -35,6 +36,10 @@ class SumOfSquares:
     def most(self) -> float:
         """The whole is at most so many times the largest square, the epsilon left out."""
         return self.count * max(self.factor, 1.0)
+
+    def reaches(self, size: Callable[[Var], float]) -> float:
+        """What the squares add up to at most, the epsilon left out, where `size` bounds each value."""
+        return max(map(size, self.values)) ** 2 * self.most
 
     @property
     def reduces(self) -> str:

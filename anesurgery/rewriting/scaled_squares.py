@@ -20,7 +20,6 @@ from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.passes import option
 from anesurgery.rewriting.pattern import Match
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import ints
 
 
@@ -46,11 +45,6 @@ class ScaledSquares(LargeSquares, abstract=True):
     def applies(inner: Var, values: Sequence[Var]) -> bool:
         """Is it computed in fp16, and are the numbers not divided so already?"""
         return np_dtype(inner) == np.float16 and not all(map(is_scaled, values))
-
-    @staticmethod
-    def most(values: Sequence[Var], count: float) -> float:
-        """What so many squares of these values add up to at most."""
-        return max(magnitude(value) for value in values) ** 2 * count
 
     @staticmethod
     def averaged(total: Operation | None) -> int:

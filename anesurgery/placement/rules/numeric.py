@@ -72,9 +72,14 @@ def _size(most: float) -> str:
     return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
 
 
+def _by_weights(var: Var) -> float:
+    """The largest magnitude of a value as weights bound it."""
+    return bounds.magnitude(var, products=1)
+
+
 def _reached(var: Var) -> float:
     """The largest magnitude of a value as weights bound it, or as far from 0 as what is behind norms comes."""
-    return min(bounds.magnitude(var, products=1), far_end(var))
+    return min(_by_weights(var), far_end(var))
 
 
 def long_product(op: Operation, target: Target) -> str:
@@ -165,8 +170,9 @@ BETWEEN = frozenset(
 """What stands between squares and their root."""
 
 
-def _squares_overflow(var: Var, most: float) -> str:
-    return f"%{var.name} {_size(most)}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
+def _squares_overflow(squares: SumOfSquares, size: Callable[[Var], float]) -> str:
+    most = _size(max(map(size, squares.values)))
+    return f"%{squares.values[0].name} {most}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
 
 
 def square_under_root(op: Operation, target: Target) -> str:
@@ -175,10 +181,9 @@ def square_under_root(op: Operation, target: Target) -> str:
     if read is None:
         return ""
     squares = read[0]
-    most = max(map(_reached, squares.values))
-    if most**2 * squares.most <= fp16.LARGEST:
+    if squares.reaches(_reached) <= fp16.LARGEST:
         return ""
-    return _squares_overflow(squares.values[0], most)
+    return _squares_overflow(squares, _reached)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
@@ -187,10 +192,9 @@ def folded_cast(op: Operation, target: Target) -> str:
     casts = [producer(x, "cast") for x in total.values] if total is not None else []
     if total is None or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
-    most = max(bounds.magnitude(x, products=1) for x in total.values)
-    if most**2 * total.most <= fp16.LARGEST and (total.epsilon or 0.0) >= fp16.NORMAL:
+    if total.reaches(_by_weights) <= fp16.LARGEST and (total.epsilon or 0.0) >= fp16.NORMAL:
         return ""
-    return f"%{total.values[0].name} is cast from fp16, and {_size(most)}"
+    return f"%{total.values[0].name} is cast from fp16, and {_size(max(map(_by_weights, total.values)))}"
 
 
 def large_spectrum(op: Operation, target: Target) -> str:
@@ -198,10 +202,9 @@ def large_spectrum(op: Operation, target: Target) -> str:
     bands = spectrum(op) if _half(op) else None
     if bands is None:
         return ""
-    most = max(bounds.magnitude(x, products=1) for x in bands.squares.values)
-    if most**2 * bands.squares.most * max(1.0, bands.weights) <= fp16.LARGEST:
+    if bands.reaches(_by_weights) <= fp16.LARGEST:
         return ""
-    return _squares_overflow(bands.squares.values[0], most)
+    return _squares_overflow(bands.squares, _by_weights)
 
 
 def large_cosine(op: Operation, target: Target) -> str:
@@ -209,8 +212,7 @@ def large_cosine(op: Operation, target: Target) -> str:
     parts = cosine(op) if _half(op) else None
     if parts is None:
         return ""
-    most = max(bounds.magnitude(row, products=1) for row in parts.rows)
-    if most**2 * parts.count <= math.sqrt(fp16.LARGEST):
+    if parts.reaches(_by_weights) ** 2 <= fp16.LARGEST:
         return ""
     name = parts.rows[0].name
     return f"%{name} and %{parts.rows[1].name} are multiplied before they are divided by their lengths"
@@ -265,7 +267,7 @@ def long_count(op: Operation, target: Target) -> str:
 
 def large_angle(op: Operation, target: Target) -> str:
     """An angle that is made in fp16, which holds it to no more than a tenth."""
-    most = bounds.magnitude(op.x, products=1) if _half(op) else 0.0
+    most = _by_weights(op.x) if _half(op) else 0.0
     if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
         return ""
     return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"

@@ -168,7 +168,7 @@ test_cases, test_surroundings = table(
             first,
         )
         for x, shape, words in [
-            ((1, 3, 4, 5), (1, 1, 5), "is none of"),
+            ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
             ((3, 1, 1), (3, 4, 5), "larger than its input"),
         ]
         for first in [False, True]

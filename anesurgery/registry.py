@@ -1,9 +1,9 @@
 """Names of passes and recipes, found without importing them; formats and engines that rooms above bring.
 
 A pass over the ops of an ML Program lives in `passes/<name>.py` (or, with parts of its own, in the folder
-`passes/<name>`), one over the layers of a neural network in `passes/layers/<name>.py`, a recipe in a file of
-`recipes/`; `keep` adds a user's own pass. Listing reads the files' docstrings, so it needs neither coremltools
-nor torch.
+`passes/<name>`), one over the layers of a neural network is a class with a `name` in a file of `passes/layers`,
+a recipe stands in a file of `recipes/`; `keep` adds a user's own pass. Listing reads the docstrings in the
+files, so it needs neither coremltools nor torch.
 """
 
 from __future__ import annotations
@@ -95,9 +95,24 @@ def _files(room: str) -> dict[str, Path]:
     return {name: path for name, path in sorted((single | folders).items()) if not name.startswith("_")}
 
 
+@cache
+def _layer_classes() -> dict[str, tuple[Path, ast.ClassDef]]:
+    """Name of a pass over layers -> the file that holds it, and its class."""
+    classes = {
+        str(statement.value.value): (path, node)
+        for path in _files(LAYERS).values()
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+        for statement in node.body
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "name"
+        if isinstance(statement.value, ast.Constant)
+    }
+    return dict(sorted(classes.items()))
+
+
 def _pass_files() -> dict[str, Path]:
     """Pass name -> file, those over ops first."""
-    return _files("passes") | _files(LAYERS)
+    return _files("passes") | {name: path for name, (path, _) in _layer_classes().items()}
 
 
 def pass_names() -> list[str]:
@@ -113,7 +128,7 @@ def op_pass_names() -> list[str]:
 
 def layer_pass_names() -> list[str]:
     """The names of the library's passes over the layers of neural networks."""
-    return list(_files(LAYERS))
+    return list(_layer_classes())
 
 
 def recipe_names() -> list[str]:
@@ -140,17 +155,19 @@ def summary(name: str) -> str:
 
 
 def documentation(name: str) -> str:
-    """The whole docstring of the file that holds a pass or recipe, with the sketch of a pass behind its title.
+    """The docstring of the file of a pass or recipe, or of the class of a pass over layers.
 
-    A sketch of many lines stands in a file of its own, `sketches/<name>.txt` beside the passes.
+    The sketch of a pass follows its title, also where it stands in `sketches/<name>.txt` beside the passes.
 
     Raises:
         UnknownName: there is neither a pass nor a recipe of that name.
     """
     if name in _OWN:
         return _OWN[name].__doc__ or ""
-    words = ast.get_docstring(ast.parse(file_of(name).read_text(encoding="utf-8"))) or ""
-    sketch = ROOT / (LAYERS if name in _files(LAYERS) else "passes") / "sketches" / f"{name}.txt"
+    layers = _layer_classes()
+    holder = layers[name][1] if name in layers else ast.parse(file_of(name).read_text(encoding="utf-8"))
+    words = ast.get_docstring(holder) or ""
+    sketch = ROOT / (LAYERS if name in layers else "passes") / "sketches" / f"{name}.txt"
     if not sketch.exists():
         return words
     title, rest = words.split("\n\n", 1)
@@ -179,9 +196,9 @@ def pass_class(name: str) -> type[Any]:
         return _OWN[name]
     if name not in _pass_files():
         raise UnknownName("pass", name, pass_names())
-    room = "passes.layers" if name in _files(LAYERS) else "passes"
-    module = importlib.import_module(f"anesurgery.{room}.{name}")
-    return getattr(module, camel(name))
+    layers = _layer_classes()
+    module = f"layers.{layers[name][0].stem}" if name in layers else name
+    return getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name))
 
 
 def camel(name: str) -> str:

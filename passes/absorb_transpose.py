@@ -43,6 +43,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts.moved_axes import flattened_from, reduced_before
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics.reading import weight
 
 NORMS = {"layer_norm": "axes", "softmax": "axis"}
 """Ops that keep the shape -> their parameter that names an axis."""
@@ -97,24 +99,24 @@ class AbsorbTranspose(Rewrite):
             if (key := NORMS.get(step.op_type)) is not None:
                 over = [m.found[a] for a in an.ints(step, key)]
                 inputs[key] = over if key == "axes" else over[0]
-            made = an.again(mb, step, **inputs, x=made)
+            made = again(mb, step, **inputs, x=made)
         if op.op_type == "transpose":
             return made
         if op.op_type in an.ops.REDUCTIONS:
-            return an.again(mb, op, x=made, axes=m.found)
-        stored, name = cast(Var, an.weight(op)), "y" if op.op_type == "matmul" else "weight"
+            return again(mb, op, x=made, axes=m.found)
+        stored, name = cast(Var, weight(op)), "y" if op.op_type == "matmul" else "weight"
         columns = _column_axis(op)
         edit = an.Edit.of(an.static_shape(stored) or ()).taken(columns, m.found)
         wish = f"{op.outputs[0].name}_flat"
         flat = mb.reshape(x=made, shape=list(op.x.shape), name=wish)
-        return an.again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
+        return again(mb, op, **{"x": flat, name: an.edit_weight(mb, stored, edit, f"{stored.name}_columns")})
 
 
 def _column_axis(op: an.Operation) -> int:
     """The axis of a stored weight along which products are summed."""
     if op.op_type == "linear":
         return 1
-    rank = cast(Var, an.weight(op)).rank
+    rank = cast(Var, weight(op)).rank
     return rank - 1 if an.flag(op, "transpose_y") else rank - 2
 
 
@@ -137,7 +139,7 @@ def _returns(op: an.Operation, perm: list[int], between: Sequence[an.Operation])
 
 def _columns(op: an.Operation, turn: an.Operation, perm: list[int]) -> an.Array | Refusal:
     """Which column of the weight each element of the flattened value meets, or why none can be told."""
-    stored = an.weight(op)
+    stored = weight(op)
     if stored is None or (op.op_type == "matmul" and an.flag(op, "transpose_x")):
         return Refusal("its weight is dynamic", op)
     if stored.rank < 2 or math.prod((an.static_shape(stored) or ())[:-2]) != 1:

@@ -35,6 +35,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions.small_builds import again
 
 MOST = 4
 """Axes that both take."""
@@ -80,7 +81,7 @@ class AdaptRank(Rewrite):
         """The op between reshapes."""
         op = m.root
         seen = {name: mb.reshape(x=op.inputs[name], shape=list(shape)) for name, shape in m.seen.items()}
-        return mb.reshape(x=an.again(mb, op, **seen), shape=[int(d) for d in op.outputs[0].shape])
+        return mb.reshape(x=again(mb, op, **seen), shape=[int(d) for d in op.outputs[0].shape])
 
 
 def _seen(kind: str, shape: Shape) -> Shape:

@@ -35,14 +35,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
+from anesurgery import registry
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.checking import exactness
+from anesurgery.facts import masks
 from anesurgery.files.package import Loaded
+from anesurgery.mil import any_symbolic, walk_ops
 from anesurgery.passes.group_norm import GroupNorm
 from anesurgery.passes.rms_norm import RmsNorm
+from anesurgery.placement import findings_in_words
 from anesurgery.placement.evidence import Finding
 from anesurgery.rewriting.choosing import Wish, choose
 from anesurgery.rewriting.ml_program import MLProgram, Subject
-from anesurgery.rewriting.passes import in_order
+from anesurgery.rewriting.passes import in_order, run_pass
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.step_trials import Trial
 
@@ -77,7 +82,7 @@ class ApplyRemedies(Searching):
         model = MLProgram(Loaded(program, session.spec))
         plan = choose(model, Wish(self.name, (self,)), session).plan
         for step in plan.passes:
-            an.run_pass(step, program, session)
+            run_pass(step, program, session)
         session.refusals += plan.left_out
         session.notes += plan.notes
 
@@ -96,7 +101,7 @@ class ApplyRemedies(Searching):
         if self.keep_interface:
             return Refusal(f"the interface would change ({words}), and keep_interface is set")
         functions = [f for program in model.chosen for f in program.functions.values()]
-        if all(change.retypes for change in changes) or all(map(an.masks.is_decoder, functions)):
+        if all(change.retypes for change in changes) or all(map(masks.is_decoder, functions)):
             return None
         return Refusal(
             f"the result would change ({words}), and no causal mask shows that it may; run it by name"
@@ -105,7 +110,7 @@ class ApplyRemedies(Searching):
     def last(self, model: Subject, session: Session) -> Iterator[tuple[Pass, str]]:
         """Norms whose squares overflow on sampled inputs get the form that cannot."""
         for program in model.chosen:
-            squares = an.exactness.large_squares(program, session.seed, session.samples)
+            squares = exactness.large_squares(program, session.seed, session.samples)
             inputs = "the inputs" if session.samples else "sampled inputs"
             why = (
                 f"norms in a form that fp16 holds: squares reach {max(squares.values(), default=0):.3g} on "
@@ -127,7 +132,7 @@ def _open(end: Trial, search: Search) -> Iterator[str]:
     """What the search leaves open, in words: sizes that vary, and steps that it had no trials left for."""
     functions = [f for program in end.held.chosen for f in program.functions.values()]
     inputs = [v for function in functions for v in function.inputs.values()]
-    if varying := [f"%{v.name}" for v in inputs if an.any_symbolic(getattr(v, "shape", ()) or ())]:
+    if varying := [f"%{v.name}" for v in inputs if any_symbolic(getattr(v, "shape", ()) or ())]:
         yield (
             f"the sizes of {', '.join(varying)} vary, and most steps need fixed ones: fix them first "
             "(fix_shapes), and apply auto to the result"
@@ -138,11 +143,9 @@ def _open(end: Trial, search: Search) -> Iterator[str]:
 
 def _remedies(findings: Sequence[Finding], target: an.Target, always: Sequence[str] = ALWAYS) -> list[Pass]:
     """The passes over ops that findings name, with the options that suit the target."""
-    named = {f.remedy for f in findings if f.remedy} & set(an.registry.op_pass_names())
+    named = {f.remedy for f in findings if f.remedy} & set(registry.op_pass_names())
     order = sorted(named, key=lambda n: (FIRST.index(n) if n in FIRST else len(FIRST), n))
-    return in_order(
-        [step for name in (*order, *always) for step in an.registry.pass_class(name).variants(target)]
-    )
+    return in_order([step for name in (*order, *always) for step in registry.pass_class(name).variants(target)])
 
 
 def _refused(search: Search, end: Trial) -> Iterator[tuple[str, Refusal]]:
@@ -161,7 +164,7 @@ def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
     for i, (part, function) in enumerate(zip(end.inspections, functions, strict=True)):
         if function not in chosen:
             continue
-        ops: dict[str, an.Operation] = {v.name: op for op in an.walk_ops(function) for v in op.outputs}
+        ops: dict[str, an.Operation] = {v.name: op for op in walk_ops(function) for v in op.outputs}
         for row in part.ops:
             if row.legal is not False or (i, row.name, row.op_type) not in before:
                 continue
@@ -173,7 +176,7 @@ def _left(start: Trial, end: Trial) -> Iterator[tuple[str, Refusal]]:
 
 def _wrong(end: Trial) -> Iterator[tuple[str, Refusal]]:
     """What a conversion lost, and what reports call wrong, in the new model."""
-    for words in an.findings_in_words.still_wrong(end.findings):
+    for words in findings_in_words.still_wrong(end.findings):
         yield "apply_remedies", Refusal(words)
 
 

@@ -41,6 +41,8 @@ from dataclasses import dataclass, replace
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
+from anesurgery.regions import formulas
+from anesurgery.semantics.intervals import interval
 
 LACKING = an.ops.names("asin acos tan sinh cosh atanh")
 """Functions that no chip was seen to have."""
@@ -53,10 +55,10 @@ class Approximate(Rewrite):
     """Trigonometric and hyperbolic functions in formulas, each with its measured error."""
 
     name = "approximate"
-    kinds = frozenset(an.formulas.FORMULAS)
+    kinds = frozenset(formulas.FORMULAS)
     asked_for = True
     tolerance = an.Tolerance(5e-3)
-    functions: tuple[str, ...] = an.option((), among=tuple(an.formulas.FORMULAS))
+    functions: tuple[str, ...] = an.option((), among=tuple(formulas.FORMULAS))
     """Op types to replace; those that the target lacks by default."""
     limit: float = 8.0
     """How far an operand of unknown range is taken to reach, where the function takes that much."""
@@ -81,7 +83,7 @@ class Approximate(Rewrite):
             words = f"%{m.x.name} reaches from {low:g} to {high:g}"
             return Refusal(f"{words}; {op.op_type} takes {least:g} to {most:g} here", op)
         dtype = an.np_dtype(m.x).name.replace("float", "fp")
-        error = an.formulas.measured(op.op_type, low, high, dtype)
+        error = formulas.measured(op.op_type, low, high, dtype)
         words = f"{op.op_type} is off by at most {error:.1e} of its largest value on [{low:g}, {high:g}]"
         if not error <= self.most_error:
             return Refusal(f"{words} ({dtype}); the limit is {self.most_error:g}", op)
@@ -89,7 +91,7 @@ class Approximate(Rewrite):
 
     def range_of(self, m: Match) -> tuple[float, float]:
         """What is known of the operand, or what is taken of it."""
-        (low, high), (least, most) = an.interval(m.x), _domain(m.root)
+        (low, high), (least, most) = interval(m.x), _domain(m.root)
         return (
             low if math.isfinite(low) else max(-self.limit, least),
             high if math.isfinite(high) else min(self.limit, most),
@@ -98,12 +100,12 @@ class Approximate(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The formula; its error goes into the notes."""
         mb.note(f"{self.name}: {m.words}")
-        return an.formulas.written(m.root.op_type, mb, m.x)
+        return formulas.written(m.root.op_type, mb, m.x)
 
 
 def _domain(op: an.Operation) -> tuple[float, float]:
     """The numbers that a formula takes."""
-    return an.formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
+    return formulas.DOMAINS.get(op.op_type, (-math.inf, math.inf))
 
 
 @an.example((2, 3))

@@ -21,7 +21,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
+from anesurgery.errors import UnknownName
 from anesurgery.interpret.predictor import run
+from anesurgery.mil import function_of
+from anesurgery.regions.small_builds import again
+from anesurgery.rewriting import stored_states
+from anesurgery.rewriting.cache_example import cache_example
 
 
 @dataclass(frozen=True)
@@ -39,26 +44,26 @@ class CacheAsIo(Pass):
         Raises:
             UnknownName: there is no such state.
         """
-        states = an.stored_states.shared_shapes(list(program.functions.values()))
+        states = stored_states.shared_shapes(list(program.functions.values()))
         for name in self.states or ():
             if name not in states:
-                raise an.UnknownName("state", name, states)
+                raise UnknownName("state", name, states)
         return None if states else Refusal("the model has no states")
 
     def run(self, program: Program, session: Session) -> None:
         """All functions alike."""
         functions = list(program.functions.values())
-        names = list(self.states or an.stored_states.shared_shapes(functions))
+        names = list(self.states or stored_states.shared_shapes(functions))
         for name in list(names):
-            if (refusal := an.stored_states.within_block(functions, name)) is not None:
+            if (refusal := stored_states.within_block(functions, name)) is not None:
                 session.refuse(self.name, refusal)
                 names.remove(name)
         for name in names:
-            for function, state in an.stored_states.each(program, name):
-                shape, dtype = an.stored_states.held_shape(state), an.stored_states.held_type(state)
+            for function, state in stored_states.each(program, name):
+                shape, dtype = stored_states.held_shape(state), stored_states.held_type(state)
                 with an.GraphEdits(self, session, function) as edits:
                     form = _Held(edits.new_input(name, shape, dtype), f"{name}_out")
-                    an.stored_states.StoredStates(edits, {state: form}).edit()
+                    stored_states.StoredStates(edits, {state: form}).edit()
             words = f"give {name} as an input, zeros at first, and {name}_out of each call to the next one"
             change = an.InterfaceChange(words, (name, f"{name}_out"), call=_called(names))
             session.declare(self.name, name, change, (), ())
@@ -68,7 +73,7 @@ def _called(names: Sequence[str]) -> Any:
     """One call with empty caches, and what it gives besides them."""
 
     def call(model: Any, values: an.Values, precision: str) -> an.Values:
-        held = {n: v for n, v in an.function_of(model, None).inputs.items() if n in names}
+        held = {n: v for n, v in function_of(model, None).inputs.items() if n in names}
         empty = {n: np.zeros(an.static_shape(v) or (), an.np_dtype(v)) for n, v in held.items()}
         outputs = run(model, {**values, **empty}, precision=precision)
         return {n: v for n, v in outputs.items() if n.removesuffix("_out") not in held}
@@ -77,7 +82,7 @@ def _called(names: Sequence[str]) -> Any:
 
 
 @dataclass
-class _Held(an.stored_states.Form):
+class _Held(stored_states.Form):
     """What the caller gave, and what was made of it since."""
 
     value: Var
@@ -88,7 +93,7 @@ class _Held(an.stored_states.Form):
         return self.value
 
     def update(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
-        return an.again(mb, op, x=stored, name=f"{op.name}_held")
+        return again(mb, op, x=stored, name=f"{op.name}_held")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         self.value = stored
@@ -98,4 +103,4 @@ class _Held(an.stored_states.Form):
         edits.new_output(self.output, self.value)
 
 
-example = an.cache_example
+example = cache_example

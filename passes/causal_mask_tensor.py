@@ -48,11 +48,14 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts import attention, masks
+from anesurgery.regions import float_types
 
 INPUT = "causal_mask"
 """The name of the mask as an input."""
 
-LEAST_FILL, MOST_FILL = -32000.0, an.attention.MASKED
+LEAST_FILL, MOST_FILL = -32000.0, attention.MASKED
 """The fill must shut a score out, also in hardware that ends at -32768."""
 
 
@@ -75,37 +78,37 @@ class CausalMaskTensor(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Read the mask; there may be none, or it has the form already."""
-        chain = an.attention.mask_chain(m.root)
+        chain = attention.mask_chain(m.root)
         if isinstance(chain, Refusal):
             return chain
         if self.is_constant(chain):
             return an.NO_MATCH
-        chain = an.masks.without_leading_biases(chain)
-        parts = an.masks.take_apart(chain)
+        chain = masks.without_leading_biases(chain)
+        parts = masks.take_apart(chain)
         if isinstance(parts, Refusal):
             return Refusal(parts.reason, m.root)
         if parts.keep.all() or self.is_normal(chain, parts):
             return an.NO_MATCH
-        if (refusal := an.masks.against_causal(parts.keep)) is not None:
+        if (refusal := masks.against_causal(parts.keep)) is not None:
             return Refusal(refusal.reason, m.root)
         limits = an.intervals.score_limits(m.root, chain.scores, an.intervals.masked_up_to(self.fill))
         return m.bind(scores=chain.scores, chain=chain, parts=parts, limits=limits)
 
-    def is_constant(self, chain: an.attention.Chain) -> bool:
+    def is_constant(self, chain: attention.Chain) -> bool:
         """Is the mask a constant as this pass makes it? Found without evaluating anything."""
         mask, value = chain.masks[0], an.constant(chain.masks[0])
         if value is None or self.as_input or [op.op_type for op in chain.ops] not in ([], ["add"]):
             return False
         if np.ndim(value) != chain.scores.rank or an.np_dtype(mask) != an.np_dtype(chain.scores):
             return False
-        if not an.masks.is_shared(mask) or mask.shape[-2:] != chain.size:
+        if not masks.is_shared(mask) or mask.shape[-2:] != chain.size:
             return False
         bits, fill = (a.view(f"u{value.dtype.itemsize}") for a in (value, np.array(self.fill, value.dtype)))
         keep = bits == 0  # numpy takes long to compare numbers of fp16
         filled = bool((keep | (bits == fill)).all())
-        return filled and an.masks.against_causal(keep) is None and an.masks.without_copies(keep) is keep
+        return filled and masks.against_causal(keep) is None and masks.without_copies(keep) is keep
 
-    def is_normal(self, chain: an.attention.Chain, parts: an.masks.Parts) -> bool:
+    def is_normal(self, chain: attention.Chain, parts: masks.Parts) -> bool:
         """Is the mask what `total` makes already?"""
         adds = ["add"] * (1 + len(parts.biases)) if chain.ops else []
         total: Var | None = chain.masks[0]
@@ -119,7 +122,7 @@ class CausalMaskTensor(Rewrite):
         value = an.constant(total)
         if value is None or self.as_input or np.shape(value) != parts.keep.shape:
             return False
-        return np.array_equal(value, self.tensor(parts.keep, dtype)) and an.masks.is_shared(total)
+        return np.array_equal(value, self.tensor(parts.keep, dtype)) and masks.is_shared(total)
 
     def tensor(self, keep: an.Array, dtype: np.dtype[np.generic]) -> an.Array:
         """The additive mask."""
@@ -127,14 +130,14 @@ class CausalMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Conditions under which each row keeps something; the mask for its own input."""
-        shape = an.drawn_shape(var)
+        shape = drawn_shape(var)
         for condition, wanted in m.parts.conditions:
             if var is condition:
                 keep: an.Array = m.parts.keep
                 of_keys = shape[-1:] == keep.shape[-1:]
                 holds = rng.random(shape) < (0.5 if of_keys else 1)
                 if of_keys:
-                    holds[..., an.masks.safe_keys(keep)] = True
+                    holds[..., masks.safe_keys(keep)] = True
                 return np.asarray(holds == wanted)
         if var.op is None and var.name.startswith(INPUT) and shape == m.parts.keep.shape:
             return self.tensor(m.parts.keep, an.np_dtype(var))
@@ -145,14 +148,14 @@ class CausalMaskTensor(Rewrite):
         root, parts = m.root, m.parts
         total = self.total(mb, m)
         if root.op_type != "softmax":
-            fused = mb.scaled_dot_product_attention(**an.attention.fused_operands(root), attn_mask=total)
-            return an.float_types.for_readers(mb, root.outputs[0], fused)
+            fused = mb.scaled_dot_product_attention(**attention.fused_operands(root), attn_mask=total)
+            return float_types.for_readers(mb, root.outputs[0], fused)
         x = mb.add(x=m.scores, y=total)
         for bias in parts.biases:
-            x = mb.add(x=x, y=an.float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
+            x = mb.add(x=x, y=float_types.as_dtype(mb, bias, an.np_dtype(m.scores)))
         for op in m.chain.tail:
-            x = an.float_types.again(mb, op, x)
-        return mb.softmax(x=an.float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
+            x = float_types.again(mb, op, x)
+        return mb.softmax(x=float_types.as_dtype(mb, x, an.np_dtype(root.x)), axis=an.constant(root.axis))
 
     def total(self, mb: Builder, m: Match) -> Var:
         """The causal mask, and what stands for the conditions, and further terms: once for all layers."""
@@ -161,7 +164,7 @@ class CausalMaskTensor(Rewrite):
         key = ("causal_mask", digest, parts.keep.shape, dtype.name, self.fill, self.as_input)
         if self.as_input:
             entry = self.input_mask(mb, m, digest)
-            mask = mb.shared_value(key, [entry], lambda inner: an.float_types.as_dtype(inner, entry, dtype))
+            mask = mb.shared_value(key, [entry], lambda inner: float_types.as_dtype(inner, entry, dtype))
         else:
             mask = mb.shared(key, lambda: self.tensor(parts.keep, dtype), "causal_mask")
         if not (parts.conditions or parts.free):
@@ -173,14 +176,14 @@ class CausalMaskTensor(Rewrite):
             for condition, wanted in parts.conditions:
                 masked = mb.minimum(x=masked, y=self.term(mb, condition, wanted, dtype))
             for term in parts.free:
-                masked = mb.add(x=masked, y=an.float_types.as_dtype(mb, term, dtype))
+                masked = mb.add(x=masked, y=float_types.as_dtype(mb, term, dtype))
             return masked
 
         return mb.shared_value((*key, *parts.conditions, *parts.free), reads, build)
 
     def term(self, mb: Builder, condition: Var, wanted: bool, dtype: np.dtype[np.generic]) -> Var:
         """0 where a condition is as wanted, and the fill elsewhere."""
-        number = mb.cast(x=condition, dtype=an.float_types.dtype_word(dtype))
+        number = mb.cast(x=condition, dtype=float_types.dtype_word(dtype))
         fill, away = dtype.type(self.fill), dtype.type(-self.fill)
         term = mb.mul(x=number, y=away if wanted else fill)
         return mb.add(x=term, y=fill) if wanted else term

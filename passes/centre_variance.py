@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.semantics import bounds
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class CentreVariance(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """The mean of squares, and the square of the mean of the same value."""
         square = an.producer(m.second)
-        mean = an.producer(an.bounds.squared(square), "reduce_mean")
-        x = an.bounds.squared(an.producer(m.squares))
+        mean = an.producer(bounds.squared(square), "reduce_mean")
+        x = bounds.squared(an.producer(m.squares))
         if square is None or mean is None or x is None or mean.x is not x:
             return an.NO_MATCH
         over = [(an.reading.axes_of(op), an.flag(op, "keep_dims")) for op in (m.first, mean)]

@@ -42,7 +42,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.interpret.ops import constexpr
 from anesurgery.placement.memory import dense
+from anesurgery.placement.rules import legality
+from anesurgery.regions import clusters, reencoding
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics.reading import in_words
 
 VALUES = 256
 """Of a palette of 8 bits, the widest that there is."""
@@ -74,8 +79,7 @@ class ChannelScales(Rewrite):
         whole = max(map(dense, program.functions.values()))
         if self.form == "plain" and whole > limit:
             words = (
-                f"decompressed, the weights take {an.in_words(whole)}; "
-                f"{chip} runs programs of {an.in_words(limit)}"
+                f"decompressed, the weights take {in_words(whole)}; {chip} runs programs of {in_words(limit)}"
             )
             session.refuse(self.name, f'{words}: use form="int8" or "palette"')
             return
@@ -83,21 +87,21 @@ class ChannelScales(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Blocks, and numbers that another form holds well enough."""
-        op, stored = m.root, an.weight(m.root)
-        if stored is None or stored.op is None or not an.legality.block_scales(op, an.Target()):
+        op, stored = m.root, an.reading.weight(m.root)
+        if stored is None or stored.op is None or not legality.block_scales(op, an.Target()):
             return an.NO_MATCH
         numbers, name = an.decoded(stored), f"%{stored.name}"
-        axis = an.legality.output_axis(op, numbers.ndim)
+        axis = legality.output_axis(op, numbers.ndim)
         if not np.isfinite(numbers).all():
             return Refusal(f"{name} holds {numbers[~np.isfinite(numbers)][0]}", op)
         bound = m.bind(stored=stored, exact=True)
         if (encode := _regrouped(stored.op, axis)) is not None:
             return bound.bind(encode=encode, words=f"{name}: its scales are kept, one for each channel")
         if self.form == "plain":
-            held = an.in_words(an.reencoding.stored_bytes(stored))
-            words = f"{name}: {held} become {an.in_words(numbers.nbytes)}, exactly"
+            held = in_words(reencoding.stored_bytes(stored))
+            words = f"{name}: {held} become {in_words(numbers.nbytes)}, exactly"
             return bound.bind(encode=lambda mb: mb.const(val=numbers), words=words)
-        if self.form == "palette" and stored.op.op_type == an.legality.AFFINE:
+        if self.form == "palette" and stored.op.op_type == legality.AFFINE:
             return Refusal(f"{name} is of the form of iOS 16; palettes of this form need iOS 18 (macOS 15)", op)
         rounded, encode = (_as_int8 if self.form == "int8" else _as_palette)(numbers, axis)
         off, average = _errors(numbers, rounded, axis)
@@ -115,7 +119,7 @@ class ChannelScales(Rewrite):
         encoded = mb.shared_value((m.stored, self.form), [m.stored], m.encode)
         mb.note(m.words)
         name = "y" if m.root.op_type == "matmul" else "weight"
-        return an.again(mb, m.root, **{name: encoded})
+        return again(mb, m.root, **{name: encoded})
 
 
 def _regrouped(maker: an.Operation, axis: int) -> Encode | None:
@@ -147,7 +151,7 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     across = scale.reshape([-1 if a == axis else 1 for a in range(numbers.ndim)])
     data = np.clip(np.rint(numbers / across.astype(np.float64)), -127, 127).astype(np.int8)
     zero = np.zeros(scale.shape, np.int8)
-    return an.constexpr.affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
+    return constexpr.affine(data, zero, scale, axis), lambda mb: mb.constexpr_affine_dequantize(
         quantized_data=data, zero_point=zero, scale=scale, axis=axis
     )
 
@@ -155,11 +159,11 @@ def _as_int8(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
 def _as_palette(numbers: an.Array, axis: int) -> tuple[an.Array, Encode]:
     """Rounded to the values that fit best."""
     rows = [numbers.reshape(-1, 1).astype(np.float64)]
-    table = np.sort(an.clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
+    table = np.sort(clusters.clustered(rows, VALUES)[0].ravel()).astype(numbers.dtype)
     held = table.astype(np.float64).reshape(1, VALUES, 1)
-    indices = an.clusters.clustered(rows, VALUES, held)[1][0].astype(np.uint8).reshape(numbers.shape)
+    indices = clusters.clustered(rows, VALUES, held)[1][0].astype(np.uint8).reshape(numbers.shape)
     parts = {"indices": indices, "lut": table.reshape([1] * numbers.ndim + [VALUES, 1])}
-    return an.constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
+    return constexpr.lut_to_dense(**parts), lambda mb: mb.constexpr_lut_to_dense(**parts)
 
 
 def _errors(old: an.Array, new: an.Array, axis: int) -> tuple[float, float]:

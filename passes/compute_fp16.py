@@ -32,6 +32,10 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.facts import half as half_facts
+from anesurgery.mil import walk_ops
+from anesurgery.rewriting.graph_edits import op_words
+from anesurgery.rewriting.passes import check_named
 
 EPSILON = 1e-7
 """The least epsilon of a norm (`num-eps`: Apple's own port)."""
@@ -55,10 +59,10 @@ class ComputeFp16(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Convert each function, op by op."""
         if self.keep:
-            an.check_named(self.keep, program)
+            check_named(self.keep, program)
         ranges = {**session.assume, **(self.ranges or {})}
         for function in program.functions.values():
-            verdicts = an.half.judge(an.walk_ops(function), ranges, frozenset(self.keep))
+            verdicts = half_facts.judge(walk_ops(function), ranges, frozenset(self.keep))
             session.refusals += [(self.name, Refusal(why, op)) for op, why in verdicts.stays.items()]
             session.notes += [words for words in verdicts.taken.values() if words not in session.notes]
             with an.GraphEdits(self, session, function) as edits:
@@ -70,7 +74,7 @@ class _Conversion:
     """One function on its way to fp16."""
 
     edits: an.GraphEdits
-    verdicts: an.half.Verdicts
+    verdicts: half_facts.Verdicts
     half: dict[Var, Var] = field(default_factory=dict)
     """fp32 value -> the same value in fp16."""
     replaced: list[tuple[an.Operation, list[Var]]] = field(default_factory=list)
@@ -105,10 +109,12 @@ class _Conversion:
 
     def rebuild(self, op: an.Operation) -> None:
         """The op with fp16 in place of every fp32 operand."""
-        if not any(an.dtype_name(v) == "fp32" and an.half.takes_half(op, name) for name, v in an.operands(op)):
+        if not any(
+            an.dtype_name(v) == "fp32" and half_facts.takes_half(op, name) for name, v in an.operands(op)
+        ):
             return
         inputs = {k: self.operand(op, k, v) for k, v in an.op_inputs(op).items()}
-        if (scale := an.half.unit_scale(op)) is not None:  # the epsilon is in it
+        if (scale := half_facts.unit_scale(op)) is not None:  # the epsilon is in it
             ones, gamma = np.ones_like(scale, np.float16), scale.astype(np.float16)
             inputs |= {"variance": ones, "gamma": gamma, "epsilon": np.float16(EPSILON)}
         results = getattr(self.edits.before(op), op.op_type)(**inputs, name=f"{op.name}_fp16")
@@ -126,15 +132,15 @@ class _Conversion:
         self.replaced.append((op, news))
         fills = [self.verdicts.fills[v] for _, v in an.operands(op) if v in self.verdicts.fills]
         self.edits.removed.append(op)  # once all that reads it has its fp16 form
-        self.edits.record(op.name, "; ".join(fills), unchecked=ROUNDED, after=an.op_words([new]))
+        self.edits.record(op.name, "; ".join(fills), unchecked=ROUNDED, after=op_words([new]))
 
     def operand(self, op: an.Operation, name: str, value: Any) -> Any:
         """What the fp16 op reads in place of an operand of the fp32 one."""
         if isinstance(value, (list, tuple)):
             return tuple(self.operand(op, name, v) for v in value)
-        if an.dtype_name(value) != "fp32" or not an.half.takes_half(op, name):
+        if an.dtype_name(value) != "fp32" or not half_facts.takes_half(op, name):
             return value
-        if op.op_type in an.half.NORMS and name == "epsilon":
+        if op.op_type in half_facts.NORMS and name == "epsilon":
             return np.float16(max(an.number(value) or 0.0, EPSILON))
         if value not in self.half:
             const = an.producer(value, "const")
@@ -145,7 +151,7 @@ class _Conversion:
         """A constant in fp16, in the place of the old one."""
         value: an.Array = np.asarray(an.constant(var), np.float32)
         if var in self.verdicts.fills:
-            value = np.where(np.isfinite(value), np.clip(value, -an.half.FILL, an.half.FILL), value)
+            value = np.where(np.isfinite(value), np.clip(value, -half_facts.FILL, half_facts.FILL), value)
         with np.errstate(over="ignore"):  # a limit that never cuts becomes infinite
             half: Var = self.edits.before(maker).const(val=value.astype(np.float16), name=f"{var.name}_fp16")
         return half

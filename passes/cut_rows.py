@@ -38,6 +38,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.semantics.intervals import magnitude
+from anesurgery.semantics.reading import each_axis
 
 LIMIT = 4094
 """The largest magnitude that such a slice keeps."""
@@ -56,9 +58,9 @@ class CutRows(Rewrite):
         places = None if m.root.op_type == "split" else an.reading.slice_places(m.root)
         if an.np_dtype(m.x) != np.float16 or m.x.rank < 2 or not _begins_inside(m.root, places):
             return an.NO_MATCH
-        if places is not None and set(an.each_axis(m.root, "stride", 1)) != {1}:
+        if places is not None and set(each_axis(m.root, "stride", 1)) != {1}:
             return Refusal("the slice has a stride", m.root)
-        most = an.magnitude(m.x, products=2)
+        most = magnitude(m.x, products=2)
         if most <= LIMIT:
             return Refusal(f"%{m.x.name} is at most {most:g}, and slices keep {LIMIT}", m.root)
         return m.bind(places=places)
@@ -88,7 +90,7 @@ def _turned(mb: Builder, x: Var) -> Var:
 def _sliced(mb: Builder, m: Match) -> Var:
     """Cut what was turned, and turn it back; an axis before the last that begins after 0 is cut first."""
     x, (begin, end) = m.x, m.places
-    gone = [bool(g) for g in an.each_axis(m.root, "squeeze_mask", False)]
+    gone = [bool(g) for g in each_axis(m.root, "squeeze_mask", False)]
     if begin[-2]:
         x = mb.slice_by_index(x=x, begin=[*begin[:-1], 0], end=[*end[:-1], x.shape[-1]])
         begin, end = [*[0] * (x.rank - 1), begin[-1]], [*x.shape[:-1], end[-1]]

@@ -43,6 +43,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.facts import attention
+from anesurgery.placement.rules import ignored_masks
+from anesurgery.regions import float_types
 
 
 @dataclass(frozen=True)
@@ -54,20 +57,20 @@ class DecomposeAttention(Rewrite):
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
     """A score of -inf meets a finite fill."""
-    fill: float = an.option(-1e4, most=an.attention.MASKED)
+    fill: float = an.option(-1e4, most=attention.MASKED)
     """The score of a key that a boolean mask hides."""
     only_ignored: bool = False
     """Only under masks that the target was seen to ignore, as in `safe_numbers`."""
 
     def run(self, program: Program, session: Session) -> None:
         """All of them, or, with `only_ignored`, none on a target of which nothing was seen."""
-        seen = an.ignored_masks.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
+        seen = ignored_masks.MASK_IGNORED.scope.concerns(an.Target.parse(session.target))
         if seen or not self.only_ignored:
             super().run(program, session)
 
     def check(self, m: Match) -> Match | Refusal:
         """Are all shapes static?"""
-        if self.only_ignored and not an.ignored_masks.outside_mask(m.root, an.Target.parse(None)):
+        if self.only_ignored and not ignored_masks.outside_mask(m.root, an.Target.parse(None)):
             return an.NO_MATCH
         for name in ("query", "key", "value"):
             if an.static_shape(operand := m.root.inputs[name]) is None:
@@ -90,7 +93,7 @@ class DecomposeAttention(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The parts."""
         wish, dtype = m.root.outputs[0].name, an.np_dtype(m.query)
-        scale, *rest = an.attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
+        scale, *rest = attention.in_factors(1 / math.sqrt(m.query.shape[-1]), dtype)
         query = mb.mul(x=m.query, y=scale, name=f"{wish}_query")
         scores = mb.matmul(x=query, y=m.key, transpose_y=True, name=f"{wish}_scores")
         for factor in rest:
@@ -99,7 +102,7 @@ class DecomposeAttention(Rewrite):
             fill = dtype.type(self.fill)
             scores = mb.select(cond=m.mask, a=scores, b=fill, name=f"{wish}_masked")
         elif m.mask is not None:
-            scores = mb.add(x=scores, y=an.float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
+            scores = mb.add(x=scores, y=float_types.as_dtype(mb, m.mask, dtype), name=f"{wish}_masked")
         weights = mb.softmax(x=scores, axis=-1, name=f"{wish}_weights")
         return mb.matmul(x=weights, y=m.value, name=wish)
 

@@ -48,6 +48,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import whole_numbers
+from anesurgery.semantics.intervals import magnitude
 
 
 def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
@@ -58,9 +60,9 @@ def _no_remainder(step: DecomposeOps, op: an.Operation) -> str:
         return f"the divisor %{op.y.name} is no positive constant"
     if math.frexp(by)[0] == 0.5:
         return ""
-    if not (by.is_integer() and an.whole_numbers.is_whole(op.x)):
+    if not (by.is_integer() and whole_numbers.is_whole(op.x)):
         return f"the divisor is {by:g}, no power of two, and %{op.x.name} may be no whole number"
-    reach = max(an.magnitude(op.x), by)
+    reach = max(magnitude(op.x), by)
     return (
         "" if reach <= an.fp16.LAST_INTEGER else f"%{op.x.name} reaches {reach:g}, above {an.fp16.LAST_INTEGER}"
     )

@@ -34,6 +34,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.facts import window_pads
+from anesurgery.placement.rules import legality
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class DepthwiseSum(Rewrite):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Where the engine was seen to refuse them."""
-        return (cls(least=an.legality.MANY_GROUPS),)
+        return (cls(least=legality.MANY_GROUPS),)
 
     def check(self, m: Match) -> Match | Refusal:
         """One channel for each group, one position, and no padding."""
@@ -66,7 +68,7 @@ class DepthwiseSum(Rewrite):
         if an.producer(m.weight, "const") is None:
             made_by = "an input" if m.weight.op is None else m.weight.op.op_type
             return Refusal(f"its weight is made by {made_by}", op)
-        if any(pads := an.window_pads.window_pads(op)):
+        if any(pads := window_pads.window_pads(op)):
             return Refusal(f"it pads {pads}", op)
         return m
 

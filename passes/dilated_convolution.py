@@ -39,6 +39,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import window_pads
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics.rows import runtime
 
 Margins = list[int]
 """What is added before and after each of two axes; cut off where negative."""
@@ -76,7 +79,7 @@ class DilatedConvolution(Rewrite):
             if (why := _why_not(op)) is not None:
                 return why
             between.append(op)
-            waiting += an.runtime(op)
+            waiting += runtime(op)
         for out in (op.outputs[0] for op in between[1:]):
             if an.is_output(out) or any(reader not in between for reader in an.consumers(out)):
                 return Refusal(f"%{out.name} is read elsewhere", m.root)
@@ -131,7 +134,7 @@ class _Region:
         by_axis = [b for b in self.block for _ in range(2)]
         pads = [
             m + p * b - c
-            for m, p, b, c in zip(margins, an.window_pads.window_pads(op), by_axis, crops, strict=True)
+            for m, p, b, c in zip(margins, window_pads.window_pads(op), by_axis, crops, strict=True)
         ]
         x = self.fitted(x, [min(p, 0) for p in pads])
         operands = {n: op.inputs[n] for n in ("weight", "bias", "groups") if op.inputs.get(n) is not None}
@@ -150,7 +153,7 @@ class _Region:
                 inputs[name], margins = self.of(value, crops)
                 if op.op_type not in an.ops.ZERO_PRESERVING:
                     inputs[name], margins = self.fitted(inputs[name], margins), [0] * 4
-        result = an.again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
+        result = again(self.mb, op, **inputs, name=f"{op.outputs[0].name}_image")
         if not any(margins):
             self.built[op.outputs[0]] = result
         return result, margins

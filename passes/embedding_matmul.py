@@ -39,6 +39,11 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import whole_numbers
+from anesurgery.mil import is_compressed
+from anesurgery.regions import one_hot as one_hot_regions
+from anesurgery.regions import padding
+from anesurgery.regions.small_builds import cut
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class EmbeddingMatmul(Rewrite):
             entries = m.block.inputs if isinstance(m.block, an.Function) else {}
             if entries.get(ids.name) is not ids:
                 return Refusal(f"the ids %{ids.name} are computed, not an input", m.root)
-        elif not an.one_hot.is_finite(an.decoded(m.x)):
+        elif not one_hot_regions.is_finite(an.decoded(m.x)):
             return Refusal("the table holds infinities or NaN, which poison every sum", m.root)
         return m.bind(ids=ids, wraps=wraps)
 
@@ -80,11 +85,11 @@ class EmbeddingMatmul(Rewrite):
         """The ids as close to their source as is sound, and whether negative ones must still be wrapped."""
         trusted = self.nonnegative_ids or self.mode == "input"
         counts_back = m.root.opset_version < an.ct.target.iOS17 and not trusted
-        ids = an.whole_numbers.before_casts(m.indices, -rows if counts_back else 0, rows)
-        raw = an.whole_numbers.before_guard(ids, rows)
-        if raw is not None and (trusted or an.whole_numbers.never_negative(raw)):
-            return an.whole_numbers.before_casts(raw, 0, rows), False
-        return ids, counts_back and raw is None and not an.whole_numbers.never_negative(ids)
+        ids = whole_numbers.before_casts(m.indices, -rows if counts_back else 0, rows)
+        raw = whole_numbers.before_guard(ids, rows)
+        if raw is not None and (trusted or whole_numbers.never_negative(raw)):
+            return whole_numbers.before_casts(raw, 0, rows), False
+        return ids, counts_back and raw is None and not whole_numbers.never_negative(ids)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Ids of the table; in mode "input", the rows that belong to the ids."""
@@ -107,11 +112,11 @@ class EmbeddingMatmul(Rewrite):
         if m.wraps:
             inside = mb.greater_equal(x=ids, y=np.int32(0))
             ids = mb.select(cond=inside, a=ids, b=mb.add(x=ids, y=np.int32(rows)))
-        if self.nonnegative_ids and not an.whole_numbers.never_negative(ids):
+        if self.nonnegative_ids and not whole_numbers.never_negative(ids):
             mb.note("assumed of the inputs: token ids are never negative")
-        table = _table(mb, m.x, an.one_hot.one_hot_width(rows), self.pad_tied)
+        table = _table(mb, m.x, one_hot_regions.one_hot_width(rows), self.pad_tied)
         total: Var | None = None
-        for start, one_hot in an.one_hot.one_hot_pieces(mb, ids, rows, an.np_dtype(m.x), self.max_inner):
+        for start, one_hot in one_hot_regions.one_hot_pieces(mb, ids, rows, an.np_dtype(m.x), self.max_inner):
             product = _product(mb, one_hot, table, start)
             total = product if total is None else mb.add(x=total, y=product)
         assert total is not None
@@ -137,22 +142,22 @@ def _unfit(m: Match, most_rows: int) -> Refusal | None:
 def _table(mb: Builder, table: Var, rows: int, shared: bool) -> Var:
     """The table padded to `rows` rows, unless that would store it twice."""
     others = any(op.op_type != "gather" for op in an.consumers(table))
-    return table if others and not shared else an.padding.padded_constant(mb, table, 0, rows)
+    return table if others and not shared else padding.padded_constant(mb, table, 0, rows)
 
 
 def _product(mb: Builder, one_hot: Var, table: Var, start: int) -> Var:
     """The one-hot columns from `start` on, as far as the table reaches, times the table's rows."""
     stop = min(start + one_hot.shape[-1], table.shape[0])
-    one_hot = an.cut(mb, one_hot, one_hot.rank - 1, 0, stop - start)
-    return mb.matmul(x=one_hot, y=an.cut(mb, table, 0, start, stop - start))
+    one_hot = cut(mb, one_hot, one_hot.rank - 1, 0, stop - start)
+    return mb.matmul(x=one_hot, y=cut(mb, table, 0, start, stop - start))
 
 
 def _rows_as_input(mb: Builder, m: Match) -> Var:
     """Declare the rows as an input, drop the ids where nothing else reads them, leave the table beside."""
     table = an.decoded(m.x)
-    if an.is_compressed(m.x):
+    if is_compressed(m.x):
         mb.note(f"the table %{m.x.name} is written as {table.dtype}, not compressed: its rows are read")
-    dropped = an.whole_numbers.serves_only(m.ids, m.root)
+    dropped = whole_numbers.serves_only(m.ids, m.root)
     return mb.rows_as_input(table, m.ids, m.root.outputs[0], ("embeds", "ids"), dropped)
 
 

@@ -43,6 +43,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.passes.rerank import Rerank
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class ExplicitBroadcast(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Build the op on operands of the right shapes."""
         changed = {k: _in_shape(mb, m.root.inputs[k], shape) for k, shape in m.changes.items()}
-        return an.again(mb, m.root, **changed)
+        return again(mb, m.root, **changed)
 
     def _symbolic(self, m: Match) -> Refusal:
         ranks = {len(v.shape or ()) for v in _operands(m.root).values() if v.shape or self.scalars}

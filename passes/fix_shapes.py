@@ -46,8 +46,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
+from anesurgery import interpret
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.errors import InterfaceError, PassError, UnknownName
+from anesurgery.files.copying import copied
 from anesurgery.passes.fold_constants import FoldConstants
+from anesurgery.rewriting import fixed_shapes
 
 LENGTH = 128
 """What a dynamic size becomes where nothing else is known. A choice: a short text."""
@@ -72,23 +76,23 @@ class FixShapes(Pass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sizes is not None and (self.shapes or not self.sizes):
-            raise an.PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
+            raise PassError(f"{self.name}: give shapes (one function) or sizes (several), at least one")
         if not isinstance(self.sizes, Mapping | list | tuple | None) or not all(
             map(_is_size, self.sizes or ())
         ):
-            raise an.PassError(
+            raise PassError(
                 f"{self.name}: sizes={self.sizes!r}; give lengths, as [64, 128], or the shapes of the inputs "
                 'for each function, as {"short": {"ids": [1, 64]}}'
             )
 
     @property
-    def wanted(self) -> dict[str, an.fixed_shapes.Shapes]:
+    def wanted(self) -> dict[str, fixed_shapes.Shapes]:
         """By function that is made; of one that stays, by the empty name."""
         if self.sizes is None:
-            return {"": an.fixed_shapes.Shapes(self.shapes or {}, self.length)}
+            return {"": fixed_shapes.Shapes(self.shapes or {}, self.length)}
         if isinstance(self.sizes, Mapping):
-            return {name: an.fixed_shapes.Shapes(lengths, self.length) for name, lengths in self.sizes.items()}
-        return {f"length_{n}": an.fixed_shapes.Shapes({}, n) for n in self.sizes}
+            return {name: fixed_shapes.Shapes(lengths, self.length) for name, lengths in self.sizes.items()}
+        return {f"length_{n}": fixed_shapes.Shapes({}, n) for n in self.sizes}
 
     def requires(self, program: Program) -> Refusal | None:
         """There is something to fix, and only inputs that exist are given a shape.
@@ -99,8 +103,8 @@ class FixShapes(Pass):
         inputs = {name for f in program.functions.values() for name in f.inputs}
         for name in (name for shapes in self.wanted.values() for name in shapes.given):
             if name not in inputs:
-                raise an.UnknownName("input", name, inputs)
-        if not any(an.fixed_shapes.dynamic_inputs(f) for f in program.functions.values()):
+                raise UnknownName("input", name, inputs)
+        if not any(fixed_shapes.dynamic_inputs(f) for f in program.functions.values()):
             return Refusal("no input has a dynamic shape")
         if self.sizes is None:
             return None
@@ -117,7 +121,7 @@ class FixShapes(Pass):
         """Fix the inputs of each function, infer all types anew, and fold."""
         edits = len(session.changes)
         for name, function in list(program.functions.items()):
-            refusal = an.fixed_shapes.barred(function, session.images)
+            refusal = fixed_shapes.barred(function, session.images)
             if refusal is None and self.sizes is not None:
                 self.several(program, name, session)
             elif refusal is None:
@@ -134,10 +138,10 @@ class FixShapes(Pass):
             PassError: a shape that was given does not fit.
         """
         before = {v: an.shape_in_words(v.shape) for v in (*function.inputs.values(), *function.outputs)}
-        dynamic = an.fixed_shapes.dynamic_inputs(function)
+        dynamic = fixed_shapes.dynamic_inputs(function)
         try:
             self.wanted[""].fix(function)
-        except an.PassError as error:
+        except PassError as error:
             if self.shapes or self.length != LENGTH:
                 raise
             return Refusal(f"{error}; give the shapes (shapes=, length=)")
@@ -158,7 +162,7 @@ class FixShapes(Pass):
         """
         functions: dict[str, an.Function] = {}
         for word, shapes in self.wanted.items():
-            functions[word] = an.copied(program).functions[name]
+            functions[word] = copied(program).functions[name]
             shapes.fix(functions[word])
         old = program.functions.pop(name)
         for word, function in functions.items():
@@ -189,9 +193,9 @@ def _call(model: Any, values: an.Values, precision: str) -> an.Values:
     for word, function in model.functions.items():
         now = {n: tuple(v.shape) for n, v in function.inputs.items() if not an.types.is_state(v.sym_type)}
         if all(shape == shapes.get(n) for n, shape in now.items()):
-            return an.interpret.run(model, values, precision=precision, function=word)
+            return interpret.run(model, values, precision=precision, function=word)
     forms = "; ".join(map(_form, model.functions.values()))
-    raise an.InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
+    raise InterfaceError(f"no function takes inputs of these shapes; give one of: {forms}")
 
 
 def example() -> Program:

@@ -24,6 +24,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.semantics.intervals import interval
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class FlatGather(Rewrite):
         source = op.indices if places is None or an.np_dtype(places.x) != np.int32 else places.x
         index = source if an.np_dtype(source) == np.int32 else mb.cast(x=source, dtype="int32")
         lengths = np.array(shape[batch:last], np.int32)
-        low, high = an.interval(index)
+        low, high = interval(index)
         if _wraps(op) and low < 0:
             index = mb.select(cond=mb.less(x=index, y=np.int32(0)), a=mb.add(x=index, y=lengths), b=index)
         if low < 0 or high >= min(lengths):

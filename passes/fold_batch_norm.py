@@ -38,6 +38,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.mil import is_compressed
 
 EPSILON = 1e-5
 """The epsilon of a batch norm that names none."""
@@ -69,7 +70,7 @@ class FoldBatchNorm(Rewrite):
             ):
                 made_by = "an input" if value.op is None else value.op.op_type
                 return Refusal(f"{name} is made by {made_by}", op)
-        if an.np_dtype(m.weight) == np.float16 and not self.allow_rounding and not an.is_compressed(m.weight):
+        if an.np_dtype(m.weight) == np.float16 and not self.allow_rounding and not is_compressed(m.weight):
             return Refusal(f"%{m.weight.name} is fp16; its products would be rounded again", op)
         spread = _wide(op.variance) + (an.number(op.inputs.get("epsilon")) or EPSILON)
         gamma = np.ones_like(spread) if op.inputs.get("gamma") is None else _wide(op.gamma)

@@ -48,6 +48,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anesurgery import authoring as an
+from anesurgery import interpret
 from anesurgery.authoring import (
     Builder,
     Match,
@@ -61,6 +62,14 @@ from anesurgery.authoring import (
     Var,
     mb,
 )
+from anesurgery.checking.grades import Grade, SiteCheck
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.errors import InterpretError
+from anesurgery.facts import dependence, whole_numbers
+from anesurgery.mil import Block, is_compressed, is_constexpr, reads, stamp, walk_ops
+from anesurgery.regions import reencoding, weight_edits
+from anesurgery.rewriting import graph_edits
+from anesurgery.semantics.reading import size_of
 
 MIB = 1 << 20
 FEW = 1 << 10
@@ -87,7 +96,7 @@ class FoldConstants(Pass):
         """Fold what each function, and each block nested in it, reads of fixed values."""
         _NeverEqual(session.assume).run(program, session)
         for function in program.functions.values():
-            nested = [b for op in an.walk_ops(function) for b in op.blocks]
+            nested = [b for op in walk_ops(function) for b in op.blocks]
             with an.GraphEdits(self, session, function) as edits:
                 folding = _Folding(self, session, edits)
                 for block in (function, *nested):
@@ -111,7 +120,7 @@ class _NeverEqual(Rewrite):
         return op.any("equal", "not_equal")()
 
     def check(self, m: Match) -> Match | None:
-        apart = an.dependence.differ(m.root, an.whole_numbers.WholeNumbers(self.assume))
+        apart = dependence.differ(m.root, whole_numbers.WholeNumbers(self.assume))
         return m if apart and not an.is_output(m.root.outputs[0]) else None
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
@@ -123,7 +132,7 @@ class _NeverEqual(Rewrite):
         if var.op is not None or var.name not in self.assume or an.np_dtype(var).kind not in "iu":
             return None
         low, high = self.assume[var.name]
-        drawn = rng.integers(low, high, an.drawn_shape(var), endpoint=True)
+        drawn = rng.integers(low, high, drawn_shape(var), endpoint=True)
         ends = rng.choice([low, high], drawn.shape)
         return np.where(rng.random(drawn.shape) < ENDS, ends, drawn).astype(an.np_dtype(var))
 
@@ -137,11 +146,11 @@ class _Folding:
     edits: an.GraphEdits
     stored: dict[tuple[object, ...], list[tuple[an.Array, Var]]] = field(default_factory=dict)
 
-    def visit(self, block: an.Block) -> None:
+    def visit(self, block: Block) -> None:
         """From the last fixed op on: an op that is refused stays, and what it reads is folded."""
         for op in list(block.operations):
             self.compressed(op)
-        fixed = an.dependence.fixed_ops(block)
+        fixed = dependence.fixed_ops(block)
         staying = set[an.Operation]()
         for op in reversed(fixed):
             used = [
@@ -160,11 +169,11 @@ class _Folding:
 
     def compressed(self, op: an.Operation) -> None:
         """Move, merge or cut a compressed weight in its form; compute with it where that is allowed."""
-        weight = next((v for v in an.reads(op) if an.is_compressed(v)), None)
-        if weight is None or an.is_constexpr(op) or any(map(an.is_output, op.outputs)):
+        weight = next((v for v in reads(op) if is_compressed(v)), None)
+        if weight is None or is_constexpr(op) or any(map(an.is_output, op.outputs)):
             return
-        edit, computing = an.weight_edits.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
-        grown = an.reencoding.stored_bytes(weight) * an.size_of(op.outputs[0]) // max(1, an.size_of(weight))
+        edit, computing = weight_edits.edit_of(op), op.op_type in COMPUTED and _computes(op, weight)
+        grown = reencoding.stored_bytes(weight) * size_of(op.outputs[0]) // max(1, size_of(weight))
         if edit is None and not computing:
             return
         if grown > self.step.most_growth and len(weight.child_ops) > 1:
@@ -190,10 +199,10 @@ class _Folding:
         """What an op gives, or why it stays computed."""
         if outputs := [v.name for v in used if an.is_output(v)]:
             return Refusal(f"the output %{outputs[0]} depends on no input", op)
-        outside = {v for o in fixed if (v := an.dependence.shape_only(o)) is not None and v.op not in fixed}
-        ops = an.dependence.slice_back(used, outside)
-        growth = sum(map(an.size_of, used)) - sum(
-            an.size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
+        outside = {v for o in fixed if (v := dependence.shape_only(o)) is not None and v.op not in fixed}
+        ops = dependence.slice_back(used, outside)
+        growth = sum(map(size_of, used)) - sum(
+            size_of(v) for o in ops if o.op_type == "const" for v in o.outputs
         )
         if growth > self.step.most_growth:
             grown = f"{growth / MIB:.1f} MiB, the limit is {self.step.most_growth / MIB:g} MiB"
@@ -201,7 +210,7 @@ class _Folding:
         try:
             running = [o for o in ops if o.op_type != "const"]
             values = computed(running, used, outside)
-        except an.InterpretError as error:
+        except InterpretError as error:
             return Refusal(f"not computed: {str(error).splitlines()[0]}", op)
         shown: Mapping[str, object] = {"unchecked": COMPUTED_ONCE}
         if all(map(is_inferred, used)):
@@ -218,7 +227,7 @@ class _Folding:
 
     def fold(self, op: an.Operation, used: list[Var], values: list[an.Array]) -> None:
         """Put constants in the place of results, and take away what only they needed."""
-        an.graph_edits.widen_choice(op)
+        graph_edits.widen_choice(op)
         held = [self.constant(value, var, op) for value, var in zip(values, used, strict=True)]
         self.replace(op, used, held, tuple(f"const {v.name}" for v in held))
 
@@ -237,7 +246,7 @@ class _Folding:
         held = next((one for made, one in alike if same_bits(made, value)), None)
         if held is None:
             held = self.edits.first().const(val=np.asarray(value, order="C"), name=f"{var.name}_folded")
-            an.stamp(held.op, op)
+            stamp(held.op, op)
             alike.append((value, held))
         return held
 
@@ -269,7 +278,7 @@ def computed(
         for v, dtype in held.items()
         if (shape := an.static_shape(v)) is not None
     }
-    tensors = an.interpret.evaluate(ops, shapes, wanted, precision=precision)
+    tensors = interpret.evaluate(ops, shapes, wanted, precision=precision)
     with np.errstate(over="ignore"):  # a mask of -1e9 is -inf in fp16
         return [_stored_as(t, an.np_dtype(v)) for t, v in zip(tensors, wanted, strict=True)]
 
@@ -292,7 +301,7 @@ def is_inferred(var: Var) -> bool:
     return var.val is not None and np.asarray(var.val).dtype.kind in "biuf"
 
 
-def against_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0) -> an.SiteCheck | Refusal:
+def against_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0) -> SiteCheck | Refusal:
     """Hold the values of ops that depend on no input against those that coremltools infers.
 
     Args:
@@ -317,8 +326,8 @@ def against_host(vars_: Sequence[Var], values: Sequence[an.Array], seed: int = 0
             at = np.unravel_index(int(np.argmax(share)), value.shape)
             return Refusal(f"%{var.name} holds {value[at]}, and {other[at]} by coremltools", var.op)
         worst, relative = max(worst, np.max(apart, initial=0)), max(relative, np.max(share, initial=0))
-    grade = an.Grade.NUMBERS if worst else an.Grade.EXHAUSTIVE
-    return an.SiteCheck(float(worst), float(relative), count, grade, None, seed)
+    grade = Grade.NUMBERS if worst else Grade.EXHAUSTIVE
+    return SiteCheck(float(worst), float(relative), count, grade, None, seed)
 
 
 def same_bits(value: an.Array, other: an.Array) -> bool:

@@ -23,6 +23,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import any_symbolic
 
 POOLS = frozenset({"max_pool", "avg_pool"})
 BY_CHANNEL = frozenset({"batch_norm", "instance_norm"})
@@ -90,7 +91,7 @@ class FoldLongAxis(Rewrite):
 def _longest(op: an.Operation) -> int:
     """The longest last axis of what an op reads at run time."""
     read = [v for _, v in an.operands(op) if an.constant(v) is None]
-    return max((int(v.shape[-1]) for v in read if v.rank and not an.any_symbolic(v.shape)), default=0)
+    return max((int(v.shape[-1]) for v in read if v.rank and not any_symbolic(v.shape)), default=0)
 
 
 def _window(op: an.Operation, length: int, width: int) -> Window | Refusal:

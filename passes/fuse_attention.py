@@ -43,6 +43,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions import heads
 
 SAME = 1e-3
 """Relative difference up to which a factor is the rounding of another one in fp16: two steps, which are 2^-11
@@ -65,8 +66,8 @@ class FuseAttention(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention with which the fused op agrees?"""
-        core = an.heads.core_of(m.root)
-        if not isinstance(core, an.heads.Core):
+        core = heads.core_of(m.root)
+        if not isinstance(core, heads.Core):
             return core
         reason = _unfit(core)
         masks, factor = list[Var](), 1.0
@@ -100,14 +101,14 @@ class FuseAttention(Rewrite):
         return mb.scaled_dot_product_attention(query=query, key=key, value=m.root.y, **masked)
 
 
-def _factors(core: an.heads.Core) -> list[Var]:
+def _factors(core: heads.Core) -> list[Var]:
     """Queries, keys and values, and what queries and keys were before they were turned and scaled."""
     read, key = [core.product.x, core.product.y, core.total.y], an.producer(core.product.y, "transpose")
     read += [] if key is None else [key.x]
     return [*read, *(_unscaled(v)[0] for v in read)]
 
 
-def _unfit(core: an.heads.Core) -> str:
+def _unfit(core: heads.Core) -> str:
     """Why the products are not those of the fused op."""
     product, total = core.product, core.total
     if (opset := _opset(total)) < an.ct.target.iOS18:
@@ -135,7 +136,7 @@ def _opset(op: an.Operation) -> Any:
     return block.opset_version
 
 
-def _wrong_mask(core: an.heads.Core, masks: list[Var]) -> str:
+def _wrong_mask(core: heads.Core, masks: list[Var]) -> str:
     """Why the fused op cannot add these masks."""
     scores = core.softmax.x
     for mask in masks:
@@ -147,7 +148,7 @@ def _wrong_mask(core: an.heads.Core, masks: list[Var]) -> str:
     return ""
 
 
-def _keys(mb: Builder, core: an.heads.Core) -> Var:
+def _keys(mb: Builder, core: heads.Core) -> Var:
     """The keys as (tokens, width)."""
     key: Var = core.product.y
     if an.flag(core.product, "transpose_y"):

@@ -66,6 +66,8 @@ from anesurgery.facts.written_exponentials import (
     written_exponential,
 )
 from anesurgery.interpret.arithmetic.engine_faults import SOFTPLUS_CLIFF
+from anesurgery.mil import fixed_shape
+from anesurgery.regions import formulas
 
 NEAR_ZERO = 30.0
 """Exponents whose shares, of some millions too, are far above 1e-37."""
@@ -106,7 +108,7 @@ class FuseExponential(Rewrite):
         if m.root.op_type != "log" or not 0 < (an.number(m.root.epsilon) or 0.0) <= NO_GUARD:
             return None
         most = NEAR_ONE if m.form.opposite else NEAR_ZERO
-        return rng.uniform(-most, most, an.fixed_shape(var)).astype(an.np_dtype(var))
+        return rng.uniform(-most, most, fixed_shape(var)).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The op, of the exponent or of its negation, and times what was divided."""
@@ -137,7 +139,7 @@ def _log_of_sum(mb: Builder, m: Match) -> Var:
     x, total = m.form.exponential.x, m.form.total
     axes, keep = an.ints(total, "axes"), an.flag(total, "keep_dims")
     epsilon = float(an.np_dtype(x).type(an.number(m.root.epsilon) or 0.0))
-    return an.formulas.log_sum_exp(mb, x, axes, keep, epsilon if epsilon > NO_GUARD else 0.0)
+    return formulas.log_sum_exp(mb, x, axes, keep, epsilon if epsilon > NO_GUARD else 0.0)
 
 
 def _log_of_cosh(mb: Builder, x: Var) -> Var:
@@ -156,7 +158,7 @@ def _log_of_two(mb: Builder, x: Var, y: Any) -> Var:
 def _softplus(mb: Builder, x: Var) -> Var:
     """The op, of numbers for which no engine was reported to get it wrong."""
     below = an.intervals.interval(x)[1] < SOFTPLUS_CLIFF
-    return mb.softplus(x=x) if below else an.formulas.safe_softplus(mb, x)
+    return mb.softplus(x=x) if below else formulas.safe_softplus(mb, x)
 
 
 def _negative(mb: Builder, x: Var) -> Var:

@@ -47,6 +47,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Session, Var, mb
+from anesurgery.mil import is_weight, reads
 from anesurgery.placement.verdicts import Judged, choose, judge, likeliest
 
 IN_TURN = an.ops.IMPURE | an.ops.STATEFUL | an.ops.LISTS
@@ -79,7 +80,7 @@ class GroupByUnit(Pass):
 
     def rearrange(self, function: an.Function, order: Sequence[an.Operation], session: Session) -> None:
         """Put the ops into an order, and the constants before what reads them."""
-        old = [op for op in function.operations if not an.is_weight(op)]
+        old = [op for op in function.operations if not is_weight(op)]
         neighbours = set(pairwise([None, *old]))
         moved = [b for a, b in pairwise([None, *order]) if (a, b) not in neighbours and b is not None]
         edits = an.GraphEdits(self, session, function)
@@ -104,7 +105,7 @@ class _Plan:
             next(reversed(judged.values())).append(row)
         needs, last = dict[an.Operation, set[an.Operation]](), None
         for op in judged:
-            needs[op] = {v.op for v in an.reads(op) if v.op in judged}
+            needs[op] = {v.op for v in reads(op) if v.op in judged}
             if op.op_type in IN_TURN:
                 needs[op] |= {last} if last is not None else set()
                 last = op
@@ -185,10 +186,10 @@ class _Plan:
 
 def _with_constants(function: an.Function, order: Sequence[an.Operation]) -> Iterator[an.Operation]:
     """The ops, each after the constants that it reads first; constants that nobody reads come last."""
-    stored = dict.fromkeys(op for op in function.operations if an.is_weight(op))
+    stored = dict.fromkeys(op for op in function.operations if is_weight(op))
 
     def placed(op: an.Operation) -> Iterator[an.Operation]:
-        for source in (v.op for v in an.reads(op)):
+        for source in (v.op for v in reads(op)):
             if source in stored:
                 del stored[source]
                 yield from placed(source)

@@ -23,10 +23,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Var, mb
+from anesurgery.regions.root_norms import RootNorm
+from anesurgery.rewriting.scaled_squares import NormForm
 
 
 @dataclass(frozen=True)
-class GroupNorm(an.NormForm):
+class GroupNorm(NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "group_norm"
@@ -34,7 +36,7 @@ class GroupNorm(an.NormForm):
     tolerance = an.Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the old form's result."""
 
-    def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
         """Over the same axes."""
         return mb.layer_norm(x=norm.x, axes=list(norm.axes), epsilon=an.np_dtype(norm.x).type(norm.epsilon))
 

@@ -38,6 +38,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.semantics import bounds
+from anesurgery.semantics.intervals import interval
 
 OVERFLOWS = math.log(an.fp16.LARGEST)
 """Where an exponential leaves fp16: 11.09."""
@@ -66,7 +68,7 @@ class HalveExponent(Rewrite):
         halved = an.producer(exponential.x, "mul")
         if halved is not None and an.number(halved.y) == 0.5:  # the form that it leaves behind
             return an.NO_MATCH
-        if (high := an.interval(exponential.x)[1]) <= OVERFLOWS:
+        if (high := interval(exponential.x)[1]) <= OVERFLOWS:
             return Refusal(f"%{exponential.x.name} is at most {high:g}: nothing overflows", m.root)
         return m.bind(ops=parts.ops, exponent=exponential.x, factor=parts.factor, base=parts.base)
 
@@ -100,7 +102,7 @@ def _of_squares(root: Operation) -> _Parts | None:
     """An exponential, perhaps times a constant above 0, times a square."""
     for one, other in ((root.x, root.y), (root.y, root.x)) if root.op_type == "mul" else ():
         square, exponential = an.producer(other), an.producer(one, "exp")
-        base = an.bounds.squared(square)
+        base = bounds.squared(square)
         parts = _Parts((exponential,)) if exponential is not None else _scaled(one)
         if square is not None and base is not None and parts is not None and parts.factor > 0:
             return _Parts((root, square, *parts.ops), parts.factor, base)

@@ -27,6 +27,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.regions.root_norms import Quiet
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics.intervals import interval
 
 UNSEEN = 2.0**12
 """So many times a guard is a number beside which fp16 does not see it."""
@@ -56,7 +59,7 @@ class HoldGuards(Rewrite):
         guarded = _guarded(m.root)
         if guarded is None or guarded.least >= an.fp16.NORMAL:
             return an.NO_MATCH
-        low = an.interval(guarded.var)[0]
+        low = interval(guarded.var)[0]
         if low >= an.fp16.NORMAL:
             words = f"%{guarded.var.name} is at least {low:g}, and needs no guard"
             return Refusal(words, m.root, idle=True)
@@ -70,14 +73,14 @@ class HoldGuards(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Do the same with numbers that are divided by the unit."""
         if m.root.op_type in an.ops.NORMS:
-            return an.again(mb, m.root, epsilon=an.fp16.LEAST)
+            return again(mb, m.root, epsilon=an.fp16.LEAST)
         guarded, value = m.guarded, m.guarded.var
         if guarded.most < an.fp16.LARGEST:
             value = mb.minimum(x=value, y=guarded.most)
         loud = max(LOUD, 2.0 ** math.ceil(math.log2(guarded.least * UNSEEN)))
         size = value if m.positive or guarded.clips else mb.abs(x=value)
         size = mb.clip(x=size, alpha=an.fp16.NORMAL, beta=an.fp16.LARGEST)
-        unit = an.Quiet(loud, an.fp16.LARGEST).unit(mb, size)
+        unit = Quiet(loud, an.fp16.LARGEST).unit(mb, size)
         floor = an.fp16.NORMAL / loud
         share = mb.mul(x=mb.real_div(x=floor, y=unit), y=guarded.least / floor)
         joined = mb.maximum if guarded.clips else mb.add

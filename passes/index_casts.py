@@ -36,6 +36,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import whole_numbers
 
 TAKEN = (np.dtype("int32"), np.dtype("uint16"), np.dtype("int16"))
 """What the indices of a gather may be, in every opset that has 16-bit indices."""
@@ -61,7 +62,7 @@ class IndexCasts(Rewrite):
         if an.is_symbolic(length):
             return Refusal(f"the axis that %{m.indices.name} counts has a dynamic length", m.root)
         low = 0 if an.np_dtype(m.indices).kind == "u" else -int(length)
-        source = an.whole_numbers.before_casts(m.indices, low, int(length))
+        source = whole_numbers.before_casts(m.indices, low, int(length))
         if source is m.indices:
             span = f"from {low} to {int(length) - 1}"
             return Refusal(f"{an.np_dtype(source)} does not hold the indices {span}", m.root)

@@ -47,6 +47,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts import integer_masks, whole_numbers
+from anesurgery.mil import Maker
 
 Range = tuple[float, float]
 HALF = np.dtype(np.float16)
@@ -57,7 +60,7 @@ class IntegersAsFloats(Rewrite):
     """Comparisons and casts of int32 values read floats instead."""
 
     name = "integers_as_floats"
-    kinds = an.ops.COMPARISONS | an.whole_numbers.TRUTHS | {"cast"}
+    kinds = an.ops.COMPARISONS | whole_numbers.TRUTHS | {"cast"}
     """Where integers end: comparisons, casts to floats and conditions; and what combines conditions."""
     shares_inner = True
     assume: Mapping[str, Range] | None = None
@@ -74,9 +77,7 @@ class IntegersAsFloats(Rewrite):
         super().run(program, session)
         inputs = [v for f in program.functions.values() for v in f.inputs.values() if self.masks]
         held = {
-            v.name: (0, 1)
-            for v in inputs
-            if v.name not in assumed and _whole(v) and an.integer_masks.is_mask(v)
+            v.name: (0, 1) for v in inputs if v.name not in assumed and _whole(v) and integer_masks.is_mask(v)
         }
         if not held or len(session.refusals) == start:
             return
@@ -88,11 +89,11 @@ class IntegersAsFloats(Rewrite):
         op = m.root
         if m.block.outer_op is not None:
             return an.NO_MATCH  # a loop is off the engine with all that is in it
-        if not self.of_inputs and an.whole_numbers.from_inputs(
+        if not self.of_inputs and whole_numbers.from_inputs(
             op.outputs[0] if an.np_dtype(op.outputs[0]).kind != "f" else op.x
         ):
             return an.NO_MATCH
-        if op.op_type in an.whole_numbers.TRUTHS:
+        if op.op_type in whole_numbers.TRUTHS:
             return self.combined(m)
         if op.op_type in an.ops.COMPARISONS:
             return self.compared(m)
@@ -102,7 +103,7 @@ class IntegersAsFloats(Rewrite):
         if after.kind == before.kind or _stored(op.x):
             return an.NO_MATCH
         most = 1 << 24 if after == np.float32 else an.fp16.LAST_INTEGER
-        reason = an.whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
+        reason = whole_numbers.symbolic(op.x) or ("" if _moved(op.x) else self.numbers().leaves(op.x, most))
         return Refusal(reason, op) if reason else m.bind(dtype=after if after.kind == "f" else HALF)
 
     def combined(self, m: Match) -> Match | Refusal:
@@ -115,11 +116,11 @@ class IntegersAsFloats(Rewrite):
         readers = an.consumers(op.outputs[0])
         if (
             readers
-            and all(r.op_type in an.whole_numbers.TRUTHS for r in readers)
+            and all(r.op_type in whole_numbers.TRUTHS for r in readers)
             and not an.is_output(op.outputs[0])
         ):
             return an.NO_MATCH
-        reason = an.whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
+        reason = whole_numbers.symbolic(op.outputs[0]) or self.numbers().leaves(
             op.outputs[0], an.fp16.LAST_INTEGER
         )
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
@@ -133,34 +134,34 @@ class IntegersAsFloats(Rewrite):
         op = m.root
         if an.np_dtype(op.x) != np.int32 or (_stored(op.x) and _stored(op.y)):
             return an.NO_MATCH
-        if open_ := next((why for v in (op.x, op.y) if (why := an.whole_numbers.symbolic(v))), ""):
+        if open_ := next((why for v in (op.x, op.y) if (why := whole_numbers.symbolic(v))), ""):
             return Refusal(open_, op)
         numbers = self.numbers()
         sides = {v: numbers.reach(v) for v in (op.x, op.y)}
         if min(sides.values()) >= an.fp16.LAST_INTEGER:
-            words = " and ".join(f"%{v.name} {an.whole_numbers.in_words(most)}" for v, most in sides.items())
+            words = " and ".join(f"%{v.name} {whole_numbers.in_words(most)}" for v, most in sides.items())
             return Refusal(f"{words}; one of them must stay within {an.fp16.LAST_INTEGER - 1}", op)
         reasons = (numbers.leaves(v, an.fp16.LAST_INTEGER) for v in sides if not _moved(v))
         reason = next((r for r in reasons if r), "")
         return Refusal(reason, op) if reason else m.bind(dtype=HALF)
 
-    def numbers(self) -> an.whole_numbers.WholeNumbers:
+    def numbers(self) -> whole_numbers.WholeNumbers:
         """What is known of the integers."""
-        return an.whole_numbers.WholeNumbers(self.assume or {})
+        return whole_numbers.WholeNumbers(self.assume or {})
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Integers of the range that is known; where it is not, others around the limit too."""
         if an.np_dtype(var) != np.int32:
             return None
         low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
-        return rng.integers(int(low), int(high) + 1, an.drawn_shape(var)).astype(np.int32)
+        return rng.integers(int(low), int(high) + 1, drawn_shape(var)).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Make the same op on floats."""
         op, floats = m.root, _Floats(mb, m.dtype)
         if op.op_type in an.ops.COMPARISONS:
             return getattr(mb, op.op_type)(x=floats.of(op.x), y=floats.of(op.y))
-        number: Var = floats.of(op.outputs[0] if op.op_type in an.whole_numbers.TRUTHS else op.x)
+        number: Var = floats.of(op.outputs[0] if op.op_type in whole_numbers.TRUTHS else op.x)
         if an.np_dtype(op.outputs[0]).kind == "b":
             number = mb.not_equal(x=number, y=m.dtype.type(0))
         return number
@@ -176,12 +177,12 @@ def _stored(var: Var) -> bool:
 
 def _computed(var: Var) -> bool:
     """Is there work on integers or conditions before a cast?"""
-    return an.whole_numbers.makes_whole(var) is not None
+    return whole_numbers.makes_whole(var) is not None
 
 
 def _moved(var: Var) -> bool:
     """Was it only moved since it became an integer at run time?"""
-    return an.whole_numbers.makes_whole(an.whole_numbers.source(var)) is None
+    return whole_numbers.makes_whole(whole_numbers.source(var)) is None
 
 
 # The ops that make the numbers of integers and conditions in floats.
@@ -217,20 +218,20 @@ class _Floats:
         if (value := an.constant(var)) is not None:
             stored: an.Array = np.asarray(value).astype(self.dtype)
             return stored if stored.ndim else stored[()]
-        op = an.whole_numbers.makes_whole(var)
+        op = whole_numbers.makes_whole(var)
         if op is not None and op.op_type in ("cast", "identity") and _is_view(op):
             return self.of(op.x)
         if op is None or (op.op_type == "cast" and an.np_dtype(op.x).kind == "f"):
             reads, build = [var], lambda maker: self.cast(maker, var, op)
         else:
-            sides = [(name, self.of(v)) for name, v in an.whole_numbers.operands_of(op)]
+            sides = [(name, self.of(v)) for name, v in whole_numbers.operands_of(op)]
             others = [v for name, v in an.operands(op) if name not in dict(sides)]
             operands_read = [*others, *(v for _, v in sides)]
             reads = [v for v in operands_read if isinstance(v, Var) and an.constant(v) is None]
             build = lambda maker: self.build(maker, op, sides)  # noqa: E731
         return self.maker.shared_value((var, "as", self.name), reads or [var], build)
 
-    def cast(self, maker: an.Maker, var: Var, op: an.Operation | None) -> Var:
+    def cast(self, maker: Maker, var: Var, op: an.Operation | None) -> Var:
         """A value that has to be cast; what cuts a fraction off becomes a rounding towards zero."""
         if op is None:
             return maker.cast(x=var, dtype=self.name)
@@ -239,7 +240,7 @@ class _Floats:
         whole = maker.mul(x=maker.sign(x=op.x), y=maker.floor(x=maker.abs(x=op.x)))
         return whole if an.np_dtype(whole) == self.dtype else maker.cast(x=whole, dtype=self.name)
 
-    def build(self, maker: an.Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
+    def build(self, maker: Maker, op: an.Operation, sides: Sequence[tuple[str, Any]]) -> Var:
         """The op that stands for one of integers or conditions."""
         values = [v for _, v in sides]
         one = self.dtype.type(1)

@@ -41,8 +41,11 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.files.interface import VERSION
 from anesurgery.files.protobuf import opset_version
+from anesurgery.placement import loadable
+from anesurgery.placement.rules import legality
+from anesurgery.rewriting import newer_opsets
 
-CASTS = next(rule for rule in an.legality.FORBIDDEN if rule.id == "fp32-cast")
+CASTS = next(rule for rule in legality.FORBIDDEN if rule.id == "fp32-cast")
 """Where casts at the ends cost something."""
 NEEDED = int(an.ct.target.iOS16.value)
 """The specification version whose interface has fp16."""
@@ -64,7 +67,7 @@ class InterfaceFp16(Pass):
         """Where every chip of the target pays for the casts; elsewhere callers must ask for it."""
         pays = CASTS.scope.families >= target.families and CASTS.scope.concerns(target)
         return (
-            (cls(newer_opset=not an.loadable.of_version(NEEDED, target) and target.os is not None),)
+            (cls(newer_opset=not loadable.of_version(NEEDED, target) and target.os is not None),)
             if pays
             else ()
         )
@@ -74,7 +77,7 @@ class InterfaceFp16(Pass):
         if (
             self.newer_opset
             and _is_old(program)
-            and (refusal := an.newer_opsets.why_not(program, NEEDED)) is not None
+            and (refusal := newer_opsets.why_not(program, NEEDED)) is not None
         ):
             return refusal
         if self.newer_opset or not _is_old(program):
@@ -85,7 +88,7 @@ class InterfaceFp16(Pass):
     def run(self, program: Program, session: Session) -> None:
         """Each fp32 input, then each fp32 output, of each function."""
         if _is_old(program) and any(self.wanted(session, f) for f in program.functions.values()):
-            program.functions.update(an.newer_opsets.raised(program, NEEDED).functions)
+            program.functions.update(newer_opsets.raised(program, NEEDED).functions)
             words = "it needs iOS 16 or macOS 13"
             session.contract.append(an.InterfaceChange(words, (VERSION,), retypes=True))
         for function in program.functions.values():

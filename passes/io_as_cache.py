@@ -25,7 +25,9 @@ import torch
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.errors import UnknownName
 from anesurgery.interpret.predictor import Predictor
+from anesurgery.rewriting.cache_example import cache_inputs
 
 BACK = "_out"
 """The ending of outputs that are inputs of the next call."""
@@ -60,9 +62,9 @@ class IoAsCache(Pass):
             return {n: outputs[n + BACK] for n in function.inputs if n + BACK in outputs}
         for name, other in self.pairs.items():
             if name not in function.inputs:
-                raise an.UnknownName("input", name, function.inputs)
+                raise UnknownName("input", name, function.inputs)
             if other not in outputs:
-                raise an.UnknownName("output", other, outputs)
+                raise UnknownName("output", other, outputs)
         return {name: outputs[other] for name, other in self.pairs.items()}
 
     def run(self, program: Program, session: Session) -> None:
@@ -138,7 +140,7 @@ def _called(pairs: Mapping[str, str]) -> Callable[[Any, an.Values, str], an.Valu
     return call
 
 
-@an.example(*an.cache_inputs[:2], mb.TensorSpec((8, 4), an.types.fp16), opset="iOS18")
+@an.example(*cache_inputs[:2], mb.TensorSpec((8, 4), an.types.fp16), opset="iOS18")
 def example(n: Var, at: Var, cache: Var) -> tuple[Var, Var]:
     """A cache of four numbers for each of eight tokens."""
     b = mb.concat(values=(at, np.array([0], np.int32)), axis=0, name="b")

@@ -23,6 +23,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
+from anesurgery.regions.small_builds import cut
+from anesurgery.rewriting import stored_states
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class JoinStates(Pass):
             session.refuse(self.name, "no two states agree in all but their first axis, in every function")
             return
         for function in functions:
-            reasons = [an.stored_states.within_block([function], name) for name in names]
+            reasons = [stored_states.within_block([function], name) for name in names]
             if (refusal := next((r for r in (*reasons, against(function)) if r is not None), None)) is not None:
                 session.refuse(self.name, refusal)
                 return
@@ -55,15 +57,15 @@ class JoinStates(Pass):
 
     def join(self, edits: an.GraphEdits, names: Sequence[str]) -> None:
         """The states of one function."""
-        old = [an.stored_states.states_of(edits.function)[name] for name in names]
-        shapes = [an.stored_states.held_shape(v) for v in old]
+        old = [stored_states.states_of(edits.function)[name] for name in names]
+        shapes = [stored_states.held_shape(v) for v in old]
         whole = (sum(s[0] for s in shapes), *shapes[0][1:])
-        new = edits.new_input(self.joined, whole, an.stored_states.held_type(old[0]), state=True)
+        new = edits.new_input(self.joined, whole, stored_states.held_type(old[0]), state=True)
         first = np.cumsum([0, *(s[0] for s in shapes)])
-        forms: dict[Var, an.stored_states.Form] = {
+        forms: dict[Var, stored_states.Form] = {
             v: _Rows(new, shape, int(at)) for v, shape, at in zip(old, shapes, first[:-1], strict=True)
         }
-        an.stored_states.StoredStates(edits, forms).edit()
+        stored_states.StoredStates(edits, forms).edit()
         for name in names:
             edits.drop_input(name)
 
@@ -73,7 +75,7 @@ def against(function: an.Function) -> Refusal | None:
     writes: Counter[Any] = Counter()
     read: dict[Var, tuple[Any, int]] = {}
     for op in function.operations:
-        state = an.stored_states.state_of(op)
+        state = stored_states.state_of(op)
         if op.op_type == "coreml_update_state":
             if op.value in read and read[op.value] != (state, writes[state]):
                 return Refusal("it writes what was read of another state, or before another write", op)
@@ -91,15 +93,15 @@ def against(function: an.Function) -> Refusal | None:
 def _group(function: an.Function) -> list[str]:
     """The names of the first states that agree."""
     groups: dict[tuple[object, ...], list[str]] = {}
-    for name, var in an.stored_states.states_of(function).items():
-        shape = an.stored_states.held_shape(var)
+    for name, var in stored_states.states_of(function).items():
+        shape = stored_states.held_shape(var)
         if len(shape) > 1:
             groups.setdefault((shape[1:], an.dtype_name(var)), []).append(name)
     return next((names for names in groups.values() if len(names) > 1), [])
 
 
 @dataclass
-class _Rows(an.stored_states.Form):
+class _Rows(stored_states.Form):
     """Some rows of the joined state."""
 
     state: Var
@@ -130,7 +132,7 @@ class _Rows(an.stored_states.Form):
         return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_joined")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        return an.cut(mb, stored, 0, self.first, self.shape[0], name=f"{stored.name}_rows")
+        return cut(mb, stored, 0, self.first, self.shape[0], name=f"{stored.name}_rows")
 
     def stored(self, mb: Builder, value: Var) -> Var:
         rest = list(self.shape[1:])

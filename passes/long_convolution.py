@@ -45,6 +45,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import window_pads
+from anesurgery.mil import Maker
+from anesurgery.regions import axis_phases
 
 LARGEST = 1 << 24
 """Most numbers of a weight that repeats the kernel for each phase: 32 MB, which are read each time."""
@@ -111,15 +114,15 @@ class LongConvolution(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Frames to channels, the small convolution, channels to neighbours; or pieces to channels."""
         op, how, place = m.root, m.how, m.how.axis - 2
-        pads, results = an.window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
+        pads, results = window_pads.window_pads(op), int(op.outputs[0].shape[how.axis])
         groups = int(an.number(op.inputs.get("groups")) or 1)
         if isinstance(how, _Pieces):
             x = how.shifted(mb, m.x, pads[2 * place :], results, groups)
             return self.small(mb, m, x, how.stride, 1, how.dilation)
         rows = math.ceil(results / how.phases)
-        x = an.axis_phases.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
+        x = axis_phases.framed(mb, m.x, how.axis, how.frame, rows + how.taps - 1, pads[2 * place])
         small = self.small(mb, m, x, 1, how.phases, 1)
-        return an.axis_phases.unfolded(mb, small, how.axis, how.phases, results)
+        return axis_phases.unfolded(mb, small, how.axis, how.phases, results)
 
     def small(self, mb: Builder, m: Match, x: Var, stride: int, phases: int, dilation: int) -> Var:
         """The small convolution of an input that is padded along the axis."""
@@ -134,7 +137,7 @@ class LongConvolution(Rewrite):
         for name, step in (("strides", stride), ("dilations", dilation)):
             steps = an.ints(op, name) or [1] * (x.rank - 2)
             more[name] = [*steps[:place], step, *steps[place + 1 :]]
-        pads = an.window_pads.window_pads(op)
+        pads = window_pads.window_pads(op)
         pads[2 * place : 2 * place + 2] = [0, 0]
         groups = int(an.number(op.inputs.get("groups")) or 1)
         return mb.conv(x=x, weight=weight, pad_type="custom", pad=pads, groups=groups, **more)
@@ -214,11 +217,11 @@ class _Pieces:
         tiled = an.Edit.of(shape).taken(1, np.tile(np.arange(int(shape[1])), self.count))
         return tiled.taken(self.axis, np.zeros(self.taps, np.intp))
 
-    def shifted(self, mb: an.Maker, x: Var, pads: Sequence[int], results: int, groups: int) -> Var:
+    def shifted(self, mb: Maker, x: Var, pads: Sequence[int], results: int, groups: int) -> Var:
         """The input of each piece, from one end of the padded axis to the other, side by side in each group."""
         step = self.taps * self.dilation
         length = (results - 1) * self.stride + self.dilation * (self.taps - 1) + 1
-        x = an.axis_phases.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])
+        x = axis_phases.framed(mb, x, self.axis, 1, length + step * (self.count - 1), pads[0])
         batch, channels, *rest = (int(d) for d in x.shape)
         rest[self.axis - 2] = length
         inner = [batch, channels] if groups == 1 else [batch, groups, channels // groups]

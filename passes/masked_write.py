@@ -21,6 +21,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, var
+from anesurgery.rewriting.cache_example import cache_example
 
 
 @dataclass(frozen=True)
@@ -177,4 +178,4 @@ def _added(op: an.Operation) -> list[int] | None:
     return None if size is None else [int(v) for v in np.broadcast_to(size, an.static_shape(op.begin) or ())]
 
 
-example = an.cache_example
+example = cache_example

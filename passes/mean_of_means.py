@@ -31,6 +31,7 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import any_symbolic
 
 MANY = 1 << 18
 """Values, as the rule of `inspect` has it: the means of norms are of fewer."""
@@ -50,7 +51,7 @@ class MeanOfMeans(Rewrite):
         """Of many values along several axes that are longer than 1."""
         axes = sorted(an.reading.axes_of(m.root))
         sizes = {axis: m.x.shape[axis] for axis in axes}
-        if not an.intervals.is_half(m.x) or an.any_symbolic(sizes.values()):
+        if not an.intervals.is_half(m.x) or any_symbolic(sizes.values()):
             return an.NO_MATCH
         if (count := math.prod(sizes.values())) < MANY:
             return an.NO_MATCH

@@ -39,6 +39,9 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Rewrite, Var, mb
+from anesurgery.facts import quotients
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics import rows
 
 
 @dataclass(frozen=True)
@@ -55,13 +58,13 @@ class MeanQuotient(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """A quotient of sums of which one may overflow."""
-        quotient = an.quotients.quotient_of_sums(m.root)
+        quotient = quotients.quotient_of_sums(m.root)
         if quotient is None:
             return an.NO_MATCH
         if not quotient.overflows:
             return Refusal(f"the sums are at most {quotient.largest:g}, and do not overflow", m.root, idle=True)
-        count = an.rows.summed(quotient.below)
-        added = max(an.rows.summed(total) for total in quotient.sums)
+        count = rows.summed(quotient.below)
+        added = max(rows.summed(total) for total in quotient.sums)
         if added > self.most:
             words = f"{added:g} values are added: if few of them are not 0, the mean may be too small for fp16"
             return Refusal(f"{words}; most={added:g} allows it", m.root)
@@ -81,7 +84,7 @@ class MeanQuotient(Rewrite):
             divisor = _behind(mb, op, divisor, m.count)
         top, left = m.x, 1 / m.count
         if quotient.above is not None:
-            top, left = _mean(mb, quotient.above), an.rows.summed(quotient.above) / m.count
+            top, left = _mean(mb, quotient.above), rows.summed(quotient.above) / m.count
         result = mb.real_div(x=top, y=divisor)
         return result if left == 1 else mb.mul(x=result, y=left)
 
@@ -102,7 +105,7 @@ def _behind(mb: Builder, op: Operation, value: Var, count: float) -> Var:
         return mb.tile(x=value, reps=an.ints(op, "reps"))
     guard = _guard(op) / count
     bound = op.op_type == "clip" or guard < an.fp16.LEAST
-    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else an.again(mb, op, x=value, y=guard)
+    return mb.maximum(x=value, y=max(guard, an.fp16.LEAST)) if bound else again(mb, op, x=value, y=guard)
 
 
 @an.example((1, 512, 8), (1, 512, 1), dtype="fp16")

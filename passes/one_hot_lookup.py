@@ -26,6 +26,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.semantics.reading import in_words
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class OneHotLookup(Rewrite):
                 return Refusal(f"axis {axis} has {rows} rows, above {self.most_rows}", op)
             if (work := rows * taken * rest) > self.most_work:
                 size = an.np_dtype(op.x).itemsize * rest
-                read = f"{an.in_words(size * rows)} instead of {an.in_words(size * taken)}"
+                read = f"{in_words(size * rows)} instead of {in_words(size * taken)}"
                 return Refusal(f"{work} multiplications, which read {read}; the limit is {self.most_work}", op)
         return m.bind(axes=axes)
 
@@ -71,7 +73,7 @@ class OneHotLookup(Rewrite):
         if var is m.root.inputs.get("indices"):
             (axis,) = m.axes
             length = int(m.root.x.shape[axis])
-            return rng.integers(-length, length, an.drawn_shape(var)).astype(an.np_dtype(var))
+            return rng.integers(-length, length, drawn_shape(var)).astype(an.np_dtype(var))
         if var is m.root.inputs.get("begin"):
             shape = an.static_shape(m.root.x) or ()
             last = [n - m.axes.get(axis, n) for axis, n in enumerate(shape)]

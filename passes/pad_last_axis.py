@@ -26,6 +26,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions import padding
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class PadLastAxis(Rewrite):
         length = out.shape[-1] if out.rank else self.multiple
         if not an.is_symbolic(length) and length % self.multiple == 0:
             return an.NO_MATCH
-        if an.padding.product_axis(m.root) is None and not an.padding.is_pointwise_conv(m.root):
+        if padding.product_axis(m.root) is None and not padding.is_pointwise_conv(m.root):
             return an.NO_MATCH
         if an.static_shape(out) is None:
             return Refusal(f"the result has the symbolic shape {tuple(out.shape)}", m.root)
         if length == 1:
             grown = f"padding makes it {self.multiple} times as long"
             return Refusal(f"the last axis has length 1; {grown}", m.root)
-        region = an.padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
+        region = padding.find_region(m.root, -(-length // self.multiple) * self.multiple)
         if not region.edges and not region.taken_up:
             return an.NO_MATCH  # nobody reads it
         convolutions = sum(op.op_type == "conv" for op in region.ops)
@@ -68,7 +69,7 @@ class PadLastAxis(Rewrite):
 
     def rewrite(self, mb: Builder, m: Match) -> dict[Var, Var]:
         """Build the region anew."""
-        return an.padding.build(mb, m.region)
+        return padding.build(mb, m.region)
 
 
 @an.example((1, 4))

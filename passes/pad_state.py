@@ -19,6 +19,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var
+from anesurgery.regions.small_builds import again, cut
+from anesurgery.rewriting import stored_states
+from anesurgery.rewriting.cache_example import cache_example
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class PadState(Pass):
 
     def run(self, program: Program, session: Session) -> None:
         """Pad each state, in all functions alike."""
-        for name, shape in an.stored_states.shared_shapes(list(program.functions.values())).items():
+        for name, shape in stored_states.shared_shapes(list(program.functions.values())).items():
             missing = -shape[-1] % self.multiple
             refusal = self.against(program, name) if missing else None
             if refusal is not None:
@@ -40,21 +43,21 @@ class PadState(Pass):
             if not missing or refusal is not None:
                 continue
             wide = (*shape[:-1], shape[-1] + missing)
-            for function, old in an.stored_states.each(program, name):
+            for function, old in stored_states.each(program, name):
                 with an.GraphEdits(self, session, function) as edits:
-                    new = edits.new_input(name, wide, an.stored_states.held_type(old), state=True)
-                    an.stored_states.StoredStates(edits, {old: _Padded(new, shape, missing)}).edit()
+                    new = edits.new_input(name, wide, stored_states.held_type(old), state=True)
+                    stored_states.StoredStates(edits, {old: _Padded(new, shape, missing)}).edit()
             words = f"the state {name} is {'x'.join(map(str, wide))}; the last {missing} of its axis hold zeros"
             session.declare(self.name, name, an.InterfaceChange(words, (name,)), (), ())
 
     def against(self, program: Program, name: str) -> Refusal | None:
         """Why a state cannot be padded."""
         functions = list(program.functions.values())
-        if (refusal := an.stored_states.within_block(functions, name)) is not None:
+        if (refusal := stored_states.within_block(functions, name)) is not None:
             return refusal
         stored: set[Var] = set()
         for op in (op for function in functions for op in function.operations):
-            state = an.stored_states.state_of(op)
+            state = stored_states.state_of(op)
             updates = op.op_type == "slice_update" and op.x in stored
             if updates and op.update.shape[-1] != op.x.shape[-1]:
                 return Refusal("a write covers a part of the last axis", op)
@@ -64,7 +67,7 @@ class PadState(Pass):
 
 
 @dataclass
-class _Padded(an.stored_states.Form):
+class _Padded(stored_states.Form):
     """A state whose last axis ends with zeros."""
 
     state: Var
@@ -79,17 +82,17 @@ class _Padded(an.stored_states.Form):
         mask = np.array([False] * op.x.rank if masked is None else masked, bool)
         mask[-1] = True
         changed = {"x": stored, "update": self.stored(mb, op.update), "end_mask": mask}
-        return an.again(mb, op, **changed, name=f"{op.name}_wide")
+        return again(mb, op, **changed, name=f"{op.name}_wide")
 
     def write(self, mb: Builder, op: an.Operation, stored: Var) -> Var:
         return mb.coreml_update_state(state=self.state, value=stored, name=f"{op.name}_wide")
 
     def plain(self, mb: Builder, stored: Var) -> Var:
-        return an.cut(mb, stored, len(self.shape) - 1, 0, self.shape[-1], name=f"{stored.name}_cut")
+        return cut(mb, stored, len(self.shape) - 1, 0, self.shape[-1], name=f"{stored.name}_cut")
 
     def stored(self, mb: Builder, value: Var) -> Var:
         ends = [0] * (2 * value.rank - 1) + [self.missing]
         return mb.pad(x=value, pad=ends, constant_val=an.np_dtype(value).type(0), name=f"{value.name}_wide")
 
 
-example = an.cache_example
+example = cache_example

@@ -31,6 +31,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts import attention
+from anesurgery.facts import masks as masks_facts
 
 DEEPEST = 3.2e4
 """Beyond this a fill is too deep: two of them add up to less than fp16 holds, and -inf less -inf is NaN."""
@@ -58,21 +61,21 @@ class PaddingMaskTensor(Rewrite):
         "where a mask that keeps a score is multiplied with an infinity, the old numbers are NaN and were not "
         "compared; a row in which a sum masks all has the weights of its scores, and with equal=True equal ones"
     )
-    fill: float = an.option(-1e4, least=-DEEPEST, most=an.attention.MASKED)
+    fill: float = an.option(-1e4, least=-DEEPEST, most=attention.MASKED)
     """What is added to a score that is masked."""
     equal: bool = False
     """Do rows that keep nothing have equal weights, for the price of an op?"""
 
     def check(self, m: Match) -> Match | Refusal:
         """Find the fills that are not finite."""
-        chain = an.attention.mask_chain(m.root)
+        chain = attention.mask_chain(m.root)
         if isinstance(chain, Refusal):
             return chain
         ops = _upstream(m.root, chain.scores)
         fills = {op: deep for op in ops if (deep := _deep(op))}
         if not fills:
             return an.NO_MATCH
-        if an.masks.against_causal_attention(m.root) is None:
+        if masks_facts.against_causal_attention(m.root) is None:
             return Refusal("the mask is causal; causal_mask_tensor turns it into one tensor", m.root)
         changed = _downstream(ops, {op.outputs[0] for op in fills})
         if shown := [v.name for op in changed for v in op.outputs if an.is_output(v)]:
@@ -86,7 +89,7 @@ class PaddingMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Masks of 0 and 1 that keep some keys and mask others, whichever of the two keeps."""
-        if var not in m.masks or not (shape := an.drawn_shape(var)):
+        if var not in m.masks or not (shape := drawn_shape(var)):
             return None
         keys = rng.permutation(np.arange(shape[-1]) % 2)
         return np.broadcast_to(keys, shape).astype(an.np_dtype(var))

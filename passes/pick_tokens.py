@@ -43,6 +43,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Pass, Program, Refusal, Session, Var, mb
+from anesurgery.errors import PassError, UnknownName
+from anesurgery.facts import dependence
 from anesurgery.interpret.decoder_calls import INPUTS, PART_TOKENS, PART_VALUES, TOKENS, TOP_TOKENS, TOP_VALUES
 
 
@@ -66,11 +68,11 @@ class PickTokens(Pass):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.k == 1 and (self.temperature != 1 or self.cap is not None):
-            raise an.PassError(
+            raise PassError(
                 f"{self.name}: the likeliest token depends on no temperature or cap; they need k=2 or more"
             )
         if self.each_part and self.k > 1:
-            raise an.PassError(f"{self.name}: each part gives one token; each_part=True takes no k")
+            raise PassError(f"{self.name}: each part gives one token; each_part=True takes no k")
 
     def requires(self, program: Program) -> Refusal | None:
         """Logits.
@@ -81,14 +83,14 @@ class PickTokens(Pass):
         for function in _reading(program):
             outputs = [v.name for v in function.outputs]
             if self.output is not None and self.output not in outputs:
-                raise an.UnknownName("output", self.output, outputs)
+                raise UnknownName("output", self.output, outputs)
             if {TOKENS, TOP_TOKENS, PART_TOKENS} & set(outputs):
                 return Refusal("the model gives tokens already")
             if (head := self.logits(function)) is None:
                 return Refusal(f"no output holds logits: {', '.join(outputs)}")
             if head.shape[-1] < self.k:
                 return Refusal(f"%{head.name} has {head.shape[-1]} words, fewer than k={self.k}", head.op)
-            if drawn := [op for op in an.dependence.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
+            if drawn := [op for op in dependence.slice_back([head], set()) if op.op_type in an.ops.RANDOM]:
                 return Refusal(f"%{head.name} is drawn at random, and is another in each run", drawn[0])
         return None
 

@@ -41,6 +41,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
 from anesurgery.placement.cost import UP_TO
+from anesurgery.regions import channel_products
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class PointwiseConvolution(Rewrite):
     def check(self, m: Match) -> Match | Refusal:
         """One row, and a stored weight of few enough channels."""
         stored, shape, out = (
-            an.channel_products.weight_of(m.root),
+            channel_products.weight_of(m.root),
             an.static_shape(m.x),
             an.static_shape(m.root.outputs[0]),
         )

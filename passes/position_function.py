@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery import authoring as an
+from anesurgery import interpret
 from anesurgery.authoring import Function, Pass, Program, Refusal, Session, Var, mb
 from anesurgery.files.copying import copied
 from anesurgery.interpret.decoder_calls import INPUTS
@@ -83,9 +84,9 @@ def called(model: Any, values: an.Values, precision: str) -> an.Values:
     name, function = next((n, f) for n, f in model.functions.items() if not n.endswith(INPUTS))
     maker = model.functions[f"{name}{INPUTS}"]
     at = {name: value for name, value in values.items() if name in maker.inputs}
-    outputs = an.interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
+    outputs = interpret.run(model, at, function=f"{name}{INPUTS}", precision=precision)
     inputs = {n: v for n, v in {**values, **outputs}.items() if n in function.inputs}
-    return an.interpret.run(model, inputs, function=name, precision=precision)
+    return interpret.run(model, inputs, function=name, precision=precision)
 
 
 def ends_at(function: Function, lookup: bool) -> list[Var]:

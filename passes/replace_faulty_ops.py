@@ -51,14 +51,16 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import window_pads
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.ops.conv import cuts
 from anesurgery.placement.rules.faulty_ops import reached
+from anesurgery.regions import formulas
 
 
 def _log_sum(mb: Builder, op: an.Operation) -> Var:
     axes = an.reading.axes_of(op)
-    return an.formulas.log_sum_exp(mb, op.x, axes, an.flag(op, "keep_dims"))
+    return formulas.log_sum_exp(mb, op.x, axes, an.flag(op, "keep_dims"))
 
 
 def _argmax(mb: Builder, op: an.Operation) -> Var:
@@ -76,7 +78,7 @@ def _even_kernel(mb: Builder, op: an.Operation) -> Var:
     spatial = op.x.rank - 2
     dilations = an.ints(op, "dilations") or [1] * spatial
     more = [1 - int(n) % 2 for n in op.weight.shape[2:]]
-    ends = np.array(an.window_pads.window_pads(op)).reshape(spatial, 2)
+    ends = np.array(window_pads.window_pads(op)).reshape(spatial, 2)
     ends[:, 1] += np.array(more) * dilations
     widths = [(0, 0), (0, 0), *((0, n) for n in more)]
     weight = mb.stored_like(
@@ -255,7 +257,7 @@ class _Form:
 
 
 FORMS: dict[str, _Form] = {
-    "softplus-cliff": _Form(lambda mb, op: an.formulas.safe_softplus(mb, op.x)),
+    "softplus-cliff": _Form(lambda mb, op: formulas.safe_softplus(mb, op.x)),
     "log-sum-cliff": _Form(_log_sum),
     "hard-swish-rank-2": _Form(_lifted_swish, _no_lifted_swish),
     "hard-swish-mobile-net": _Form(_lifted_swish, _no_lifted_swish),

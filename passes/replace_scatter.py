@@ -44,6 +44,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions import small_builds
+from anesurgery.regions.small_builds import reshaped
 
 MODES = {"add": "add", "sub": "sub", "mul": "mul", "div": "real_div", "max": "maximum", "min": "minimum"}
 """Mode -> the op that combines a row with its update; "update" takes the update."""
@@ -127,7 +129,7 @@ def _joined(mb: Builder, op: an.Operation, rows: _Rows, pieces: Sequence[_Piece]
         for u in new:
             kept = getattr(mb, MODES[mode])(x=kept, y=u)
         parts.append(kept)
-    return an.joined(mb, parts, rows.axis)
+    return small_builds.joined(mb, parts, rows.axis)
 
 
 def _selected(mb: Builder, m: Match) -> Var:
@@ -174,7 +176,7 @@ def _seen(mb: Builder, x: Var, shape: Sequence[int]) -> Var:
     """The same elements in another shape, which they may have had before."""
     while tuple(x.shape) != tuple(shape) and (view := an.producer(x, "reshape")) is not None:
         x = view.x
-    return an.reshaped(mb, x, shape)
+    return reshaped(mb, x, shape)
 
 
 # What a scatter at constant places writes, as runs of rows along one axis.

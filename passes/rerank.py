@@ -41,6 +41,8 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.mil import walk_ops
+from anesurgery.regions import views
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Rerank(Rewrite):
     """
 
     name = "rerank"
-    kinds = frozenset({*an.views.FRAMES, *an.ops.VIEWS})
+    kinds = frozenset({*views.FRAMES, *an.ops.VIEWS})
     """Every op whose axes are known."""
     tolerance = an.REASSOCIATED
     at_most: int = 5
@@ -64,7 +66,7 @@ class Rerank(Rewrite):
         op = m.root
         if op.op_type in an.ops.VIEWS:
             return self.check_view(m)
-        tensors = an.views.tensors(op)
+        tensors = views.tensors(op)
         shapes = [an.shape_in_words(v.shape or ()) for v in tensors]
         rank = max(len(v.shape or ()) for v in tensors)
         high, low = rank > self.at_most, 0 < rank < self.at_least
@@ -72,8 +74,8 @@ class Rerank(Rewrite):
             return an.NO_MATCH
         if any(an.static_shape(v) is None for v in tensors):
             return Refusal(f"a shape is symbolic: {', '.join(shapes)}", op)
-        frame = an.views.frame(op)
-        if not isinstance(frame, an.views.Frame):
+        frame = views.frame(op)
+        if not isinstance(frame, views.Frame):
             return Refusal(f"{op.op_type} of rank {rank}: {frame}", op)
         groups = frame.merged(self.at_most) if high else frame.lifted(self.at_least)
         if groups is None and op.op_type != "transpose":
@@ -94,15 +96,15 @@ class Rerank(Rewrite):
         """The op on the view, and its results seen in the old shapes."""
         outs = m.root.outputs
         if m.root.op_type in an.ops.VIEWS:
-            return {outs[0]: an.views.seen_as(mb, m.source, outs[0].shape)}
+            return {outs[0]: views.seen_as(mb, m.source, outs[0].shape)}
         by_blocks = m.groups is None
-        results = [an.views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
-        return {old: an.views.seen_as(mb, new, old.shape) for old, new in zip(outs, results, strict=True)}
+        results = [views.transpose_by_blocks(mb, m.root)] if by_blocks else m.frame.build(mb, m.groups)
+        return {old: views.seen_as(mb, new, old.shape) for old, new in zip(outs, results, strict=True)}
 
     def run(self, program: Program, session: Session) -> None:
         """Apply it, then report what still has too many axes."""
         super().run(program, session)
-        for op in an.walk_ops(program):
+        for op in walk_ops(program):
             if op.op_type not in self.kinds | {"const"} and not op.blocks:
                 tensors = [v for v in op.outputs if an.types.is_tensor(v.sym_type)]
                 if wide := [v for v in tensors if v.rank > self.at_most]:

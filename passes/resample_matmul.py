@@ -38,6 +38,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from anesurgery import authoring as an
+from anesurgery import interpret
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 
 
@@ -89,7 +90,7 @@ def _weights(op: an.Operation, boxes: int, pixels: int) -> tuple[an.Array, an.Ar
     height, width = (int(d) for d in op.x.shape[2:])
     count = height * width
     images = torch.cat([torch.eye(count).reshape(1, count, height, width), torch.zeros(1, 1, height, width)], 1)
-    (resampled,) = an.interpret.evaluate([op], {op.x: images}, op.outputs)
+    (resampled,) = interpret.evaluate([op], {op.x: images}, op.outputs)
     every = np.asarray(resampled.float().numpy()).reshape(boxes, count + 1, pixels)
     outside = every[:, count:]
     return every[:, :count] - outside, outside

@@ -24,10 +24,12 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
+from anesurgery.regions.root_norms import RootNorm
+from anesurgery.rewriting.scaled_squares import NormForm
 
 
 @dataclass(frozen=True)
-class RmsNorm(an.NormForm):
+class RmsNorm(NormForm):
     """`x / sqrt(mean(x * x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "rms_norm"
@@ -41,7 +43,7 @@ class RmsNorm(an.NormForm):
             return Refusal(f"the mean is over the axes {match.norm.axes}, not over one", m.root)
         return match
 
-    def layer_norm(self, mb: Builder, norm: an.RootNorm) -> Var:
+    def layer_norm(self, mb: Builder, norm: RootNorm) -> Var:
         """The first half of that of [x, -x], whose mean is 0."""
         x, axis = norm.x, norm.axes[0]
         kind = an.np_dtype(x).type

@@ -29,6 +29,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb
+from anesurgery.mil import fixed_shape
+from anesurgery.regions import one_hot, rotary, views
+from anesurgery.semantics.intervals import interval
 
 MOST = 16384
 """Rows of a table that one product reads: the longest axis of the engine up to H15."""
@@ -61,10 +64,10 @@ class RotaryTables(Rewrite):
         if m.root.op_type == "concat":
             return self.check_exchange(m)
         if m.root.op_type == "mul":
-            turn = an.rotary.turned_by(m.root)
+            turn = rotary.turned_by(m.root)
             return an.NO_MATCH if turn is None else m.bind(turn=turn)
-        rotated = an.rotary.of_positions(m.root.outputs[0])
-        if not isinstance(rotated, an.rotary.OfPositions):
+        rotated = rotary.of_positions(m.root.outputs[0])
+        if not isinstance(rotated, rotary.OfPositions):
             return rotated
         if not (count := self.count(rotated.positions)):
             words = f"how many positions %{rotated.positions.name} may hold is not known: say positions="
@@ -73,18 +76,18 @@ class RotaryTables(Rewrite):
             inputs = m.block.inputs if isinstance(m.block, an.Function) else {}
             if inputs.get(rotated.positions.name) is not rotated.positions:
                 return Refusal(f"the positions %{rotated.positions.name} are computed, not an input", m.root)
-        if self.form == "constants" and an.fixed_shape(m.root.outputs[0])[rotated.axis] > count:
+        if self.form == "constants" and fixed_shape(m.root.outputs[0])[rotated.axis] > count:
             return Refusal(f"there are more rows than {count} positions", m.root)
         return m.bind(rows=rotated, count=count)
 
     def count(self, positions: Var) -> int:
         """How many positions there are: as the caller says, or as intervals show; 0 where that is not known."""
-        low, high = an.interval(positions)
+        low, high = interval(positions)
         return self.positions or (int(high) + 1 if low >= 0 and high < MOST else 0)
 
     def check_exchange(self, m: Match) -> Match | Refusal:
         """Parts of the last axis, in another order or with other signs."""
-        exchanged = an.rotary.exchange(m.root)
+        exchanged = rotary.exchange(m.root)
         if exchanged is None or an.reading.axis_of(m.root) != m.root.outputs[0].rank - 1:
             return an.NO_MATCH
         source, matrix = exchanged
@@ -99,7 +102,7 @@ class RotaryTables(Rewrite):
             return m.turn.table if fits else None
         if m.root.op_type == "concat" or (var is not m.rows.positions and self.form != "inputs"):
             return None
-        shape = an.fixed_shape(m.rows.positions)
+        shape = fixed_shape(m.rows.positions)
         ordered = self.form == "constants"
         draw = np.random.default_rng(0) if self.form == "inputs" else rng
         places = np.arange(np.prod(shape)) if ordered else draw.integers(0, m.count, np.prod(shape))
@@ -123,7 +126,7 @@ class RotaryTables(Rewrite):
             value = self.as_input(mb, m)
         elif self.form == "constants":
             self.given_up(mb, m, f"{m.rows.positions.name} is taken to be 0, 1, 2 and so on: do not give it")
-            rows = m.rows.shaped(self.table(m)[: an.fixed_shape(m.root.outputs[0])[m.rows.axis]])
+            rows = m.rows.shaped(self.table(m)[: fixed_shape(m.root.outputs[0])[m.rows.axis]])
             value = mb.identity(x=rows)
         else:
             value = m.rows.placed(mb, self.found(mb, m))
@@ -135,10 +138,10 @@ class RotaryTables(Rewrite):
 
         def flat(maker: Builder) -> Var:
             whole = ids if an.np_dtype(ids) == np.int32 else maker.cast(x=ids, dtype="int32")
-            return an.views.seen_as(maker, whole, (int(np.prod(an.fixed_shape(ids))),))
+            return views.seen_as(maker, whole, (int(np.prod(fixed_shape(ids))),))
 
         def hot(maker: Builder) -> Var:
-            ((_, row),) = an.one_hot.one_hot_pieces(
+            ((_, row),) = one_hot.one_hot_pieces(
                 maker, flat(maker), m.count, table.dtype, MOST + an.fp16.LAST_INTEGER
             )
             return row

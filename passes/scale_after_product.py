@@ -40,6 +40,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.placement.rules import legality, slow
+from anesurgery.semantics.reading import weight
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class ScaleAfterProduct(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One constant scale for each output channel, and no offset."""
-        op, stored, scales = m.root, an.weight(m.root), an.slow.palette_scale(m.root)
+        op, stored, scales = m.root, weight(m.root), slow.palette_scale(m.root)
         if stored is None or stored.op is None or scales is None:
             return an.NO_MATCH
         scale, data = an.constant(scales), stored.op.data
@@ -64,7 +66,7 @@ class ScaleAfterProduct(Rewrite):
             return Refusal(f"%{stored.name} has offsets beside its scales", op)
         if (bias := op.inputs.get("bias")) is not None and an.constant(bias) is None:
             return Refusal(f"the bias %{bias.name} is compressed or dynamic", op)
-        axis = an.legality.output_axis(op, data.rank)
+        axis = legality.output_axis(op, data.rank)
         if math.prod(np.shape(scale)) != np.shape(scale)[axis]:
             return Refusal(f"{an.shape_in_words(np.shape(scale))} scales: several for one output channel", op)
         count = int(data.shape[axis])

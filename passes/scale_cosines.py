@@ -21,10 +21,13 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
+from anesurgery.facts import cosines
+from anesurgery.regions.root_norms import Quiet, guard_of
+from anesurgery.rewriting.scaled_squares import ScaledSquares
 
 
 @dataclass(frozen=True)
-class ScaleCosines(an.ScaledSquares):
+class ScaleCosines(ScaledSquares):
     """`sum(a * b) / (|a| * |b|)` becomes the same of `a / u` and `b / v`."""
 
     name = "scale_cosines"
@@ -32,7 +35,7 @@ class ScaleCosines(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal:
         """By the lengths of both rows, and of numbers whose squares may overflow."""
-        cosine = an.cosines.cosine(m.root)
+        cosine = cosines.cosine(m.root)
         if cosine is None or not self.applies(m.x, cosine.rows):
             return an.NO_MATCH
         most = self.most(cosine.rows, cosine.count)
@@ -45,7 +48,7 @@ class ScaleCosines(an.ScaledSquares):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The rows have magnitudes of which fp16 holds the sums of the squares."""
         axes, keep, floor = list(m.cosine.axes), m.cosine.keep_dims, self.floor(m.cosine.least)
-        quiet, rows, units = an.Quiet.of(m.cosine.count), [], []
+        quiet, rows, units = Quiet.of(m.cosine.count), [], []
         for row in m.cosine.rows:
             unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, [row], axes), y=floor))
             rows.append(mb.real_div(x=row, y=unit))
@@ -54,7 +57,7 @@ class ScaleCosines(an.ScaledSquares):
         squares = [mb.reduce_sum(x=mb.square(x=row), axes=axes, keep_dims=keep) for row in rows]
         lengths = mb.mul(x=mb.sqrt(x=squares[0]), y=mb.sqrt(x=squares[1]))
         if m.cosine.least:
-            least = an.guard_of(mb, m.cosine.least, floor / quiet.least, *units)
+            least = guard_of(mb, m.cosine.least, floor / quiet.least, *units)
             lengths = mb.maximum(x=lengths, y=least)
         return mb.real_div(x=product, y=lengths)
 

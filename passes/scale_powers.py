@@ -41,6 +41,10 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import is_compressed
+from anesurgery.regions.small_builds import again
+from anesurgery.semantics import bounds, rows
+from anesurgery.semantics.intervals import magnitude
 
 MOST = 4
 """Powers of two that a number is divided by in front of weights: of less than 0.1 its square would have few
@@ -68,8 +72,8 @@ class ScalePowers(Rewrite):
         if power is None:
             return an.NO_MATCH
         x, exponent, ops = power
-        most = an.magnitude(x, products=1)
-        if most**exponent * (1 if total is None else an.rows.summed(total)) <= an.fp16.LARGEST:
+        most = magnitude(x, products=1)
+        if most**exponent * (1 if total is None else rows.summed(total)) <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
         shift = math.ceil(-math.log2(abs(scaled[1])) / exponent) if scaled[1] else 0
         if shift < 1 or abs(scaled[1]) > 0.5:
@@ -80,14 +84,14 @@ class ScalePowers(Rewrite):
     def _weighted(self, m: Match) -> Match | Refusal:
         """A product of a power and stored weights."""
         power = an.reading.whole_power(m.root.x)
-        weight = an.weight(m.root)
+        weight = an.reading.weight(m.root)
         if power is None or weight is None or weight is m.root.x or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         x, exponent, ops = power
-        most, largest = an.magnitude(x, products=1), max(map(abs, an.bounds.of_constant(weight)))
+        most, largest = magnitude(x, products=1), max(map(abs, bounds.of_constant(weight)))
         if most**exponent <= an.fp16.LARGEST:
             return Refusal(f"%{x.name} is at most {most:g}, and its power {exponent} does not overflow", m.root)
-        if an.constant(weight) is None or an.is_compressed(weight):
+        if an.constant(weight) is None or is_compressed(weight):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
         shift = min(MOST, math.floor(-math.log2(largest) / exponent)) if largest else 0
         if shift < 1:
@@ -101,7 +105,7 @@ class ScalePowers(Rewrite):
         small = mb.mul(x=m.x, y=2.0**-m.shift)
         power = mb.square(x=small) if m.exponent == 2 else mb.pow(x=small, y=float(m.exponent))
         if m.root.op_type in an.ops.PRODUCTS:
-            return an.again(mb, m.root, x=power, **m.weights)
+            return again(mb, m.root, x=power, **m.weights)
         if m.total is not None:
             axes, keep = an.ints(m.total, "axes"), an.flag(m.total, "keep_dims")
             power = getattr(mb, m.total.op_type)(x=power, axes=axes, keep_dims=keep)

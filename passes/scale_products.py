@@ -36,6 +36,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.mil import is_compressed
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,14 @@ class ScaleProducts(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """One with constant weights, whose bound is beyond the ceiling."""
-        weight = an.weight(m.root)
+        weight = an.reading.weight(m.root)
         if weight is None or an.np_dtype(weight) != np.float16:
             return an.NO_MATCH
         most = an.intervals.product(m.root)
         if not an.fp16.CEILING <= most < math.inf:
             return Refusal(f"a sum reaches at most {most:g}; the ceiling is {an.fp16.CEILING:g}", m.root)
         places = {n: v for n, v in m.root.inputs.items() if v is weight or (n == "bias" and v is not None)}
-        if any(an.constant(v) is None or an.is_compressed(v) for v in places.values()):
+        if any(an.constant(v) is None or is_compressed(v) for v in places.values()):
             return Refusal(f"%{weight.name} is compressed, or no constant", m.root)
         exponent = 1 + math.floor(math.log2(most / an.fp16.CEILING))
         values = {n: np.asarray(an.constant(v)) for n, v in places.items()}
@@ -69,7 +71,7 @@ class ScaleProducts(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same op with smaller weights, and a multiplication."""
         part = np.float16(2.0**-m.exponent)
-        product = an.again(mb, m.root, **{n: v * part for n, v in m.values.items()})
+        product = again(mb, m.root, **{n: v * part for n, v in m.values.items()})
         return mb.mul(x=product, y=2.0**m.exponent)
 
 

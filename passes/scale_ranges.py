@@ -34,6 +34,8 @@ from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.checking.comparison import compare
 from anesurgery.checking.ranges import Ranges, ranges
 from anesurgery.files.copying import copied
+from anesurgery.rewriting import scaled_regions
+from anesurgery.rewriting.passes import against_several
 
 WHOLE = "regions reach through the whole model, which is compared in fp32"
 GATE = 90.0
@@ -57,7 +59,7 @@ class ScaleRanges(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function, whose values can be observed."""
-        return an.against_several(program, "scale before they are made")
+        return against_several(program, "scale before they are made")
 
     def run(self, program: Program, session: Session) -> None:
         """Observe, choose, scale, and observe again."""
@@ -100,9 +102,9 @@ class ScaleRanges(Pass):
 
     def observed(
         self, session: Session, function: an.Function, observed: Ranges
-    ) -> an.scaled_regions.ScaledRegions:
+    ) -> scaled_regions.ScaledRegions:
         """A plan of the regions by what was observed."""
-        return an.scaled_regions.ScaledRegions(session, function, {row.name: row for row in observed.rows})
+        return scaled_regions.ScaledRegions(session, function, {row.name: row for row in observed.rows})
 
     def useless(self, before: int, after: int, refusals: Sequence[Refusal]) -> str:
         """Why what was scaled is taken back; "" where it stays."""
@@ -110,7 +112,7 @@ class ScaleRanges(Pass):
             return ""
         return f"{before} values exceed their limits before and {after} after: scaling would gain nothing"
 
-    def against(self, regions: Sequence[an.scaled_regions.Region]) -> Refusal | None:
+    def against(self, regions: Sequence[scaled_regions.Region]) -> Refusal | None:
         """Why nothing is scaled."""
         if not regions:
             return Refusal("no value exceeds the limits: half of 65504, and of 32768 for sums of products")
@@ -123,7 +125,7 @@ class ScaleRanges(Pass):
         """See that nothing but epsilons changed.
 
         Raises:
-            PassError: the models differ in fp32.
+            an.PassError: the models differ in fp32.
         """
         for values in samples or (None,):
             result = compare(before, after, values, precision="fp32", gate=GATE)

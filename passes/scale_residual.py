@@ -30,14 +30,15 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Refusal, Session, Var, mb
 from anesurgery.checking.ranges import Ranges
 from anesurgery.passes.scale_ranges import ScaleRanges, as_list
+from anesurgery.rewriting import scaled_regions
 
 
-class _Stream(an.scaled_regions.ScaledRegions):
+class _Stream(scaled_regions.ScaledRegions):
     """Regions of values that pass fp16 themselves, and not by their squares."""
 
     def excess(self, var: Var) -> float:
         """By what power of two a value passes its limit; squares, and sums of them, do not count."""
-        squared = an.scaled_regions.source_of(var) is not var
+        squared = scaled_regions.source_of(var) is not var
         return -np.inf if squared else super().excess(var)
 
 
@@ -55,7 +56,7 @@ class ScaleResidual(ScaleRanges):
 
     def observed(
         self, session: Session, function: an.Function, observed: Ranges
-    ) -> an.scaled_regions.ScaledRegions:
+    ) -> scaled_regions.ScaledRegions:
         """A plan of the streams by what was observed."""
         return _Stream(session, function, {row.name: row for row in observed.rows})
 

@@ -22,10 +22,13 @@ from dataclasses import dataclass
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Refusal, Var, mb
+from anesurgery.facts import sums_of_squares
+from anesurgery.regions.root_norms import Quiet, guard_of
+from anesurgery.rewriting.scaled_squares import ScaledSquares
 
 
 @dataclass(frozen=True)
-class ScaleRoots(an.ScaledSquares):
+class ScaleRoots(ScaledSquares):
     """`sqrt(sum(x * x))` becomes `u * sqrt(sum((x / u) * (x / u)))`, where u is 1 if fp16 holds the squares."""
 
     name = "scale_roots"
@@ -33,7 +36,7 @@ class ScaleRoots(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal:
         """A root of a sum of squares that may overflow."""
-        read = an.sums_of_squares.read_by_root(m.root)
+        read = sums_of_squares.read_by_root(m.root)
         if read is None or not self.applies(m.x, read[0].values):
             return an.NO_MATCH
         squares, least = read
@@ -46,7 +49,7 @@ class ScaleRoots(an.ScaledSquares):
         """The root of squares that fp16 holds, times the unit."""
         squares, total = m.squares, m.squares.total
         axes, floor = [] if total is None else an.ints(total, "axes"), self.floor(max(squares.epsilon, m.least))
-        quiet = an.Quiet.of(squares.most, self.averaged(total))
+        quiet = Quiet.of(squares.most, self.averaged(total))
         unit = quiet.unit(mb, mb.maximum(x=self.largest(mb, squares.values, axes), y=floor))
         inner = self.summed_squares(mb, squares.values, unit)
         if total is not None:
@@ -54,9 +57,9 @@ class ScaleRoots(an.ScaledSquares):
         if squares.factor != 1:
             inner = mb.mul(x=inner, y=squares.factor)
         if squares.epsilon:
-            inner = mb.add(x=inner, y=an.guard_of(mb, squares.epsilon, floor / quiet.least, unit))
+            inner = mb.add(x=inner, y=guard_of(mb, squares.epsilon, floor / quiet.least, unit))
         if m.least:
-            inner = mb.maximum(x=inner, y=an.guard_of(mb, m.least, floor / quiet.least, unit))
+            inner = mb.maximum(x=inner, y=guard_of(mb, m.least, floor / quiet.least, unit))
         result = _ending(mb, m.root, unit, inner)
         if total is None or an.flag(total, "keep_dims"):
             return result

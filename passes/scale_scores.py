@@ -40,6 +40,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.facts import attention
 
 SMALL = 0.05
 """A factor below this is shared by both sides, lest one becomes subnormal; that of a head of 400 is 0.05."""
@@ -70,7 +71,7 @@ class ScaleScores(Rewrite):
         most = an.intervals.largest_score(product, an.fp16.CEILING)
         if most < an.fp16.CEILING:
             return Refusal(f"the scores are at most {most:g}, below {an.fp16.CEILING:g}", m.root, idle=True)
-        both = an.attention.attention_of(product) is None and abs(scaled[1]) < SMALL
+        both = attention.attention_of(product) is None and abs(scaled[1]) < SMALL
         return m.bind(ops=(m.root, product), product=product, scale=scaled[1], both=both)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

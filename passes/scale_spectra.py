@@ -22,10 +22,14 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Var, mb
+from anesurgery.facts import log_mel
+from anesurgery.regions.root_norms import Quiet, guard_of
+from anesurgery.regions.small_builds import again
+from anesurgery.rewriting.scaled_squares import ScaledSquares
 
 
 @dataclass(frozen=True)
-class ScaleSpectra(an.ScaledSquares):
+class ScaleSpectra(ScaledSquares):
     """`log(W @ (a * a + b * b))` becomes `log(W @ ((a / u)^2 + (b / u)^2)) + 2 log(u)`."""
 
     name = "scale_spectra"
@@ -33,7 +37,7 @@ class ScaleSpectra(an.ScaledSquares):
 
     def check(self, m: Match) -> Match | Refusal:
         """Accept the logarithm of mixed powers that may overflow."""
-        spectrum = an.log_mel.spectrum(m.root)
+        spectrum = log_mel.spectrum(m.root)
         if spectrum is None or not self.applies(m.x, spectrum.squares.values):
             return an.NO_MATCH
         most = self.most(spectrum.squares.values, spectrum.squares.most)
@@ -48,18 +52,18 @@ class ScaleSpectra(an.ScaledSquares):
         largest = self.largest(mb, spectrum.squares.values, [spectrum.axis])
         unit = quiet.unit(mb, mb.maximum(x=largest, y=floor))
         power = self.summed_squares(mb, spectrum.squares.values, unit)
-        bands = an.again(mb, spectrum.mix, **{spectrum.operand: power})
+        bands = again(mb, spectrum.mix, **{spectrum.operand: power})
         if spectrum.guard:
-            share = an.guard_of(mb, spectrum.guard, floor / quiet.least, unit)
+            share = guard_of(mb, spectrum.guard, floor / quiet.least, unit)
             bands = mb.maximum(x=bands, y=share) if spectrum.clips else mb.add(x=bands, y=share)
         twice = mb.mul(x=mb.log(x=unit, epsilon=0.0), y=2.0)
         return mb.add(x=mb.log(x=bands, epsilon=0.0), y=twice)
 
 
-def _quiet(count: float) -> an.Quiet:
+def _quiet(count: float) -> Quiet:
     """A frame whose largest number is 1 or more, of which no band overflows: quieter bins vanish below it."""
-    quiet = an.Quiet.of(count)
-    return an.Quiet(min(1.0, quiet.most), quiet.most)
+    quiet = Quiet.of(count)
+    return Quiet(min(1.0, quiet.most), quiet.most)
 
 
 @an.example((1, 8, 4), dtype="fp16")

@@ -24,11 +24,14 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
+from anesurgery.files.copying import copied
 from anesurgery.files.package import Loaded
 from anesurgery.passes.channels_first import ChannelsFirst
 from anesurgery.passes.split_heads import SplitHeads
 from anesurgery.passes.tile_queries import TileQueries
+from anesurgery.placement.rules import finds_sequence_layout
 from anesurgery.placement.score import OFF, Score, placed
+from anesurgery.rewriting.passes import run_pass
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class SequenceLayout(Pass):
 
     def known_gain(self, graph: Program, target: an.Target) -> str:
         """What was measured of such models on such chips."""
-        seen = an.finds_sequence_layout.evidence(graph, target)
+        seen = finds_sequence_layout.evidence(graph, target)
         return "" if isinstance(seen, Refusal) else "; ".join(map(str, seen))
 
     def run(self, program: Program, session: Session) -> None:
@@ -66,7 +69,7 @@ class SequenceLayout(Pass):
         if self.layout != "by_evidence":
             return self.run_parts(program, session)
         seen, edits = (
-            an.finds_sequence_layout.evidence(program, an.Target.parse(session.target)),
+            finds_sequence_layout.evidence(program, an.Target.parse(session.target)),
             len(session.changes),
         )
         if not isinstance(seen, Refusal) and (lost := self.lost(program, session)):
@@ -81,7 +84,7 @@ class SequenceLayout(Pass):
 
     def lost(self, program: Program, session: Session) -> str:
         """What of the flop would leave the ANE by it, tried on a copy; "" for nothing."""
-        trial, target = an.copied(program), an.Target.parse(session.target)
+        trial, target = copied(program), an.Target.parse(session.target)
         self.run_parts(trial, session.again(prove_sites=False))
         before, after = (Score.of(placed(Loaded(p, session.spec), target)) for p in (program, trial))
         return after.loss(before, OFF)
@@ -89,7 +92,7 @@ class SequenceLayout(Pass):
     def run_parts(self, program: Program, session: Session) -> None:
         """One after another."""
         for step in self.parts():
-            an.run_pass(step, program, session)
+            run_pass(step, program, session)
 
 
 @an.example((1, 3, 4))

@@ -37,6 +37,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions.small_builds import cut, joined
 
 
 @dataclass(frozen=True)
@@ -78,13 +79,13 @@ class SliceWindows(Rewrite):
 def _windows(mb: Builder, m: Match) -> Var:
     x, axis, size, count = m.root.x, m.axis, m.size, m.windows
     if size == m.stride:
-        kept = an.cut(mb, x, axis, 0, count * size)
+        kept = cut(mb, x, axis, 0, count * size)
         return mb.reshape(x=kept, shape=[*x.shape[:axis], count, size, *x.shape[axis + 1 :]])
     if count <= size:
-        parts = [an.cut(mb, x, axis, i * m.stride, size) for i in range(count)]
+        parts = [cut(mb, x, axis, i * m.stride, size) for i in range(count)]
         return mb.stack(values=tuple(parts), axis=axis)
     reach = (count - 1) * m.stride + 1
-    parts = [an.cut(mb, x, axis, i, reach, m.stride) for i in range(size)]
+    parts = [cut(mb, x, axis, i, reach, m.stride) for i in range(size)]
     return mb.stack(values=tuple(parts), axis=axis + 1)
 
 
@@ -92,15 +93,15 @@ def _reversed(mb: Builder, m: Match) -> Var:
     """Row by row; neighbours of one length go together."""
     rows, start = [], 0
     for length, count in m.runs:
-        part = an.cut(mb, m.root.x, m.batch, start, count)
+        part = cut(mb, m.root.x, m.batch, start, count)
         start += count
         if length > 1:
             total = int(part.shape[m.seq])
-            turned = mb.reverse(x=an.cut(mb, part, m.seq, 0, length), axes=[m.seq])
-            rest = [an.cut(mb, part, m.seq, length, total - length)] if length < total else []
-            part = an.joined(mb, [turned, *rest], m.seq)
+            turned = mb.reverse(x=cut(mb, part, m.seq, 0, length), axes=[m.seq])
+            rest = [cut(mb, part, m.seq, length, total - length)] if length < total else []
+            part = joined(mb, [turned, *rest], m.seq)
         rows.append(part)
-    turned_rows = an.joined(mb, rows, m.batch)
+    turned_rows = joined(mb, rows, m.batch)
     return turned_rows if turned_rows is not m.root.x else mb.identity(x=turned_rows)
 
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.placement.rules import legality
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class SplitConv3d(Rewrite):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[Pass, ...]:
         """Only where a 3-D convolution is in doubt."""
-        return (cls(),) if target.families & an.legality.NOT_M4 else ()
+        return (cls(),) if target.families & legality.NOT_M4 else ()
 
     def check(self, m: Match) -> Match | Refusal:
         """Three axes of known length."""

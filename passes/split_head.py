@@ -44,6 +44,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions.small_builds import again
 
 UNIT = 64
 """Pieces are a multiple of it: rows are stored in units of at most so many elements."""
@@ -109,7 +110,7 @@ def _product(mb: Builder, m: Match, start: int, stop: int) -> Var:
     for name, axis in (("y", m.axis),) if m.root.op_type == "matmul" else (("weight", 0), ("bias", 0)):
         if (whole := inputs.get(name)) is not None:
             inputs[name] = _rows(mb, whole, axis, start, stop)
-    return an.again(mb, m.root, **inputs, name=wish)
+    return again(mb, m.root, **inputs, name=wish)
 
 
 def _rows(mb: Builder, whole: Var, axis: int, start: int, stop: int) -> Var:

@@ -26,7 +26,11 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.mil import fixed_shape
 from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.regions import channel_views, layouts, small_builds, views
+from anesurgery.regions import heads as heads_regions
+from anesurgery.regions.small_builds import again, parted
 
 
 @dataclass(frozen=True)
@@ -49,19 +53,19 @@ class SplitHeads(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention that can be taken apart?"""
-        core = an.heads.core_of(m.root)
-        if not isinstance(core, an.heads.Core):
+        core = heads_regions.core_of(m.root)
+        if not isinstance(core, heads_regions.Core):
             return core
-        operands = an.heads.operands_of(core)
+        operands = heads_regions.operands_of(core)
         if isinstance(operands, Refusal):
             return operands
-        scores = an.fixed_shape(core.softmax.outputs[0])
+        scores = fixed_shape(core.softmax.outputs[0])
         if scores[1] > self.most:
             return Refusal(f"{scores[1]} heads are more than {self.most}", m.root)
         for op, carried in core.between:
             for var in core.others(op, carried).values():
                 shape = an.static_shape(var)
-                if shape is None or (not an.heads.is_scalar(var) and len(shape) > 4):
+                if shape is None or (not heads_regions.is_scalar(var) and len(shape) > 4):
                     return Refusal(f"%{var.name} has the shape {tuple(map(str, var.shape))}", m.root)
         return m.bind(ops=tuple(core.ops), core=core, operands=operands)
 
@@ -70,59 +74,59 @@ class SplitHeads(Rewrite):
         core, operands = m.core, m.operands
         heads = len(operands.query.heads)
         queries, keys, values = (
-            _split(an.channel_views.Named(mb, x.var), x, axis)
+            _split(channel_views.Named(mb, x.var), x, axis)
             for x, axis in ((operands.query, 1), (operands.key, 3), (operands.value, 1))
         )
         masks = [_masks(mb, core, op, carried) for op, carried in core.between]
         seen = []
         for i in range(heads):
-            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=an.heads.SCORES)
+            scores = _at(mb, core.product).einsum(values=(keys[i], queries[i]), equation=heads_regions.SCORES)
             for (op, carried), others in zip(core.between, masks, strict=True):
                 rest = {k: v[i] for k, v in others.items()}
-                scores = an.again(_at(mb, op), op, **rest, **{carried: scores})
+                scores = again(_at(mb, op), op, **rest, **{carried: scores})
             weights = _at(mb, core.softmax).softmax(x=scores, axis=1)
-            seen.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=an.heads.SUM))
+            seen.append(_at(mb, m.root).einsum(values=(values[i], weights), equation=heads_regions.SUM))
         make = _at(mb, m.root)
-        joined = an.joined(make, seen, 1)
-        end, layout = an.heads.result(core)
-        return {end: an.channel_views.left(make, joined, end, layout)}
+        joined = small_builds.joined(make, seen, 1)
+        end, layout = heads_regions.result(core)
+        return {end: channel_views.left(make, joined, end, layout)}
 
 
 def _at(mb: Builder, op: an.Operation) -> Any:
     """A builder that names what it makes after what an op made."""
-    return an.channel_views.Named(mb, op.outputs[0])
+    return channel_views.Named(mb, op.outputs[0])
 
 
-def _split(mb: Any, operand: an.heads.Operand, axis: int) -> list[Var]:
+def _split(mb: Any, operand: heads_regions.Operand, axis: int) -> list[Var]:
     """Give each head its part of an operand."""
     var, count = operand.build(mb), max(operand.heads) + 1
-    parts = an.parted(mb, var, axis, [int(var.shape[axis]) // count] * count)
+    parts = parted(mb, var, axis, [int(var.shape[axis]) // count] * count)
     return [parts[i] for i in operand.heads]
 
 
-def _masks(mb: Builder, core: an.heads.Core, op: an.Operation, carried: str) -> dict[str, list[Var]]:
+def _masks(mb: Builder, core: heads_regions.Core, op: an.Operation, carried: str) -> dict[str, list[Var]]:
     """For each other operand of an elementwise op, what each head reads."""
     heads = int(core.softmax.x.shape[1])
-    return {k: _mask(an.channel_views.Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
+    return {k: _mask(channel_views.Named(mb, v), v, heads) for k, v in core.others(op, carried).items()}
 
 
 def _mask(mb: Any, var: Var, heads: int) -> list[Var]:
     """A mask as (batch, keys, 1, queries) for each head."""
-    if an.heads.is_scalar(var):
+    if heads_regions.is_scalar(var):
         return [var] * heads
-    shape = an.fixed_shape(var)
+    shape = fixed_shape(var)
     whole = (1,) * (4 - len(shape)) + shape
-    layout = an.heads.mask_layout(shape)
+    layout = heads_regions.mask_layout(shape)
     keys = layout.axes[3]
-    groups = (layout.having(an.layouts.BATCH), layout.axes[1] + keys, (), layout.having(an.layouts.TOKENS))
+    groups = (layout.having(layouts.BATCH), layout.axes[1] + keys, (), layout.having(layouts.TOKENS))
     value = an.constant(var)
     if value is None:
         moved = mb.shared_value(
             ("mask", var),
             [var],
-            lambda m: an.channel_views.twin(
-                an.channel_views.Named(m, var),
-                an.views.seen_as(an.channel_views.Named(m, var), var, whole),
+            lambda m: channel_views.twin(
+                channel_views.Named(m, var),
+                views.seen_as(channel_views.Named(m, var), var, whole),
                 layout,
                 groups,
             ),

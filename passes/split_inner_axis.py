@@ -41,6 +41,7 @@ from typing import Any
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.regions.weight_edits import pieces
 
 Flat = tuple[Var, int]
 """What rows are flattened from, and its first axis in a row."""
@@ -126,7 +127,7 @@ def _parts(mb: Builder, v: Var, axis: int, edges: Sequence[int]) -> list[Var]:
     if not an.is_stored(v):
         sizes = [b - a for a, b in pairwise(edges)]
         return list(mb.split(x=v, split_sizes=sizes, axis=axis, name=f"{v.name}_part"))
-    cut = an.pieces(v.shape, axis, edges)
+    cut = pieces(v.shape, axis, edges)
     return [an.edit_weight(mb, v, edit, f"{v.name}_part") for edit in cut]
 
 

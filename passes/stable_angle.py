@@ -24,6 +24,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Rewrite, Var, mb
+from anesurgery.checking import adversarial
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts import quotients
 
 FOUR = 4.0
 """Divided by any number of fp16 or fp32 it is no subnormal, which an engine may take for 0."""
@@ -35,7 +38,7 @@ class StableAngle(Rewrite):
 
     name = "stable_angle"
     mends = True
-    kinds = an.quotients.ENDS
+    kinds = quotients.ENDS
     """Every op that may end such an angle."""
     tolerance = an.Tolerance(2e-3)
     """pi is stored in fp16."""
@@ -43,15 +46,15 @@ class StableAngle(Rewrite):
 
     def check(self, m: Match) -> Match | None:
         """It is an angle whose divisor may be 0."""
-        angle = an.quotients.quotient_angle(m.root)
+        angle = quotients.quotient_angle(m.root)
         return None if angle is None else m.bind(ops=angle.ops, angle=angle)
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Numbers that are not 0 for four quadrants, since compositions are wrong on the axes."""
         if not m.angle.turns or var not in (m.angle.y, m.angle.x):
             return None
-        sizes = 10 ** rng.uniform(-2, 4, an.drawn_shape(var))
-        return an.adversarial.signed(rng, sizes).astype(an.np_dtype(var))
+        sizes = 10 ** rng.uniform(-2, 4, drawn_shape(var))
+        return adversarial.signed(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The angle to the nearer axis, and from there around."""

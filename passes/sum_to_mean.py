@@ -34,6 +34,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.semantics.intervals import magnitude
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class SumToMean(Rewrite):
                 f"the sum is multiplied by {scaled[1]:g}, and does not become smaller", m.root, idle=True
             )
         count = math.prod(total.x.shape[axis] for axis in an.reading.axes_of(total))
-        most = an.magnitude(total.x) * count
+        most = magnitude(total.x) * count
         if most <= an.fp16.LARGEST:
             return Refusal(
                 f"the sum of {count} values is at most {most:g}, and does not overflow", m.root, idle=True

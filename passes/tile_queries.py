@@ -23,7 +23,10 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Pass, Refusal, Rewrite, Var, mb
+from anesurgery.mil import fixed_shape
 from anesurgery.passes.channels_first import ChannelsFirst
+from anesurgery.regions import heads
+from anesurgery.regions.small_builds import again
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,13 @@ class TileQueries(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         """Is it the end of an attention with more queries than a block has?"""
-        core = an.heads.core_of(m.root)
-        if not isinstance(core, an.heads.Core):
+        core = heads.core_of(m.root)
+        if not isinstance(core, heads.Core):
             return core
         scores = an.static_shape(core.softmax.outputs[0])
         if scores is None:
             return Refusal(f"%{core.softmax.x.name} has a dynamic shape", m.root)
-        queries = an.heads.queries_of(core)
+        queries = heads.queries_of(core)
         if isinstance(queries, Refusal):
             return queries
         if scores[queries.scores] <= self.block:
@@ -65,7 +68,7 @@ class TileQueries(Rewrite):
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The blocks, and their concat."""
         core, at = m.core, m.queries
-        total = an.fixed_shape(core.softmax.outputs[0])[at.scores]
+        total = fixed_shape(core.softmax.outputs[0])[at.scores]
         sizes = [min(self.block, total - start) for start in range(0, total, self.block)]
         queries = mb.split(x=at.var, split_sizes=sizes, axis=at.axis, name=f"{at.var.name}_block")
         rank = core.softmax.x.rank
@@ -91,12 +94,12 @@ def _second(op: an.Operation, name: str, var: Var) -> dict[str, Any]:
 
 def _block(mb: Builder, op: an.Operation, **changed: Any) -> Var:
     """An op on other operands."""
-    return an.again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
+    return again(mb, op, **changed, name=f"{op.outputs[0].name}_block")
 
 
 def _parts(mb: Builder, var: Var, axis: int, sizes: list[int]) -> list[Var]:
     """For each block what it reads of a mask: all of it where it is the same for all queries."""
-    shape = an.fixed_shape(var)
+    shape = fixed_shape(var)
     if len(shape) < -axis or shape[axis] == 1:
         return [var] * len(sizes)
     value = an.constant(var)

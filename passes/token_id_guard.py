@@ -44,6 +44,8 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.facts import whole_numbers
 
 Range = tuple[int, int]
 
@@ -71,7 +73,7 @@ class TokenIdGuard(Rewrite):
 
     def pattern(self, op: Ops) -> OpPattern:
         """A guard: the condition and both sides come from the same ids."""
-        test = an.op.greater_equal(x=var("ids"), y=var("zero"))
+        test = op.greater_equal(x=var("ids"), y=var("zero"))
         return op.select(cond=test, a=var("kept"), b=op.add(x=var("added_to"), y=var("rows"), commutes=True))
 
     def check(self, m: Match) -> Match | Refusal:
@@ -85,14 +87,14 @@ class TokenIdGuard(Rewrite):
         ):
             return an.NO_MATCH
         count = int(rows)
-        ids = {an.whole_numbers.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
+        ids = {whole_numbers.before_casts(v, -count, count) for v in (m.ids, m.kept, m.added_to)}
         if len(ids) != 1:
             return an.NO_MATCH
         source = _source(ids.pop())
         promise = (self.assume or {}).get(source.name) if source.op is None else None
         if promise is not None and promise[0] < 0:
             return Refusal(f"%{source.name} is assumed to be as low as {promise[0]}", m.root)
-        if promise is not None or an.whole_numbers.never_negative(m.ids):
+        if promise is not None or whole_numbers.never_negative(m.ids):
             return m.bind(range=promise or (0, count - 1), promised=False)
         if _only_looks_up(m.root.outputs[0], count):
             promised = self.nonnegative and source.op is None
@@ -105,7 +107,7 @@ class TokenIdGuard(Rewrite):
         if an.np_dtype(var).kind not in "iu":
             return None
         low, high = m.range
-        return rng.integers(low, high + 1, an.drawn_shape(var)).astype(an.np_dtype(var))
+        return rng.integers(low, high + 1, drawn_shape(var)).astype(an.np_dtype(var))
 
     def assumes(self, m: Match) -> Mapping[str, Range]:
         """No id is negative, where that was promised."""
@@ -116,7 +118,7 @@ class TokenIdGuard(Rewrite):
         if m.promised:
             mb.note("assumed of the inputs: token ids are never negative")
         low, high = m.range
-        ids = an.whole_numbers.before_casts(m.kept, low, high + 1)
+        ids = whole_numbers.before_casts(m.kept, low, high + 1)
         if an.np_dtype(ids) != an.np_dtype(m.root.outputs[0]):
             ids = m.kept
         return ids if low >= 0 else mb.mod(x=ids, y=an.constant(m.rows))

@@ -42,6 +42,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.regions.small_builds import joined, parted
 
 BACK = {"forward": ("",), "reverse": ("",), "bidirectional": ("", "_back")}
 """Direction -> the suffixes of the weights of each way through the sequence."""
@@ -83,11 +84,11 @@ class UnrollRecurrent(Rewrite):
         """Each way through the sequence, side by side."""
         op, ways = m.root, BACK[str(an.constant(m.root.direction) or "forward")]
         initial = [op.initial_h, *([op.initial_c] if op.op_type == "lstm" else [])]
-        halves = [an.parted(mb, state, -1, len(ways)) for state in initial]
+        halves = [parted(mb, state, -1, len(ways)) for state in initial]
         walks = [_walk(mb, op, suffix, tuple(half[i] for half in halves)) for i, suffix in enumerate(ways)]
-        lasts = [an.joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
+        lasts = [joined(mb, [states[i] for _, states in walks], -1) for i in range(len(initial))]
         if an.flag(op, "output_sequence"):
-            return an.joined(mb, [_sequence(mb, outputs) for outputs, _ in walks], -1), *lasts
+            return joined(mb, [_sequence(mb, outputs) for outputs, _ in walks], -1), *lasts
         return mb.expand_dims(x=lasts[0], axes=[0]), *lasts
 
 
@@ -96,7 +97,7 @@ def _walk(mb: Builder, op: an.Operation, suffix: str, states: States) -> tuple[l
     steps, back = int(op.x.shape[0]), suffix or an.constant(op.direction) == "reverse"
     bias = bias_outside(mb, op, suffix)
     added = {} if bias is None else {"bias": bias}
-    inputs = an.parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
+    inputs = parted(mb, mb.linear(x=op.x, weight=op.inputs[f"weight_ih{suffix}"], **added), 0, steps)
     step = STEPS[op.op_type](mb, op, suffix)
     outputs = []
     for row in reversed(inputs) if back else inputs:

@@ -54,6 +54,11 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Operation, Program, Refusal, Rewrite, Var, mb
+from anesurgery.facts import overflow_regions
+from anesurgery.mil import op_types, reads
+from anesurgery.regions import float_types
+from anesurgery.rewriting.passes import check_named
+from anesurgery.semantics.intervals import magnitude
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ class WidenToFp32(Rewrite):
     """Ops between values of fp16 compute in fp32 where fp16 does not hold what they make."""
 
     name: ClassVar[str] = "widen_to_fp32"
-    kinds = frozenset(an.overflow_regions.ENDS)
+    kinds = frozenset(overflow_regions.ENDS)
     tolerance: ClassVar[an.Tolerance] = an.Tolerance(1e-3)
     tolerates_nonfinite: ClassVar[bool] = False
     ops: tuple[str, ...] = ()
@@ -70,19 +75,19 @@ class WidenToFp32(Rewrite):
     def run(self, program: an.Program, session: an.Session) -> None:
         """See that there are ops of the names, then widen them."""
         if self.ops:
-            an.check_named(self.ops, program)
+            check_named(self.ops, program)
         super().run(program, session)
 
     def pattern(self, op: an.Ops) -> an.OpPattern:
         """Find what ends a region; any op, where ops are named."""
-        return op.any(*(an.op_types() if self.ops else self.kinds))()
+        return op.any(*(op_types() if self.ops else self.kinds))()
 
     def check(self, m: Match) -> Match | Refusal:
         """An operand does not fit, and the result does; or it is a named op of fp16."""
         if self.ops:
             return _named(m, self.ops)
-        region = an.overflow_regions.wide_region(m.root)
-        if region is None or an.overflow_regions.goes_on(m.root):
+        region = overflow_regions.wide_region(m.root)
+        if region is None or overflow_regions.goes_on(m.root):
             return an.NO_MATCH
         outside = [op for op in region.ops if op.enclosing_block is not m.root.enclosing_block]
         if outside:
@@ -111,33 +116,33 @@ class WidenToFp32(Rewrite):
             )
         old = m.root.outputs[0]
         if self.ops:
-            return {v: an.float_types.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
+            return {v: float_types.as_dtype(mb, wide[v], an.np_dtype(v)) for v in m.root.outputs}
         if an.np_dtype(old).kind != "f":
             return {old: wide[old]}
-        return an.float_types.for_readers(mb, old, wide[old])
+        return float_types.for_readers(mb, old, wide[old])
 
 
 def _named(m: Match, names: tuple[str, ...]) -> Match | Refusal:
     """Make a region of one op, if it is named."""
     op = m.root
-    halves = any(an.np_dtype(v) == np.float16 for v in (*an.reads(op), *op.outputs))
+    halves = any(an.np_dtype(v) == np.float16 for v in (*reads(op), *op.outputs))
     called = {op.name, *(v.name for v in op.outputs)}
     if op.op_type in ("const", "cast") or not halves or not called & {*names}:
         return an.NO_MATCH
     if op.blocks:
         return Refusal(f"{op.op_type} has blocks; name the ops in them", op)
-    return m.bind(ops=(op,), region=an.overflow_regions.WideRegion((op,), op, "it is named"))
+    return m.bind(ops=(op,), region=overflow_regions.WideRegion((op,), op, "it is named"))
 
 
 def _entries(ops: tuple[Operation, ...]) -> set[Var]:
     """What the ops read that they do not make."""
-    return {v for op in ops for v in an.reads(op)} - {v for op in ops for v in op.outputs}
+    return {v for op in ops for v in reads(op)} - {v for op in ops for v in op.outputs}
 
 
 def _is_whole(value: Var) -> bool:
     """Is it an integer that becomes fp16, which may not hold it?"""
     cast = an.producer(value, "cast")
-    return cast is not None and an.np_dtype(cast.x).kind in "iu" and an.magnitude(cast.x) > an.fp16.LAST_INTEGER
+    return cast is not None and an.np_dtype(cast.x).kind in "iu" and magnitude(cast.x) > an.fp16.LAST_INTEGER
 
 
 def _before_rounding(value: Var) -> Var | None:

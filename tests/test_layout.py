@@ -259,6 +259,27 @@ def test_the_links_point_right(room: str) -> None:
     assert (ROOT / room / "__init__.py").is_file()
 
 
+LIGHT = 60
+"""Ceiling of the modules of this project that a plain pass brings."""
+FEW_PASSES = 6
+"""A word of `authoring` has more users than this, or stands in the tutorial."""
+TAUGHT = {"is_constant", "PassError", "PatternError"}
+
+
+def test_the_words_of_the_authors_are_those_that_most_passes_use() -> None:
+    from anesurgery import authoring
+
+    texts = [path.read_text(encoding="utf-8") for path in PASSES.rglob("*.py")]
+    used = {word: sum(bool(re.search(rf"\b{word}\b", t)) for t in texts) for word in authoring.__all__}
+    assert {word for word, count in used.items() if count <= FEW_PASSES} <= TAUGHT
+
+
+def test_a_pass_brings_little_with_it() -> None:
+    """What runs ops, judges models and reads files is imported when it is first asked for."""
+    code = "import sys, anesurgery.passes.{}; print(sum(m.startswith('anesurgery') for m in sys.modules))"
+    assert int(python(code.format("negate_subtract"))) <= LIGHT < int(python(code.format("apply_remedies")))
+
+
 def test_importing_is_silent_and_light() -> None:
     code = "import sys, anesurgery; print(*(m for m in ('torch', 'coremltools') if m in sys.modules))"
     assert python(code).strip() == ""

@@ -26,7 +26,7 @@ from anesurgery.interpret.arithmetic import neural_engine
 from anesurgery.interpret.arithmetic.neural_engine import chip_of
 from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, meaning
 from anesurgery.interpret.sampling import sample_function
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
 from anesurgery.regions.root_norms import cannot_overflow, root_norm
 from anesurgery.semantics.reading import in_decibels
@@ -46,7 +46,7 @@ MOST_FLOP = 1 << 31
 class EachInHalf:
     """Every value is rounded to fp16, whatever its type says: read as well as made."""
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function between roundings."""
         return lambda **operands: rounded_halves(
             row.function(**{k: rounded_halves(v) for k, v in operands.items()})
@@ -90,7 +90,7 @@ class OnEngine:
     engine: str
     """Its arithmetic, as "ane:M1"."""
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function between roundings."""
         function, round_ = (
             meaning(op, row, self.engine),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from anesurgery.interpret import Evaluator
+from anesurgery import interpret
 from anesurgery.interpret.features import allowed_shapes
 from anesurgery.mil import Operation, Program, Var, is_symbolic, types
 
@@ -66,9 +66,9 @@ def drawn_shape(var: Var) -> tuple[int, ...]:
     return tuple(map(length_of, var.shape or ())) if fewer is None else fewer
 
 
-def evaluator(ops: Sequence[Operation], wanted: Sequence[Var], precision: Any = "fp32") -> Evaluator:
+def evaluator(ops: Sequence[Operation], wanted: Sequence[Var], precision: Any = "fp32") -> interpret.Evaluator:
     """Ops ready to run on values of the shapes that are drawn."""
-    return Evaluator(ops, wanted, precision).reshaping(_shapes.get())
+    return interpret.Evaluator(ops, wanted, precision).reshaping(_shapes.get())
 
 
 def sizes_of(var: Var) -> Sequence[Any]:

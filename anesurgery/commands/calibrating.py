@@ -101,8 +101,8 @@ def _ranges_folder(
     from anesurgery.show.folder_table import folder_group
 
     refuse_for_folders(asked)
-    with progress("models", quiet or as_json) as told:
-        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=told)
+    with progress("models", quiet or as_json) as bar:
+        folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=bar)
     show(folder.to_json(), folder_group(folder), as_json, quiet)
     if not all(getattr(one, "ok", False) for one in folder.models.values()):
         raise typer.Exit(1)
@@ -244,8 +244,8 @@ def sensitivity(
             "seed": seed,
             "smallest": smallest,
         }
-        with progress("weights", quiet or as_json) as told:
-            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), progress=told, **options)
+        with progress("weights", quiet or as_json) as bar:
+            costs = measure(model, arrays.read_all(inputs), tuple(mode or MODES), progress=bar, **options)
     _save(costs, save)
     proposal = costs.propose(**goals) if goals else None
     if out is not None and proposal is not None:

@@ -125,8 +125,8 @@ def compress(
         "scheduler": scheduler,
         "against": tuple(against if against is not None else USUAL if plot is not None else ()),
     }
-    with progress("weights", quiet or as_json) as told:
-        compression = compressed(model, bits, inputs=samples, progress=told, **options)
+    with progress("weights", quiet or as_json) as bar:
+        compression = compressed(model, bits, inputs=samples, progress=bar, **options)
     compression.save(place, overwrite=overwrite)
     if html is not None:
         compression.save_html(html)

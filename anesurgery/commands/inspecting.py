@@ -139,8 +139,8 @@ def _inspect_folder(
     from anesurgery.show.folder_table import folder_group
 
     options: dict[str, Any] = {"compute_units": units, "jobs": where[0], "scheduler": where[1]}
-    with progress("models", quiet or as_json) as told:
-        folder = inspect_folder(model, target, progress=told, **options)
+    with progress("models", quiet or as_json) as bar:
+        folder = inspect_folder(model, target, progress=bar, **options)
     show(folder.to_json(), folder_group(folder), as_json, quiet)
 
 
@@ -171,16 +171,16 @@ def _aim(target: str | None, compute_units: str | None, rates: Path | None) -> A
     from anesurgery.placement.corrections import read_corrections
     from anesurgery.placement.target import Target
 
-    aim = Target.parse(target, compute_units)
-    return aim if rates is None else replace(aim, rates=read_corrections(rates))
+    device = Target.parse(target, compute_units)
+    return device if rates is None else replace(device, rates=read_corrections(rates))
 
 
-def _look(aim: Any, function: str | None, inputs: list[Path] | None, measured: bool) -> Look:
+def _look(target: Any, function: str | None, inputs: list[Path] | None, measured: bool) -> Look:
     from anesurgery.files import arrays
     from anesurgery.placement.inspector import inspect as analyse
 
     samples = arrays.read_all(inputs)
-    return lambda model: analyse(model, aim, inputs=samples, function=function, measured=measured)
+    return lambda model: analyse(model, target, inputs=samples, function=function, measured=measured)
 
 
 def _repair(

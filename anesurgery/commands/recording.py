@@ -116,16 +116,15 @@ def calibrate(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Fit the table of times to the published rows and your measurements, and show what changed."""
+    """Fit the table of times to your measurements, and show what changed."""
     load_engine(quiet)
     from anesurgery.placement.calibration import calibrate as fit
-    from anesurgery.placement.fitting import write_table
+    from anesurgery.placement.calibration import write_table
     from anesurgery.placement.timing import VARIABLE
 
     place = _place(out, overwrite, folder)
-    with waiting("fitting with each model, chip and source left out in turn", quiet):
-        calibrated = fit(folder)
-    write_table(calibrated.after.table, place)
+    calibrated = fit(folder)
+    write_table(calibrated.table, place)
     use = f"to use it: export {VARIABLE}={place}"
     show(calibrated.to_json(), Group(*calibrated_tables(calibrated)), as_json, quiet, [place], more=use)
 

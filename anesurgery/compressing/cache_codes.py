@@ -152,9 +152,9 @@ def compress_cache(
     """
     if scales is not None and scales not in EACH:
         raise SurgeryError(f"scales={scales!r}; it may be {' or '.join(map(repr, EACH))}")
-    aim, plain = Target.parse(target), MLProgram.read(model)
+    device, plain = Target.parse(target), MLProgram.read(model)
     names = _caches(plain.loaded.program)
-    notes = _against(aim)
+    notes = _against(device)
     if len(texts) < 2:
         raise SurgeryError(f"{len(texts)} texts; give two at least, one to calibrate with and one to judge by")
     held_out = [text for n, text in enumerate(texts) if n % HELD_OUT == min(len(texts), HELD_OUT) - 1]
@@ -170,7 +170,7 @@ def compress_cache(
     better = tried.get(EACH[1], math.inf) <= (1 - LEAST_GAIN) * tried.get(EACH[0], 0.0)
     each = scales or EACH[better]
     edited = _edited(plain, reading, each)
-    shares = _share(plain, aim), _share(edited, aim)
+    shares = _share(plain, device), _share(edited, device)
     if shares[1] < shares[0]:
         notes.append("fewer ops are expected on the engine than before: see `anesurgery inspect`")
     return CompressedCache(
@@ -234,18 +234,18 @@ def _caches(program: Program) -> list[str]:
     return list(caches)
 
 
-def _against(aim: Target) -> list[str]:
+def _against(target: Target) -> list[str]:
     """What the reader must know of a target.
 
     Raises:
         SurgeryError: its OS cannot load such a model, or its only chip failed with quantized values.
     """
-    if findings := of_version(IOS26, aim):
+    if findings := of_version(IOS26, target):
         raise SurgeryError(f"a cache in 8 bits needs int8 inputs, which begin at iOS 26: {refusal(findings)}")
     words = f"a language model that quantizes as it runs did not compile for the engine of an {FAILED}"
-    if set(aim.chips) == {FAILED}:
+    if set(target.chips) == {FAILED}:
         raise SurgeryError(f"{words} (reported: john-rocky/CoreML-LLM); keep the cache in fp16 there")
-    return [f"{words} (reported); name your chip by target="] if FAILED in aim.chips else []
+    return [f"{words} (reported); name your chip by target="] if FAILED in target.chips else []
 
 
 @dataclass(frozen=True)
@@ -367,8 +367,8 @@ def _var(value: Any) -> Var:
     return var
 
 
-def _share(subject: MLProgram, aim: Target) -> float:
-    ops = [row for one in placed(subject.loaded, aim) for row in one.ops]
+def _share(subject: MLProgram, target: Target) -> float:
+    ops = [row for one in placed(subject.loaded, target) for row in one.ops]
     return sum(row.preferred == "ane" for row in ops) / max(1, len(ops))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.assignment import Option, Row, propose
-from anesurgery.compressing.balancing import Balanced, balance_channels
+from anesurgery.compressing.balancing import Balanced, CorrectedNorm, Norms, balance_channels, norms_of
 from anesurgery.compressing.correcting import (
     Candidate,
     Corrected,
@@ -38,7 +38,6 @@ from anesurgery.compressing.form_evidence import (
     unknown_chips,
 )
 from anesurgery.compressing.modes import SMALLEST
-from anesurgery.compressing.norms import CorrectedNorm, Norms, norms_of
 from anesurgery.compressing.peers import Point, points
 from anesurgery.compressing.smaller import Smaller
 from anesurgery.compressing.storing import key_of, shift, store
@@ -292,28 +291,28 @@ def compress(
     room = None if max_bytes is None else read_size(max_bytes)
     _check_activations(bits, mixed, activations, room)
     asked = _asked(forms, activations)
-    aim, samples = Target.parse(target), read_samples(inputs)
+    device, samples = Target.parse(target), read_samples(inputs)
     given = read_subject(model)
     name = _fitting(given, [*samples.calibration, *samples.held_out], function)
     balance = activations is not None if balance is None else balance
     estimate = mixed is None and activations is None and (len(asked) > 1 if asked else for_ == "size")
     estimate = estimate or (room is not None and not mixed)
     how = ESTIMATED if estimate else TRIED if mixed else EVEN
-    before = [one for part in given.parts for one in placed(part, aim)]
+    before = [one for part in given.parts for one in placed(part, device)]
     left_out: LeftOut = {}
     with workers(jobs, scheduler) as those:
         finished = Finished(_folder(work), those)
-        plan = _Plan(bits, aim, for_, smallest, name, how, activations, balance, finished, asked, room)
+        plan = _Plan(bits, device, for_, smallest, name, how, activations, balance, finished, asked, room)
         newer, raised_ = _newer(given, plan)
         while True:
             edited = newer.clone()
             weights, scaled, norms = _corrected(edited, samples.calibration, plan, left_out, progress)
-            after = [one for part in edited.parts for one in placed(part, aim)]
+            after = [one for part in edited.parts for one in placed(part, device)]
             if not (lost := _lost(before, after, weights)):
                 break
             left_out |= lost
     short = [*samples.doubts, *_short(weights)]
-    doubts = [*short, *raised_, *unknown_chips((one.form for one in weights if one.form), aim)]
+    doubts = [*short, *raised_, *unknown_chips((one.form for one in weights if one.form), device)]
     for words in short:
         warn(f"compress: {words}")
     found = _result(given, edited, weights, samples, plan, (before, after), doubts)

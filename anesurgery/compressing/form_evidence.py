@@ -6,18 +6,20 @@ same bound. If nothing was measured, the report says so.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean
 from typing import Any
 
 from anesurgery.compressing.weight_forms import BITS, read_form
-from anesurgery.placement.fitting import PAIRS, family_of, form_ratio, read_json
-from anesurgery.placement.target import Target
-from anesurgery.placement.timing import FEW
+from anesurgery.placement.target import Target, family_of
+from anesurgery.placement.timing import FEW, TABLE
 
+PAIRS = TABLE.with_name("time_pairs.json")
+"""Published times of two forms of one thing."""
 KINDS = ("int4", "int8", "palette", "sparse")
 """What the weights that are corrected can be stored as, as the published pairs call it."""
 ZEROS = "zeros"
@@ -28,6 +30,12 @@ PURPOSES = ("size", "speed")
 READING, COMPUTING = "reading", "compute"
 POSITIONS = {READING: "few positions", COMPUTING: "many positions"}
 """What bounds a product, by what it has of positions."""
+
+
+def form_ratio(pair: Mapping[str, Any]) -> float:
+    """The time after over the time before."""
+    slower = pair["after"] / pair["before"]
+    return 1 / slower if pair["unit"] == "positions/s" else slower
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ def evidence() -> tuple[Evidence, ...]:
 
 @lru_cache(maxsize=4)
 def _published(kinds: tuple[str, ...]) -> tuple[Evidence, ...]:
-    pairs = [p for p in read_json(PAIRS) if p["what"] in kinds]
+    pairs = [p for p in json.loads(PAIRS.read_text(encoding="utf-8")) if p["what"] in kinds]
     return tuple(
         Evidence(
             ZEROS if p.get("plain") else p["what"],

@@ -15,7 +15,7 @@ from anesurgery.errors import Refusal
 from anesurgery.mil import Operation, Var, any_symbolic, constant, consumers, is_output, is_stored, producer
 from anesurgery.ops import CONTRACTIONS, REDUCTIONS, WEIGHTED, names
 from anesurgery.semantics.reading import sliced
-from anesurgery.semantics.rows import MEANINGS, places_of, slices_read
+from anesurgery.semantics.rows import SPECS, places_of, slices_read
 
 NORM = frozenset(
     {"abs", "add", "cast", "clip", "concat", "expand_dims", "identity", "layer_norm", "maximum", "minimum"}
@@ -27,7 +27,7 @@ NORM = frozenset(
 SIZED = names("one_hot slice_by_size slice_update split stack")
 """Ops that are not rebuilt on a row: they hold a length, or make several values or a new axis."""
 
-CARRYING = frozenset(op_type for op_type, row in MEANINGS.items() if row.axes is not None) - SIZED
+CARRYING = frozenset(op_type for op_type, row in SPECS.items() if row.axes is not None) - SIZED
 """Ops of which it is known where the axes go."""
 
 Rows = dict[Var, int]

@@ -30,7 +30,7 @@ from anesurgery.mil import (
 from anesurgery.ops import JOINING, LOGICAL, LOOKUPS, names
 from anesurgery.semantics.intervals import Intervals, stored_interval
 from anesurgery.semantics.reading import number
-from anesurgery.semantics.rows import ALWAYS, MEANINGS, OF_WHOLE
+from anesurgery.semantics.rows import ALWAYS, OF_WHOLE, SPECS
 
 Range = tuple[float, float]
 
@@ -71,7 +71,7 @@ def makes_whole(var: Var) -> Operation | None:
 
 def whole_results(op: Operation) -> str | None:
     """Does an op that computes make whole numbers, `ALWAYS` or `OF_WHOLE` ones?"""
-    row = MEANINGS.get(op.op_type)
+    row = SPECS.get(op.op_type)
     return None if row is None else row.whole
 
 

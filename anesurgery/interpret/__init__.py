@@ -1,14 +1,35 @@
-"""The interpreter: MIL programs as numbers, on any machine with torch."""
+"""The interpreter: MIL programs as numbers, on any machine with torch.
 
-from anesurgery.interpret.core import Evaluator as Evaluator
-from anesurgery.interpret.core import Executable as Executable
-from anesurgery.interpret.core import evaluate as evaluate
-from anesurgery.interpret.listener import Listener as Listener
-from anesurgery.interpret.ops import load_meanings
-from anesurgery.interpret.predictor import Predictor as Predictor
-from anesurgery.interpret.predictor import run as run
-from anesurgery.interpret.table import TABLE as TABLE
-from anesurgery.interpret.table import Unsupported as Unsupported
-from anesurgery.interpret.table import impl as impl
+What runs ops is imported when it is first asked for.
+"""
 
-load_meanings()
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from anesurgery.interpret.core import Evaluator as Evaluator
+    from anesurgery.interpret.core import Executable as Executable
+    from anesurgery.interpret.core import evaluate as evaluate
+    from anesurgery.interpret.listener import Listener as Listener
+    from anesurgery.interpret.predictor import Predictor as Predictor
+    from anesurgery.interpret.predictor import run as run
+    from anesurgery.interpret.table import TABLE as TABLE
+    from anesurgery.interpret.table import Unsupported as Unsupported
+    from anesurgery.interpret.table import impl as impl
+
+HOMES = {
+    "core": ("Evaluator", "Executable", "evaluate"),
+    "listener": ("Listener",),
+    "predictor": ("Predictor", "run"),
+    "table": ("TABLE", "Unsupported", "impl"),
+}
+"""Module -> what it gives to this package."""
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

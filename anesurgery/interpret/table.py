@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Meaning:
+class Implementation:
     """How an op type is computed."""
 
     function: Callable[..., Any]
@@ -27,7 +28,41 @@ class Meaning:
 LARGEST_RESULT = 1 << 30
 """Bytes of what an op makes of little: as many as of a value that is computed while a program is read."""
 
-TABLE: dict[str, Meaning] = {}
+
+class _Implementations(MutableMapping[str, Implementation]):
+    """A table that imports the families of ops when it is first asked for what it lacks."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Implementation] = {}
+        self.filled = False
+
+    def fill(self) -> None:
+        """Import the families, once."""
+        if not self.filled:
+            self.filled = True
+            importlib.import_module("anesurgery.interpret.ops").load_implementations()
+
+    def __getitem__(self, op_type: str) -> Implementation:
+        if op_type not in self.known:
+            self.fill()
+        return self.known[op_type]
+
+    def __setitem__(self, op_type: str, meaning: Implementation) -> None:
+        self.known[op_type] = meaning
+
+    def __delitem__(self, op_type: str) -> None:
+        del self.known[op_type]
+
+    def __iter__(self) -> Iterator[str]:
+        self.fill()
+        return iter(self.known)
+
+    def __len__(self) -> int:
+        self.fill()
+        return len(self.known)
+
+
+TABLE = _Implementations()
 """Op type -> meaning. Control flow is not here: see `anesurgery.interpret.ops.control`."""
 
 
@@ -40,7 +75,7 @@ def impl(*op_types: str) -> Callable[[F], F]:
 
     def enter(function: F) -> F:
         for op_type in op_types:
-            TABLE[op_type] = Meaning(function, op_type in MOVING | PADDING)
+            TABLE[op_type] = Implementation(function, op_type in MOVING | PADDING)
         return function
 
     return enter

@@ -13,7 +13,7 @@ new layers as MIL ops beside the old ones, comparison, replacing, layers that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,11 +25,12 @@ from anesurgery.network_editing.network import Network, Node
 from anesurgery.network_editing.neural_network import NeuralNetwork
 from anesurgery.neuralnetwork.making import make_layer
 from anesurgery.rewriting.driver import Built, Place, operate
-from anesurgery.rewriting.ml_program import Subject
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Session
 
 Shape = tuple[int | None, ...]
+Step = tuple[str, dict[str, Any]]
+"""A layer type and its fields, as `emit` takes them."""
 
 
 @dataclass
@@ -112,16 +113,22 @@ class Site:
         fields = {"alpha": float(alpha), "beta": float(beta)}
         return self.emit("activation", [x], outputs, linear=fields)
 
-    def chain(self, layers: Sequence[Callable[..., str]]) -> None:
-        """Put layers there in a row, of which the last makes the layer's one output.
+    def put(self, step: Step, blob: str, outputs: Sequence[str] | None = None) -> str:
+        """Put a layer of one input there; the blob that it makes."""
+        return self.emit(step[0], [blob], outputs, **step[1])
 
-        Args:
-            layers: of each, what puts it there: of the blob that it reads, and of `outputs` as in `emit`.
+    def chain(self, steps: Sequence[Step], source: str | None = None) -> None:
+        """Put layers there in a row, from `source` (the layer's first input) to the layer's one output.
+
+        Without a layer, the readers of the output read `source`.
         """
-        x = self.inputs[0]
-        for layer in layers[:-1]:
-            x = layer(x)
-        layers[-1](x, outputs=self.outputs)
+        blob = self.inputs[0] if source is None else source
+        for step in steps[:-1]:
+            blob = self.put(step, blob)
+        if steps:
+            self.put(steps[-1], blob, self.outputs)
+        else:
+            self.forward(blob)
 
     def _named(self) -> bool:
         return any(node.message.name == self.node.message.name for node in self.new)
@@ -168,7 +175,7 @@ def _barred(site: Site) -> Refusal | None:
 class LayerPass(Pass, abstract=True):
     """A pass over the layers of a neural network (`.mlmodel`), not over the ops of an ML Program."""
 
-    subject: ClassVar[type[Subject]] = NeuralNetwork
+    subject = NeuralNetwork
 
     def run(self, network: Network, session: Session) -> None:
         """Edit a network in place."""
@@ -226,7 +233,10 @@ class _LayerPlace(Place):
         site = self.site
         if not all(map(site.network.plain, site.outputs)):
             return self.refusal("it makes a blob that a loop or branch, or another layer, makes too")
-        refusal = self.step.rewrite(site)
+        try:
+            refusal = self.step.rewrite(site)
+        except Refused as reason:  # a blob that is overwritten is the better reason
+            refusal = Refusal(str(reason))
         if refusal is not None or site.new or site.renamed:
             barred = _barred(site)
             refusal = refusal if barred is None else barred

@@ -165,8 +165,8 @@ class NeuralNetwork(Subject):
 
     def inspect(self, target: str | None) -> tuple[Inspection, ...]:
         """What the rules of the format say of each network."""
-        aim = Target.parse(target, None)
-        return tuple(inspect_network(part, aim, "") for part in networks_of(self.spec))
+        device = Target.parse(target, None)
+        return tuple(inspect_network(part, device, "") for part in networks_of(self.spec))
 
     def score(self, target: Target) -> Score:
         """By the rules of the format: there is no time, and what can run on the ANE is all that counts."""

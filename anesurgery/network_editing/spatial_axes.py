@@ -7,14 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anesurgery.network_editing.layer_pass import Site
+import numpy as np
+
+from anesurgery.errors import Refused
+from anesurgery.network_editing.layer_pass import Site, Step
+from anesurgery.neuralnetwork.making import weights
 
 SEQUENCE, BATCH, CHANNEL, HEIGHT, WIDTH = -5, -4, -3, -2, -1
 NAMES = {SEQUENCE: "sequence", BATCH: "batch", CHANNEL: "channel", HEIGHT: "height", WIDTH: "width"}
 CUT = {CHANNEL: "CHANNEL_AXIS", HEIGHT: "HEIGHT_AXIS", WIDTH: "WIDTH_AXIS"}
 """Axis -> its name in a `slice`, which needs no more axes than come after it."""
-SWAPS = {HEIGHT: (0, 2, 1, 3), WIDTH: (0, 3, 2, 1), SEQUENCE: (1, 0, 2, 3)}
-"""Axis -> the order of a `permute` that changes places with the channel; it undoes itself."""
+MOST_MIXED = 512
+"""Channels above which a pass does not write a matrix: C x C weights, and C x C products for each pixel, of
+which 512 have 262,144."""
 
 Margins = tuple[int, int]
 """Elements before and after."""
@@ -25,33 +30,46 @@ def from_end(axis: int, rank: int) -> int:
     return axis - rank if axis >= 0 else axis
 
 
-def cut(site: Site, x: str, axis: int, span: range, outputs: Sequence[str] | None = None) -> str:
-    """Put a `slice` there.
-
-    Args:
-        site: where.
-        x: the blob.
-        axis: from the end, one of `CUT`.
-        span: the places that stay, upwards; none lies outside of the axis.
-        outputs: the blob that it makes; a new one by default.
-    """
+def cut(axis: int, span: range) -> Step:
+    """The `slice` that leaves the places of `span`, upwards, of an axis of `CUT`."""
     fields = {"startIndex": span.start, "endIndex": span.stop, "stride": span.step}
-    return site.emit("slice", [x], outputs, axis=CUT[axis], **fields)
+    return "slice", {"axis": CUT[axis], **fields}
 
 
-def border(
-    site: Site, x: str, height: Margins, width: Margins, value: float, outputs: Sequence[str] | None = None
-) -> str:
-    """Put a `padding` with one number there, for a blob of two axes or more."""
-    return site.emit("padding", [x], outputs, constant={"value": value}, paddingAmounts=borders(height, width))
+def border(height: Margins, width: Margins, value: float) -> Step:
+    """A `padding` with one number, for a blob of two axes or more."""
+    return "padding", {"constant": {"value": value}, "paddingAmounts": borders(height, width)}
+
+
+def repeated_border(height: Margins, width: Margins) -> Step:
+    """A `padding` that repeats the pixels of the border."""
+    return "padding", {"replication": {}, "paddingAmounts": borders(height, width)}
 
 
 def borders(height: Margins, width: Margins) -> dict[str, list[dict[str, int]]]:
     """The fields of a `BorderAmounts` message."""
-    edges = [{"startEdgeSize": a, "endEdgeSize": b} for a, b in (height, width)]
-    return {"borderAmounts": edges}
+    return {"borderAmounts": [{"startEdgeSize": a, "endEdgeSize": b} for a, b in (height, width)]}
 
 
-def swap(site: Site, x: str, axis: int, outputs: Sequence[str] | None = None) -> str:
-    """Put a `permute` there that changes places of an axis of `SWAPS` and the channel of five axes."""
-    return site.emit("permute", [x], outputs, axis=SWAPS[axis])
+def height_and_width(site: Site, blob: str) -> list[int]:
+    """The last two sizes of a blob.
+
+    Raises:
+        Refused: one is dynamic.
+    """
+    extent = [d for d in site.shape(blob)[-2:] if d is not None]
+    if len(extent) != 2:
+        raise Refused(f"height or width of {blob!r} is dynamic")
+    return extent
+
+
+def picking(picks: Sequence[int], channels: int) -> Step:
+    """The 1x1 `convolution` whose channel i is channel picks[i] of the `channels` of its input.
+
+    Each number is 1 times one number plus zeros, hence exact for finite ones; an infinite number makes the
+    others of its pixel NaN.
+    """
+    matrix = np.zeros((len(picks), channels), np.float32)
+    matrix[np.arange(len(picks)), list(picks)] = 1
+    sizes = {"outputChannels": len(picks), "kernelChannels": channels, "kernelSize": [1, 1]}
+    return "convolution", {**sizes, "valid": {}, "weights": weights(matrix)}

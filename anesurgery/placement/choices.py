@@ -20,7 +20,7 @@ from anesurgery.interpret import run
 from anesurgery.interpret.arithmetic.neural_engine import chip_of, rounding
 from anesurgery.interpret.arithmetic.precision import meaning
 from anesurgery.interpret.batched_decoding import Shown
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Implementation
 from anesurgery.mil import (
     Array,
     Function,
@@ -146,7 +146,7 @@ class Partly:
     rest: str
     exact: frozenset[Operation]
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The exact function; or that of the arithmetic, of operands in fp16."""
         if op in self.exact:
             return row.function

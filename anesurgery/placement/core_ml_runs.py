@@ -45,7 +45,7 @@ def measure(
     *,
     settings: Sequence[str] = SETTINGS,
     runs: int = 50,
-    told: Callable[[str], object] = lambda words: None,
+    progress: Callable[[str], object] = lambda words: None,
 ) -> dict[str, Any]:
     """Load and run a model on this Mac, ask Core ML where its ops run, and put beside it what is expected.
 
@@ -55,7 +55,7 @@ def measure(
         function: of a model that has several.
         settings: names of compute units to measure.
         runs: predictions that count, for each setting.
-        told: is told what is being done.
+        progress: called with what is being done.
 
     Raises:
         SurgeryError: this is no Mac with macOS 14.4 or later, or no setting could be measured.
@@ -66,11 +66,11 @@ def measure(
     predictor = Predictor(model, function=function)
     inputs = predictor.sample()
     inputs = present(predictor.inputs, inputs) if predictor.inputs else inputs
-    told("compiling")
+    progress("compiling")
     place, seconds = compiled(str(Path(model).expanduser()))
     rows = []
     for units in settings:
-        told(units)
+        progress(units)
         rows.append(
             _setting(model, place, replace(target, compute_units=units), inputs, function, runs, predictor)
         )

@@ -109,22 +109,22 @@ def inspect(
         InterpretError: inputs that do not fit.
         SurgeryError: `inputs` or `measured` for a folder of sizes.
     """
-    aim = Target.parse(target, compute_units)
+    device = Target.parse(target, compute_units)
     if isinstance(model, (str, os.PathLike)) and is_sized(folder := Path(model).expanduser()):
         if inputs is not None or measured:
             words = "inputs= and measured= are for one of them: inspect a package in it, with function="
             raise SurgeryError(f"{folder} holds several sizes; {words}")
-        return of_folder(folder, aim, inspect_program, function)
-    inspection = inspect_other(model, aim, inspect_program)
+        return of_folder(folder, device, inspect_program, function)
+    inspection = inspect_other(model, device, inspect_program)
     if inspection is None:
         loaded = load_graph(model)
-        inspection = inspect_program(loaded, aim, inputs=inputs, function=function)
+        inspection = inspect_program(loaded, device, inputs=inputs, function=function)
         inspection = replace(inspection, notes=(*inspection.notes, *loaded.notes))
         if (origin := origin_of(loaded.program)) is not None and origin.network:
             inspection = replace(inspection, notes=(*inspection.notes, TRANSLATED))
-        each = {} if function else of_functions(loaded, aim, inspect_program)
+        each = {} if function else of_functions(loaded, device, inspect_program)
         inspection = with_functions(inspection, each)
-    return _beside(inspection, model, aim, function) if measured else inspection
+    return _beside(inspection, model, device, function) if measured else inspection
 
 
 def _version(loaded: Loaded) -> int:

@@ -6,15 +6,15 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anesurgery.errors import LoadError
 from anesurgery.files.package import Loaded
-from anesurgery.placement.fitting import Row, load_from, load_to
 from anesurgery.placement.rates_from_plans import UNREADABLE, read_measurement
-from anesurgery.placement.target import CHIPS, Target
-from anesurgery.placement.timing import Load, load_of
+from anesurgery.placement.target import CHIPS, Target, family_of
+from anesurgery.placement.timing import Load, OpLoad, load_of
 from anesurgery.placement.verdicts import choose, judge_shaped
 
 UNITS = "CPU_AND_NE"
@@ -22,6 +22,44 @@ MOSTLY = 0.9
 """Share of the ops that are expected on the Neural Engine which Core ML's plan has to give to it as well:
 otherwise the time is that of another division of the model."""
 CHIP = re.compile(r"\b([AM]\d+)( Pro| Max| Ultra)?\b")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A measured time.
+
+    Attributes:
+        model: its name; with the generation of the chip, the key of its features.
+        chip: as it is sold.
+        ms: of one prediction with CPU_AND_NE.
+        source: who measured it.
+        units: that the source names, or "not stated".
+        load: what the model asks for.
+    """
+
+    model: str
+    chip: str
+    ms: float
+    source: str
+    units: str
+    load: Load = field(repr=False)
+
+    @property
+    def family(self) -> int:
+        """Generation of the engine."""
+        return family_of(self.chip)
+
+
+def load_from(plain: Mapping[str, Any]) -> Load:
+    """A load as `load_to` writes it."""
+    return Load(tuple(OpLoad(*op) for op in plain["ops"]), plain["switches"])
+
+
+def load_to(load: Load) -> dict[str, Any]:
+    """A load as plain data, equal ops merged."""
+    merged = load.merged()
+    ops = [[round(v, 4) if isinstance(v, float) else v for v in op] for op in merged.ops]
+    return {"switches": merged.switches, "ops": ops}
 
 
 def features_of(loaded: Loaded, function: str | None, host: str) -> dict[str, Any] | None:

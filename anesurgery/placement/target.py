@@ -233,6 +233,11 @@ OS_VERSIONS = {"iOS": (15, 16, 17, 18, 26, 27), "macOS": (12, 13, 14, 15, 26, 27
 _MARKETED = re.compile(r"\s*(pro|max|ultra)\b", re.IGNORECASE)
 
 
+def family_of(chip: str) -> int:
+    """The generation of the engine of a chip by the name under which it is sold: "M4 Pro"."""
+    return CHIPS[chip.split()[0]].family
+
+
 @dataclass(frozen=True)
 class Target:
     """Chips, an OS and compute units.

@@ -3,7 +3,7 @@
 An op takes Core ML's own estimate times a factor of the engine's generation, or as long as its weights take to
 be read where that is more. To these come a fixed cost of a prediction, changes of the unit, and a least time
 for each op of the longest chain of ops that wait for one another. All numbers stand in `time_table.json`,
-which `fitting.py` fits to published measurements; docs/latency.md shows the errors.
+which `tests/benchmarks/time_fit.py` fits to published measurements; docs/latency.md shows the errors.
 """
 
 from __future__ import annotations

@@ -9,20 +9,20 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anesurgery.checking.adversarial import Sampler
 from anesurgery.checking.grades import EXACT, Grade, SiteCheck
-from anesurgery.checking.site import check_site
 from anesurgery.errors import NO_MATCH, InterpretError, PassError, ProofError, Refusal, Refused, SurgeryError
 from anesurgery.mil import Array, Operation, Var, any_symbolic, is_symbolic, nested_ops, reads, types
 from anesurgery.ops import CONTROL, IMPURE
-from anesurgery.placement.rules.faulty_ops import faults_of
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 from anesurgery.rewriting.session import Change, Needs, Session
+
+if TYPE_CHECKING:
+    from anesurgery.checking.adversarial import Sampler
 
 
 def remove_dead(ops: Sequence[Operation]) -> list[Operation]:
@@ -159,9 +159,11 @@ def operate(place: Place) -> bool:
 
 def _new_fault(built: Built, target: str | None) -> str:
     """What the target gets wrong in the new ops, and not in the old ones; "" for nothing."""
-    aim = Target.parse(target)
-    old = {fault.name for fault, _, _ in faults_of(built.matched, aim)}
-    new = ((fault, said) for fault, _, said in faults_of(built.made, aim) if fault.name not in old)
+    from anesurgery.placement.rules.faulty_ops import faults_of
+
+    device = Target.parse(target)
+    old = {fault.name for fault, _, _ in faults_of(built.matched, device)}
+    new = ((fault, said) for fault, _, said in faults_of(built.made, device) if fault.name not in old)
     return next((f"{fault.what} ({said}; {fault.source})" for fault, said in new), "")
 
 
@@ -216,6 +218,8 @@ def proof_of(step: Pass, session: Session, built: Built, sample: Sampler, where:
     ]
     if not pairs:
         return {"unchecked": "the output's shape changes on purpose, so compare the whole models"}
+    from anesurgery.checking.site import check_site
+
     earlier = session.checks.setdefault(str(step), {})
     try:
         promise = replace(step.promise, limits=built.limits)

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from anesurgery import registry
 from anesurgery.checking.comparison import Comparison, compare_as_stored
@@ -43,13 +43,10 @@ from anesurgery.placement.models import inspect_other
 from anesurgery.placement.score import Score, placed
 from anesurgery.placement.target import Target
 from anesurgery.placement.verdicts import found_by
+from anesurgery.rewriting.session import Graph as Graph
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-
-Graph: TypeAlias = Any
-"""What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""
 
 
 @dataclass(frozen=True)
@@ -411,10 +408,10 @@ class MLProgram(Subject):
 
     def time(self, target: str | None) -> Time | None:
         """That of one prediction with each function; a target of several generations asks for no inspection."""
-        aim = Target.parse(target)
-        if len(aim.families) != 1:
+        device = Target.parse(target)
+        if len(device.families) != 1:
             return None
-        return total_of([one.time for part in self.parts for one in placed(part, aim)])
+        return total_of([one.time for part in self.parts for one in placed(part, device)])
 
     def spec_of(self, graph: Program) -> Any:
         """That of the program's own model."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from numbers import Integral, Real
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, cast
 
 import networkx
 
@@ -23,8 +23,10 @@ from anesurgery.doors import check_fields
 from anesurgery.errors import PassError, ProofError, Refusal, SurgeryError, UnknownName
 from anesurgery.mil import Program, exclusive, quiet_host, walk_ops
 from anesurgery.placement.target import Target
-from anesurgery.rewriting.ml_program import Graph, MLProgram, Subject
-from anesurgery.rewriting.session import Session, needs_notes
+from anesurgery.rewriting.session import Graph, Session, needs_notes
+
+if TYPE_CHECKING:
+    from anesurgery.rewriting.ml_program import Subject
 
 T = TypeVar("T")
 
@@ -133,6 +135,15 @@ def against_several(program: Any, words: str) -> Refusal | None:
     return Refusal(f"the model has the functions {', '.join(program.functions)}; {words}")
 
 
+class _MLProgram:
+    """The format of passes that state none, imported when asked for: it brings all that judges a model."""
+
+    def __get__(self, instance: Any, owner: Any) -> type[Subject]:
+        from anesurgery.rewriting.ml_program import MLProgram
+
+        return MLProgram
+
+
 @dataclass(frozen=True)
 class Pass:
     """A named edit of a model.
@@ -143,7 +154,7 @@ class Pass:
 
     name: ClassVar[str]
     """The pass's name in reports, recipes and the command line. A Python identifier."""
-    subject: ClassVar[type[Subject]] = MLProgram
+    subject = cast("type[Subject]", _MLProgram())  # without a type, or `dataclass` would ask for it
     """The format whose graphs it edits."""
     precedes: ClassVar[tuple[str, ...]] = ()
     """Names of passes that must come later, or patterns of names ("legacy_*"); recipes are sorted by it."""
@@ -387,7 +398,7 @@ def subject_of(steps: Iterable[Pass]) -> type[Subject]:
         raise SurgeryError(
             f"one call takes passes of one format, not {words}; apply the first, then the others to the result"
         )
-    return next(iter(by_subject), MLProgram)
+    return next(iter(by_subject), Pass.subject)
 
 
 def run_on(step: Pass, subject: Subject, session: Session) -> None:

@@ -7,7 +7,6 @@ Work is proportional to the number of ops plus edits.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,17 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
-import torch
 
-from anesurgery.checking.adversarial import between
 from anesurgery.checking.lengths import drawn_shape
-from anesurgery.checking.proofs import site_of
-from anesurgery.checking.site import lies_within, limits_of
 from anesurgery.display import short_name
-from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal, SurgeryError
-from anesurgery.files.interface import adapt_inputs
-from anesurgery.interpret import Listener, run
-from anesurgery.interpret.sampling import sample_function
+from anesurgery.errors import NO_MATCH, PassError, PatternError, Refusal
 from anesurgery.mil import (
     Array,
     Block,
@@ -40,7 +32,6 @@ from anesurgery.mil import (
     operands,
     remove_input,
     static_shape,
-    types,
     visiting,
 )
 from anesurgery.rewriting.builder import Builder
@@ -51,116 +42,7 @@ from anesurgery.rewriting.pattern import Match, OpPattern, Ops, matches
 from anesurgery.rewriting.pattern import op as op_patterns
 from anesurgery.rewriting.session import ROUNDED, Change, Needs, Session
 from anesurgery.semantics.analysis_cache import caching
-from anesurgery.semantics.intervals import stored_score
 from anesurgery.text import operand_text, type_text
-
-
-class _Largest(Listener):
-    """Keeps the largest magnitude of each float by name; NaN where there was one."""
-
-    def __init__(self) -> None:
-        self.reached: dict[str, float] = {}
-
-    def see(self, name: str, value: Any) -> None:
-        """One value more."""
-        if isinstance(value, torch.Tensor) and value.is_floating_point():
-            most = float(value.abs().amax()) if value.numel() else 0.0
-            seen = self.reached.get(name, 0.0)
-            self.reached[name] = math.nan if math.isnan(most + seen) else max(most, seen)
-
-    def after(self, op: Operation, outputs: Sequence[Any]) -> None:
-        """Widen the range of each output."""
-        for var, value in zip(op.outputs, outputs, strict=True):
-            self.see(var.name, value)
-
-
-def needs_of(
-    limits: Mapping[Var, float], session: Session, program: Program, function: Function
-) -> Needs | Refusal | None:
-    """What an edit needs that only a run shows.
-
-    Args:
-        limits: the floats that it reads, each with the largest magnitude up to which the edit holds.
-        session: has the inputs, and what earlier runs showed.
-        program: in which the edit is made.
-        function: of the program.
-
-    Returns:
-        The `Needs` that hold on these inputs; a `Refusal` where a value is larger, or cannot be computed; None
-        where the intervals show everything.
-    """
-    shown = {v for v, most in limits.items() if lies_within(v, most) or stored_score(v, most) <= most}
-    open_ = {v: most for v, most in limits.items() if v not in shown}
-    if not open_:
-        return None
-    try:
-        reached = {v: _reached(v, session, program, function) for v in open_}
-    except SurgeryError as error:
-        var, most = next(iter(open_.items()))
-        why = str(error).splitlines()[0]
-        return Refusal(f"holds up to {most:g}, and what %{var.name} reaches could not be computed: {why}")
-    words = _words(session)
-    for var, most in open_.items():
-        if not reached[var] <= most:
-            return Refusal(
-                f"%{var.name} reaches {reached[var]:.4g} on {words}; the rewrite holds up to {most:g}"
-            )
-    nearest = max(open_, key=lambda v: reached[v] / open_[v])
-    return Needs(nearest.name, open_[nearest], reached[nearest], words)
-
-
-def _reached(var: Var, session: Session, program: Program, function: Function) -> float:
-    """The largest magnitude of a value, 0 in a branch that no input takes; earlier runs are looked up first.
-
-    Raises:
-        SurgeryError: the program cannot be run, or a loop passes the value on.
-    """
-    if var.op is None and var.name not in function.inputs:
-        raise SurgeryError("a loop passes it on")
-    name = next(name for name, one in program.functions.items() if one is function)
-    key = _program_key(session, name, function)
-    seen = session.reached.get(key, {})
-    if math.isnan(seen.get(var.name, math.nan)):  # an edit may have repaired what was NaN in an earlier run
-        seen = session.reached[key] = _observed(session, program, name)
-    return seen.get(var.name, 0.0)
-
-
-def _program_key(session: Session, name: str, function: Function) -> tuple[str, ...]:
-    """What tells one program from another in which values of the same names are others.
-
-    Edits keep the values that keep their names, but for those of which only whole models are compared.
-    """
-    unlike = dict.fromkeys(change.pass_name for change in session.changes if change.unchecked)
-    return (name, *function.inputs, "", *(v.name for v in function.outputs), "", *unlike)
-
-
-def _observed(session: Session, program: Program, name: str) -> dict[str, float]:
-    """The largest magnitude of each float of a function by name."""
-    listener = _Largest()
-    for values in _inputs(session, program, name):
-        for entry, value in values.items():
-            listener.see(entry, torch.as_tensor(value) if isinstance(value, np.ndarray) else value)
-        run(program, values, function=name, listener=listener)
-    return listener.reached
-
-
-def _inputs(session: Session, program: Program, name: str) -> list[Mapping[str, Any]]:
-    """The inputs that the caller gave, as the program takes them now; a drawn set where they do not fit."""
-    function = program.functions[name]
-    names = {entry for entry, var in function.inputs.items() if not types.is_state(var.sym_type)}
-    adapted = [
-        adapt_inputs(session.contract, values) for values in session.samples if len(program.functions) == 1
-    ]
-    if adapted and all(names <= values.keys() for values in adapted):
-        return [{entry: values[entry] for entry in names} for values in adapted]
-    return [sample_function(function, seed=session.seed, images=session.images)]
-
-
-def _words(session: Session) -> str:
-    """Where values were seen."""
-    count = len(session.samples)
-    return "drawn inputs" if not count else f"{count} given set{'s' if count > 1 else ''} of inputs"
-
 
 EDITS_PER_OP = 4
 """A rewrite that makes more edits than this for each op of a block reaches no fixed point: passes end with one
@@ -250,6 +132,8 @@ class Rewrite(Pass, abstract=True):
         (low, high), shape, dtype = m.within[var], drawn_shape(var), np_dtype(var)
         if dtype.kind in "iu":
             return rng.integers(int(low), int(high) + 1, shape).astype(dtype)
+        from anesurgery.checking.adversarial import between
+
         return between(low, high, shape, dtype, rng)
 
     def uncompared(self, m: Match) -> Refusal | None:
@@ -410,6 +294,10 @@ class _OpPlace(Place):
         Returns:
             The `Needs` that only a run shows; a `Refusal` where a value is larger; None for no needs.
         """
+        from anesurgery.checking.proofs import site_of
+        from anesurgery.checking.site import limits_of
+        from anesurgery.rewriting.needs import needs_of
+
         promise = replace(self.step.promise, limits=built.limits)
         limits = limits_of(site_of(built.pairs, built.made, built.matched), promise)
         return needs_of(limits, self.session, self.program, self.function) if limits else None

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -19,10 +19,12 @@ from anesurgery.errors import Named, Refusal, SurgeryError
 from anesurgery.files import arrays
 from anesurgery.files.interface import InterfaceChange
 from anesurgery.files.writing import check_place
-from anesurgery.interpret.sampling import generator
 from anesurgery.mil import Array, Function, Operation, Var, remove_input, walk_ops
 from anesurgery.regions.reencoding import stored_bytes
 from anesurgery.semantics.reading import in_words
+
+Graph: TypeAlias = Any
+"""What `Pass.run` edits in place: a MIL `Program`, or a `Network` of layers."""
 
 KEEP, DECODE, REENCODE = "keep", "decode", "reencode"
 CHOICES = (KEEP, DECODE, REENCODE)
@@ -214,6 +216,8 @@ class Session(Report):
     """The ops that make the shared values."""
 
     def __post_init__(self) -> None:
+        from anesurgery.interpret.sampling import generator
+
         self.rng = generator(self.seed)
 
     @property

@@ -33,7 +33,7 @@ from anesurgery.semantics.bounds import (
     row_length,
 )
 from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
-from anesurgery.semantics.rows import MEANINGS, Meaning, reach
+from anesurgery.semantics.rows import SPECS, OpSpec, reach
 
 STEPS = 48
 """Ops that are looked at for one interval: more are seldom needed, and each question costs as many."""
@@ -99,7 +99,7 @@ class Intervals:
 
     def _result(self, op: Operation, var: Var) -> Interval:
         """In numbers without end, of operands as they are."""
-        row = MEANINGS.get(op.op_type)
+        row = SPECS.get(op.op_type)
         if row is None:
             return ANY
         if row.positions is not None and var in op.outputs[row.positions :][:1]:
@@ -115,7 +115,7 @@ class Intervals:
         return outwards(ends, dtype, roundings) if self.stored and dtype.kind == "f" else ends
 
 
-def _roundings(op: Operation, row: Meaning) -> float:
+def _roundings(op: Operation, row: OpSpec) -> float:
     """How often the result of an op is rounded, the sums on the way to it included."""
     if op.op_type in UNCHANGED:
         return EXACT

@@ -123,7 +123,7 @@ class Ranges(Protocol):
 
 
 @dataclass(frozen=True)
-class Meaning:
+class OpSpec:
     """The row of an op type."""
 
     range: Interval | Callable[[Operation, Ranges], Interval] | None = None
@@ -228,12 +228,12 @@ def _largest(op: Operation, ranges: Ranges) -> Interval:
     return (-math.inf if beyond or bare else low), high
 
 
-WINDOWS: dict[str, Meaning] = {
-    "avg_pool": Meaning(_average, _planes, terms=_window),
-    "l2_pool": Meaning(axes=_planes),
-    "max_pool": Meaning(_largest, _planes),
-    **dict.fromkeys(names("resize_nearest_neighbor upsample_nearest_neighbor"), Meaning(same, _pictures)),
-    **dict.fromkeys(names("resize_bilinear upsample_bilinear"), Meaning(axes=_pictures)),
+WINDOWS: dict[str, OpSpec] = {
+    "avg_pool": OpSpec(_average, _planes, terms=_window),
+    "l2_pool": OpSpec(axes=_planes),
+    "max_pool": OpSpec(_largest, _planes),
+    **dict.fromkeys(names("resize_nearest_neighbor upsample_nearest_neighbor"), OpSpec(same, _pictures)),
+    **dict.fromkeys(names("resize_bilinear upsample_bilinear"), OpSpec(axes=_pictures)),
 }
 
 
@@ -378,9 +378,9 @@ def _one_hot(op: Operation) -> Axes:
     return only(op, [a if a < axis else a + 1 for a in range(op.indices.rank)], "indices")
 
 
-def _leading(count: int, mixed: int) -> Meaning:
+def _leading(count: int, mixed: int) -> OpSpec:
     """The first axes of four by themselves, the others mixed."""
-    return Meaning(same, lambda op: mixing(op, {*range(count, count + mixed)}))
+    return OpSpec(same, lambda op: mixing(op, {*range(count, count + mixed)}))
 
 
 def _padded(op: Operation, ranges: Ranges) -> Interval:
@@ -421,21 +421,21 @@ AXES: dict[str, Callable[[Operation], Axes | None]] = {
     "gather_along_axis": _gather_along_axis,
 }
 
-MOVES: dict[str, Meaning] = {
-    **{op_type: Meaning(same, AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
+MOVES: dict[str, OpSpec] = {
+    **{op_type: OpSpec(same, AXES.get(op_type)) for op_type in sorted(MOVING - {"identity"})},
     **dict.fromkeys(names("depth_to_space space_to_depth pixel_shuffle pixel_unshuffle"), _leading(1, 3)),
     "crop": _leading(2, 2),
-    "pad": Meaning(_padded, _unpadded),
-    "space_to_batch": Meaning(_zero_padded),
-    "concat": Meaning(_joined, _concat),
-    "stack": Meaning(_joined, _stack),
-    "slice_update": Meaning(axes=_slice_update),
-    "band_part": Meaning(axes=lambda op: mixing(op, {op.x.rank - 2, op.x.rank - 1})),
-    "scatter_along_axis": Meaning(axes=_scatter_along_axis),
-    "one_hot": Meaning(lambda op, ranges: union([op.on_value, op.off_value], ranges), _one_hot),
-    "range_1d": Meaning(_range),
-    **dict.fromkeys(names("fill fill_like"), Meaning(_filled)),
-    **dict.fromkeys(names("non_zero shape"), Meaning(positions=0)),
+    "pad": OpSpec(_padded, _unpadded),
+    "space_to_batch": OpSpec(_zero_padded),
+    "concat": OpSpec(_joined, _concat),
+    "stack": OpSpec(_joined, _stack),
+    "slice_update": OpSpec(axes=_slice_update),
+    "band_part": OpSpec(axes=lambda op: mixing(op, {op.x.rank - 2, op.x.rank - 1})),
+    "scatter_along_axis": OpSpec(axes=_scatter_along_axis),
+    "one_hot": OpSpec(lambda op, ranges: union([op.on_value, op.off_value], ranges), _one_hot),
+    "range_1d": OpSpec(_range),
+    **dict.fromkeys(names("fill fill_like"), OpSpec(_filled)),
+    **dict.fromkeys(names("non_zero shape"), OpSpec(positions=0)),
 }
 
 
@@ -724,12 +724,12 @@ WHOLE = {
     **dict.fromkeys(names("abs add maximum minimum mod mul relu select sub"), OF_WHOLE),
 }
 
-ELEMENTWISE: dict[str, Meaning] = {
+ELEMENTWISE: dict[str, OpSpec] = {
     **{
-        t: Meaning(RANGES.get(t), aligned, whole=WHOLE.get(t), limits=LIMITS.get(t, ANY))
+        t: OpSpec(RANGES.get(t), aligned, whole=WHOLE.get(t), limits=LIMITS.get(t, ANY))
         for t in sorted(UNARY | BROADCASTING)
     },
-    **dict.fromkeys(("prelu", "softplus_parametric"), Meaning(axes=_by_channel)),
+    **dict.fromkeys(("prelu", "softplus_parametric"), OpSpec(axes=_by_channel)),
 }
 
 
@@ -924,16 +924,16 @@ def _recurrent(op: Operation) -> int:
     return 2 * steps * rows * sum(map(elements, matrices))
 
 
-PRODUCTS: dict[str, Meaning] = {
-    "conv": Meaning(_bounded, _conv_axes, _conv, terms=_terms),
-    "conv_transpose": Meaning(axes=_images, work=_conv_transpose),
-    "einsum": Meaning(axes=_einsum_axes, work=_einsum),
-    "linear": Meaning(
+PRODUCTS: dict[str, OpSpec] = {
+    "conv": OpSpec(_bounded, _conv_axes, _conv, terms=_terms),
+    "conv_transpose": OpSpec(axes=_images, work=_conv_transpose),
+    "einsum": OpSpec(axes=_einsum_axes, work=_einsum),
+    "linear": OpSpec(
         _bounded, _linear_axes, lambda op: 2 * elements(op.outputs[0]) * shape_of(op.weight)[-1], terms=_terms
     ),
-    "matmul": Meaning(_of_values, _matmul_axes, _matmul, terms=_terms),
-    "scaled_dot_product_attention": Meaning(axes=_attention_axes, work=_attention),
-    **dict.fromkeys(("gru", "lstm", "rnn"), Meaning(work=_recurrent)),
+    "matmul": OpSpec(_of_values, _matmul_axes, _matmul, terms=_terms),
+    "scaled_dot_product_attention": OpSpec(axes=_attention_axes, work=_attention),
+    **dict.fromkeys(("gru", "lstm", "rnn"), OpSpec(work=_recurrent)),
 }
 
 
@@ -1086,35 +1086,35 @@ def _layer_norm(op: Operation, ranges: Ranges) -> Interval:
     return -most, most
 
 
-SUMS_AND_ORDERS: dict[str, Meaning] = {
-    **dict.fromkeys(REDUCTIONS, Meaning(axes=_reduced)),
-    **dict.fromkeys(names("reduce_max reduce_min"), Meaning(same, _reduced, whole=OF_WHOLE)),
-    "reduce_mean": Meaning(_mean, _reduced, terms=summed),
-    "reduce_sum": Meaning(_sum, _reduced, whole=OF_WHOLE, terms=summed),
-    **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), Meaning(_length, _reduced, terms=summed)),
-    "reduce_prod": Meaning(_product, _reduced, terms=summed),
-    "reduce_log_sum_exp": Meaning(_log_sum_exp, _reduced),
+SUMS_AND_ORDERS: dict[str, OpSpec] = {
+    **dict.fromkeys(REDUCTIONS, OpSpec(axes=_reduced)),
+    **dict.fromkeys(names("reduce_max reduce_min"), OpSpec(same, _reduced, whole=OF_WHOLE)),
+    "reduce_mean": OpSpec(_mean, _reduced, terms=summed),
+    "reduce_sum": OpSpec(_sum, _reduced, whole=OF_WHOLE, terms=summed),
+    **dict.fromkeys(names("reduce_sum_square reduce_l2_norm"), OpSpec(_length, _reduced, terms=summed)),
+    "reduce_prod": OpSpec(_product, _reduced, terms=summed),
+    "reduce_log_sum_exp": OpSpec(_log_sum_exp, _reduced),
     **dict.fromkeys(
-        names("reduce_argmax reduce_argmin"), Meaning(axes=lambda op: _reduced(op, MIXED), positions=0)
+        names("reduce_argmax reduce_argmin"), OpSpec(axes=lambda op: _reduced(op, MIXED), positions=0)
     ),
-    "argsort": Meaning(axes=_along, positions=0),
-    "topk": Meaning(same, _along, positions=1),
-    "cumsum": Meaning(_running, _along, whole=OF_WHOLE, terms=_axis_length),
-    "softmax": Meaning(_softmax, _along, terms=_axis_length, limits=(0.0, 1.0)),
-    "layer_norm": Meaning(_layer_norm, _normalized),
-    "batch_norm": Meaning(axes=_channels),
-    "instance_norm": Meaning(_layer_norm, _channels),
-    "l2_norm": Meaning(_l2_norm, _separate_pictures),
+    "argsort": OpSpec(axes=_along, positions=0),
+    "topk": OpSpec(same, _along, positions=1),
+    "cumsum": OpSpec(_running, _along, whole=OF_WHOLE, terms=_axis_length),
+    "softmax": OpSpec(_softmax, _along, terms=_axis_length, limits=(0.0, 1.0)),
+    "layer_norm": OpSpec(_layer_norm, _normalized),
+    "batch_norm": OpSpec(axes=_channels),
+    "instance_norm": OpSpec(_layer_norm, _channels),
+    "l2_norm": OpSpec(_l2_norm, _separate_pictures),
 }
 
 
-MEANINGS: dict[str, Meaning] = {**ELEMENTWISE, **MOVES, **PRODUCTS, **SUMS_AND_ORDERS, **WINDOWS}
+SPECS: dict[str, OpSpec] = {**ELEMENTWISE, **MOVES, **PRODUCTS, **SUMS_AND_ORDERS, **WINDOWS}
 """Op type -> its row."""
 
 
 def places_of(op: Operation) -> Axes | None:
     """Where the axes of an op's operands go; None where that is not known."""
-    row = MEANINGS.get(op.op_type)
+    row = SPECS.get(op.op_type)
     return None if row is None or row.axes is None else row.axes(op)
 
 
@@ -1172,7 +1172,7 @@ def read_results(op: Operation) -> list[Var]:
 def work_of(op: Operation) -> Work:
     """What an op reads, writes and computes."""
     stored = [v for _, v in operands(op) if is_stored(v) and elements(v) > 1]
-    row = MEANINGS.get(op.op_type)
+    row = SPECS.get(op.op_type)
     return Work(
         sum(map(size_of, runtime(op))),
         sum(map(size_of, stored)),

@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from anesurgery import frontend
+from anesurgery.checking.exactness import nearness
 from anesurgery.doors import door
 from anesurgery.errors import IsPipeline, LoadError, SurgeryError, UnknownName
+from anesurgery.facts.dependence import slice_back
+from anesurgery.facts.padded_windows import unpadded
 from anesurgery.files.interface import describe, new_spec
 from anesurgery.files.joining import default_function, join
 from anesurgery.files.package import WEIGHTS, Loaded, write_spec
@@ -28,20 +32,32 @@ from anesurgery.files.size_index import INDEX, Padding, SizeRow, in_words, is_si
 from anesurgery.files.weights import WeightWriter
 from anesurgery.files.writing import check_place, write_atomically
 from anesurgery.frontend.resampling import Resampled, resampled_constants
+from anesurgery.interpret.core import evaluate
 from anesurgery.interpret.features import allows
 from anesurgery.loading import load, load_sequence
 from anesurgery.mil import (
+    Array,
     Function,
     Operation,
     Var,
+    add_input,
     any_symbolic,
     constant,
+    consumers,
     ct,
+    dtype_name,
     exclusive,
     function_of,
+    is_output,
+    is_symbolic,
+    mb,
+    next_op,
     quiet_host,
+    replace_uses,
+    types,
+    walk_ops,
 )
-from anesurgery.ops import CONTROL, LISTS
+from anesurgery.ops import CONTROL, LISTS, POINTWISE
 from anesurgery.placement.inspection import Inspection
 from anesurgery.placement.inspector import inspect
 from anesurgery.placement.target import Target
@@ -51,12 +67,361 @@ from anesurgery.rewriting.newer_opsets import raised
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics.reading import each_axis, slice_places
-from anesurgery.shipping.added_mask import with_mask
-from anesurgery.shipping.filling import along, lengths_of, longest, padding_between
-from anesurgery.shipping.resampled_tables import compute_tables
+from anesurgery.shipping.filling import (
+    InputShapes,
+    along,
+    free_length,
+    lengths_of,
+    longest,
+    padding_between,
+    steps_along,
+    unfolded,
+)
 from anesurgery.shipping.resized import REFUSED, REMEDY, lengthened
-from anesurgery.shipping.shared_tables import share_tables
+from anesurgery.shipping.shared_tables import SHARE, share_tables, weights_of
 from anesurgery.splitting.merge import FUNCTIONS, merge
+
+# -- tables that are one stored table resampled to each size ---------------------------------------------
+#
+# Tables that are one stored table resampled to each size are computed from it, where storing them costs much.
+#
+# Positions of pictures are interpolated to the size of each: a table for each size, of which none begins
+# another. The table that is given is stored once instead, and each size multiplies it by the matrix of its
+# rows and that of its columns. In fp16 this rounds in another way than the stored table did, so that it is
+# done only where the tables make the weights more than `SHARE` larger than those of the largest size; how near
+# is said.
+
+LEAST = 70.0
+"""Decibels: a computed table that is further from the stored one is not used. Rounding leaves about 80."""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A stored table that holds a resampled one at its end.
+
+    Attributes:
+        op: the constant.
+        source: what was resampled to make it.
+        head: the numbers before it, as the positions of class tokens are: (rows, channels), or empty.
+        channels_last: is it (height, width, channels)?
+    """
+
+    op: Operation
+    source: Resampled
+    head: Array
+    channels_last: bool
+
+    @property
+    def array(self) -> Array:
+        """Its numbers."""
+        value: Array = self.op.outputs[0].val
+        return value
+
+    @property
+    def grid(self) -> Array:
+        """What was resampled, in the order and the type of the table."""
+        grid = self.source.x[0].transpose(1, 2, 0) if self.channels_last else self.source.x[0]
+        return np.ascontiguousarray(grid.astype(self.array.dtype))
+
+    @property
+    def matrices(self) -> list[Array]:
+        """The matrix of the rows and that of the columns, in its type."""
+        return [m.astype(self.array.dtype) for m in (self.source.rows, self.source.columns)]
+
+
+def compute_tables(
+    functions: Mapping[str, Function], resampled: Mapping[str, Sequence[Resampled]]
+) -> list[str]:
+    """Let functions compute their resampled tables from the one that was given, where that is worth it.
+
+    Args:
+        functions: name of a size -> what is edited; in rising order, the last is the largest.
+        resampled: name of a size -> the constants that its conversion resampled.
+
+    Returns:
+        What is said of each table that is computed.
+    """
+    tables = {
+        name: [t for one in resampled[name] if (t := _table_of(function, one)) is not None]
+        for name, function in functions.items()
+    }
+    every = [t for listed in tables.values() for t in listed]
+    last = list(functions)[-1]
+    more = sum(t.array.nbytes for t in every) - sum(t.array.nbytes for t in tables[last])
+    if more <= SHARE * weights_of(functions[last]) or _computed_bytes(every) >= sum(
+        t.array.nbytes for t in every
+    ):
+        return []
+    return [
+        words
+        for name, function in functions.items()
+        for table in tables[name]
+        if (words := _compute(function, name, table))
+    ]
+
+
+def _computed_bytes(tables: Sequence[_Table]) -> int:
+    """Bytes of what tables are computed from; what is equal is stored once."""
+    parts = [part for t in tables for part in (t.grid, t.head, *t.matrices)]
+    return sum({part.tobytes(): part.nbytes for part in parts}.values())
+
+
+def _table_of(function: Function, source: Resampled) -> _Table | None:
+    """The table of a function that ends with what was resampled, bit for bit."""
+    for op in function.operations:
+        value = op.outputs[0].val if op.op_type == "const" else None
+        if isinstance(value, np.ndarray) and value.dtype.kind == "f" and _may_be_computed(op.outputs[0]):
+            for last in (True, False):
+                if (head := _head(value, source, last)) is not None:
+                    return _Table(op, source, head, last)
+    return None
+
+
+def _may_be_computed(var: Var) -> bool:
+    """Is it read by ops on single elements only, which take what is computed as well as constants?"""
+    return not is_output(var) and all(op.op_type in POINTWISE for op in consumers(var))
+
+
+def _head(value: Array, source: Resampled, channels_last: bool) -> Array | None:
+    """The rows before what was resampled; None where a table does not end with it."""
+    picture = source.result[0]
+    tail = (picture.transpose(1, 2, 0) if channels_last else picture).astype(value.dtype).ravel()
+    flat, channels = value.ravel(), picture.shape[0]
+    if len(source.x) != 1 or flat.size < tail.size or flat[-tail.size :].tobytes() != tail.tobytes():
+        return None
+    head = flat[: -tail.size]
+    rows = channels_last and value.ndim > 1 and value.shape[-1] == channels
+    whole = rows and value.shape[-2] * channels == value.size
+    return head.reshape(-1, channels) if whole else head if not head.size else None
+
+
+def _compute(function: Function, name: str, table: _Table) -> str:
+    """Put the computation in the place of a table; what is said of it, or "" where it is too far off."""
+    op, array = table.op, table.array
+    with function:
+        new = _built(table, next_op(op))
+    (value,) = evaluate(slice_back([new], set()), {}, [new], "fp16")
+    near = nearness({"table": array.astype(np.float64)}, {"table": value.to(torch.float64).numpy()})
+    added = slice_back([new], set())
+    if near < LEAST:
+        function.remove_ops(added[::-1])
+        return ""
+    replace_uses(function, anchor_op=new.op, old_var=op.outputs[0], new_var=new)
+    function.remove_ops([op])
+    size = "bit for bit" if np.isinf(near) else f"{near:.0f} dB near the table"
+    return f"{name} computes %{op.name} at each call, from the one table that all sizes store: {size}"
+
+
+def _built(table: _Table, before: Operation) -> Var:
+    """The table, computed."""
+    grid, name, shape = table.grid, table.op.name, table.array.shape
+    (rows, columns), height = table.matrices, table.source.x.shape[2]
+    kept = [np.array_equal(m, np.eye(*m.shape)) for m in (rows, columns)]
+    if table.channels_last:
+        value = mb.const(val=grid.reshape(height, -1), before_op=before, name=f"{name}_grid")
+        if not kept[0]:
+            value = mb.matmul(x=rows, y=value, before_op=before, name=f"{name}_rows")
+        picture = (len(rows), grid.shape[1], grid.shape[2])
+        value = mb.reshape(x=value, shape=picture, before_op=before, name=f"{name}_picture")
+        if not kept[1]:
+            value = mb.matmul(x=columns[None], y=value, before_op=before, name=f"{name}_columns")
+    else:
+        value = mb.const(val=grid, before_op=before, name=f"{name}_grid")
+        if not kept[0]:
+            value = mb.matmul(x=rows[None], y=value, before_op=before, name=f"{name}_rows")
+        if not kept[1]:
+            value = mb.matmul(x=value, y=columns.T[None], before_op=before, name=f"{name}_columns")
+    if not table.head.size:
+        return mb.reshape(x=value, shape=shape, before_op=before, name=f"{name}_computed")
+    lead = shape[:-2]
+    tail = mb.reshape(x=value, shape=(*lead, -1, shape[-1]), before_op=before, name=f"{name}_places")
+    head = table.head.reshape(*lead, -1, shape[-1])
+    return mb.concat(values=[head, tail], axis=len(shape) - 2, before_op=before, name=f"{name}_computed")
+
+
+# -- a mask that is added as an input to a model that has none -------------------------------------------
+
+HIDING = 1e4
+"""What is taken from scores that are hidden: two such masks are still numbers of fp16."""
+
+
+def with_mask(loaded: Loaded, mask: str, axes: Mapping[str, int], largest: InputShapes) -> Loaded:
+    """A copy of a model with one more input, 1 where a place counts and 0 where it is hidden.
+
+    Its shape is (1, length), its type fp32. Each softmax over a last axis of that length has 10,000 taken
+    from the scores of places that are hidden; what a convolution with a window along the length reads is
+    multiplied by the mask. Behind convolutions that move by more than 1, every second place of it counts, say.
+
+    Args:
+        loaded: a model of dynamic shapes.
+        mask: the name of the new input.
+        axes: input -> its axis that is as long as the mask.
+        largest: the shapes of the inputs at the largest size.
+
+    Raises:
+        PassError: an op cannot have other lengths.
+        SurgeryError: the name is taken, there is nothing to hide, a softmax is fused or over another axis, or
+            goes over what is no part of the length.
+    """
+    source, axis = next(iter(axes.items()))
+    copied = MLProgram(loaded).clone().loaded
+    function = function_of(copied.program, default_function(copied))
+    if mask in function.inputs:
+        raise SurgeryError(f"sizes: the model has an input {mask!r} already; give its shapes instead of mask=")
+    length = function.inputs[source].shape[axis]
+    if not is_symbolic(length):
+        raise SurgeryError(f"sizes: axis {axis} of {source} is fixed, so that a mask has nothing to hide")
+    follows = _Follows(loaded, function, axes, largest)
+    softmaxes, windows = _softmaxes(function, follows), _windows(function, follows)
+    if not softmaxes and not windows:
+        raise SurgeryError(
+            "sizes: no softmax goes over the length of the inputs, nor does a window of a convolution, so "
+            "that a mask hides nothing"
+        )
+    masks = _Masks(function, add_input(function, mask, (1, length), types.fp32))
+    with function:
+        for op in softmaxes:
+            _hide(function, op, masks.bias(follows.share(op.x, op.x.rank - 1)))
+        for op, along in windows:
+            _zero(function, op, along, masks.of(follows.share(unpadded(op), along)))
+    return copied
+
+
+class _Follows:
+    """How long axes are at two lengths of the inputs.
+
+    Raises:
+        PassError: an op cannot have the lengths at which this is seen.
+    """
+
+    def __init__(
+        self, loaded: Loaded, function: Function, axes: Mapping[str, int], largest: InputShapes
+    ) -> None:
+        self.multiple = steps_along(function)
+        self.length = self.multiple * free_length(function, [n for shape in largest.values() for n in shape])
+        probe = {
+            key: tuple(self.length if axes.get(key) == a else n for a, n in enumerate(shape))
+            for key, shape in largest.items()
+        }
+        name = default_function(loaded)
+        self.there, self.last = (_sizes(unfolded(loaded, name, shapes)) for shapes in (probe, largest))
+
+    def differs(self, var: Var, axis: int) -> bool:
+        """Is an axis as long as the inputs are, or a part of that?"""
+        return bool(self.there[var.name][axis] != self.last[var.name][axis])
+
+    def share(self, var: Var, axis: int) -> int:
+        """How many places of the inputs one of a value along an axis stands for, as convolutions move by steps.
+
+        Raises:
+            SurgeryError: it is no part of the length.
+        """
+        places = int(self.there[var.name][axis])
+        if self.length % places or self.multiple % (self.length // places):
+            words = (
+                f"{places} long where the inputs have {self.length} places, so that a mask has none for each"
+            )
+            raise SurgeryError(f"sizes: axis {axis} of %{var.name} is {words}")
+        return self.length // places
+
+
+def _sizes(function: Function) -> dict[str, Sequence[int]]:
+    """The shapes of all values, by name."""
+    made = (v for op in walk_ops(function) for v in op.outputs if types.is_tensor(v.sym_type))
+    return {v.name: v.shape for v in (*function.inputs.values(), *made)}
+
+
+class _Masks:
+    """The mask, and every second place of it, or third, each made once, at the beginning."""
+
+    def __init__(self, function: Function, given: Var) -> None:
+        self.first = next(op for op in function.operations if op.op_type != "const")
+        self.given, self.ready = given, dict[tuple[str, int], Var]()
+
+    def of(self, share: int) -> Var:
+        """1 where a place counts, and 0 where it is hidden."""
+        if share == 1:
+            return self.given
+        if ("mask", share) not in self.ready:
+            self.ready["mask", share] = mb.slice_by_index(
+                x=self.given,
+                begin=[0, 0],
+                end=[0, 0],
+                stride=[1, share],
+                begin_mask=[True, True],
+                end_mask=[True, True],
+                before_op=self.first,
+                name=f"{self.given.name}_each_{share}",
+            )
+        return self.ready["mask", share]
+
+    def bias(self, share: int) -> Var:
+        """0 where a place counts, and a large negative number where it is hidden."""
+        if ("bias", share) not in self.ready:
+            mask = self.of(share)
+            less = mb.sub(x=mask, y=np.float32(1), before_op=self.first, name=f"{mask.name}_hidden")
+            self.ready["bias", share] = mb.mul(
+                x=less, y=np.float32(HIDING), before_op=self.first, name=f"{mask.name}_bias"
+            )
+        return self.ready["bias", share]
+
+
+def _softmaxes(function: Function, follows: _Follows) -> list[Operation]:
+    """Those over keys of the length.
+
+    Raises:
+        SurgeryError: there are none, or some that a mask cannot be added to.
+    """
+    found = list[Operation]()
+    for op in walk_ops(function):
+        fused = op.op_type == "scaled_dot_product_attention"
+        if fused and follows.differs(op.key, op.key.rank - 2):
+            raise SurgeryError(
+                f"sizes: {op.name} is fused attention, and cannot get a mask; convert for iOS 17, "
+                "or with a mask"
+            )
+        if op.op_type == "softmax" and follows.differs(op.x, constant(op.axis)):
+            if constant(op.axis) not in (-1, op.x.rank - 1):
+                raise SurgeryError(f"sizes: {op.name} is a softmax over axis {constant(op.axis)}, not the last")
+            found.append(op)
+    return found
+
+
+def _windows(function: Function, follows: _Follows) -> list[tuple[Operation, int]]:
+    """Convolutions whose windows go over one axis of the length, and which."""
+    along = [
+        (op, [a for a in range(2, op.x.rank) if op.weight.shape[a] != 1 and follows.differs(unpadded(op), a)])
+        for op in walk_ops(function)
+        if op.op_type == "conv"
+    ]
+    return [(op, axes[0]) for op, axes in along if len(axes) == 1]
+
+
+def _zero(function: Function, op: Operation, axis: int, given: Var) -> None:
+    """Multiply what a convolution reads by the mask, before its padding."""
+    x = unpadded(op)
+    before = op if x is op.x else op.x.op
+    new = [a for a in range(x.rank) if a not in (0, axis)]
+    wide = mb.expand_dims(x=given, axes=new, before_op=before, name=f"{given.name}_{op.name}_mask")
+    if dtype_name(x) != "fp32":
+        wide = mb.cast(x=wide, dtype=dtype_name(x), before_op=before, name=f"{wide.name}_cast")
+    kept = mb.mul(x=x, y=wide, before_op=before, name=f"{given.name}_{op.name}_masked")
+    replace_uses(function, anchor_op=kept.op, end_op=before, old_var=x, new_var=kept)
+
+
+def _hide(function: Function, op: Operation, bias: Var) -> None:
+    """Add the mask to the scores of one softmax."""
+    scores, wide = op.x, bias
+    if scores.rank > 2:
+        new = list(range(1, scores.rank - 1))
+        wide = mb.expand_dims(x=bias, axes=new, before_op=op, name=f"{op.name}_bias")
+    if dtype_name(scores) != "fp32":
+        wide = mb.cast(x=wide, dtype=dtype_name(scores), before_op=op, name=f"{op.name}_bias_cast")
+    masked = mb.add(x=scores, y=wide, before_op=op, name=f"{op.name}_masked")
+    replace_uses(function, anchor_op=masked.op, end_op=op, old_var=scores, new_var=masked)
+
+
+# -- the sizes -------------------------------------------------------------------------------------------
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]

@@ -78,7 +78,7 @@ def size_times(
             for this target.
         UnknownName: no such target or input.
     """
-    aim = Target.parse(target)
+    device = Target.parse(target)
     if not any(None in shape for shape in shapes.values()):
         raise SurgeryError('size_times: no shape has a length; put None in its place, as {"ids": (1, None)}')
     probes = _probes(read_lengths(lengths), multiple)
@@ -87,10 +87,10 @@ def size_times(
         {name: [tuple(n or length for n in shape) for length in probes] for name, shape in shapes.items()},
         dtypes=dtypes,
     )
-    inspections = dict(zip(probes, made.inspect(aim).values(), strict=True))
+    inspections = dict(zip(probes, made.inspect(device).values(), strict=True))
     known = {length: one.time.ms for length, one in inspections.items() if one.time and one.time.measurements}
     if not known:
-        raise SurgeryError(f"size_times: at no length on {aim}: {_why(inspections[probes[-1]])}")
+        raise SurgeryError(f"size_times: at no length on {device}: {_why(inspections[probes[-1]])}")
     return SizeTimes(known, inspections, *_stored(made))
 
 

@@ -47,6 +47,9 @@ from anesurgery import authoring as an
 from anesurgery.authoring import Pass, Program, Refusal, Session, Var, mb
 from anesurgery.interpret.decoding import replay
 from anesurgery.passes.add_cache.cached_function import Caching, Reading, cached_functions
+from anesurgery.placement import loadable
+from anesurgery.rewriting import decoder_inputs
+from anesurgery.rewriting.passes import against_several
 from anesurgery.splitting.plan import chunk_numbers
 
 
@@ -102,7 +105,7 @@ class AddCache(Pass):
 
     def requires(self, program: Program) -> Refusal | None:
         """One function of iOS 18."""
-        if (several := an.against_several(program, "a cache needs one")) is not None:
+        if (several := against_several(program, "a cache needs one")) is not None:
             return several
         (function,) = program.functions.values()
         if function.opset_version < an.ct.target.iOS18:
@@ -115,7 +118,7 @@ class AddCache(Pass):
         """Two copies of the function, each for its number of tokens.
 
         Raises:
-            PassError: the context is too long; or nothing can be done, and `required` is set.
+            an.PassError: the context is too long; or nothing can be done, and `required` is set.
         """
         refusal = self.made(program, session)
         if refusal is not None and self.required:
@@ -125,11 +128,11 @@ class AddCache(Pass):
     def made(self, program: Program, session: Session) -> Refusal | None:
         """The two functions in place of one, or why not."""
         ((name, function),) = program.functions.items()
-        choices = an.decoder_inputs.inputs_of(function, self.fixed or {})
+        choices = decoder_inputs.inputs_of(function, self.fixed or {})
         if isinstance(choices, Refusal):
             return choices
         tokens = function.inputs[next(iter(choices[0]))]
-        longest = int(tokens.shape[an.decoder_inputs.token_axis(tokens)])
+        longest = int(tokens.shape[decoder_inputs.token_axis(tokens)])
         context = self.context or longest
         if context > longest:
             raise an.PassError(
@@ -146,7 +149,7 @@ class AddCache(Pass):
             if not isinstance(built := cached_functions(session, program, calls, how), Refusal):
                 break
         if isinstance(built, Refusal):
-            return built if len(chosen) == 1 else an.decoder_inputs.unclear(chosen, f" ({built})")
+            return built if len(chosen) == 1 else decoder_inputs.unclear(chosen, f" ({built})")
         before = [f"{op.op_type} {op.name}" for op in function.operations if op.op_type != "const"]
         del program.functions[name]
         for word, copy in built.items():
@@ -154,8 +157,7 @@ class AddCache(Pass):
         session.declare(self.name, name, self.change(name, function, chosen, built), before, list(built))
         version = max(f.opset_version.value for f in built.values())
         session.notes += [
-            f"{self.name}: {f.message}"
-            for f in an.loadable.of_version(version, an.Target.parse(session.target))
+            f"{self.name}: {f.message}" for f in loadable.of_version(version, an.Target.parse(session.target))
         ]
         if (parts := max(chunk_of.values(), default=0) + 1) > 1:
             session.notes.append(f"{self.name}: a state for each of {parts} chunks: split(model, {parts})")
@@ -198,7 +200,7 @@ class AddCache(Pass):
         width = functions["decode"].inputs[tokens].shape[axis]
         words = (
             f"call prefill ({length} tokens) or decode ({width} token{'s' if width > 1 else ''}) with "
-            f"{tokens}{an.decoder_inputs.rows_in_words(chosen)} and position, the number of "
+            f"{tokens}{decoder_inputs.rows_in_words(chosen)} and position, the number of "
             f"tokens before; {kept} keeps what was read"
         )
         context = self.context

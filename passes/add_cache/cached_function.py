@@ -86,8 +86,8 @@ def cached_functions(
     The note of the session says where rings would take a state too many, and masks are kept for that.
     """
     (name,) = program.functions
-    aim = None if session.target is None else Target.parse(session.target)
-    most = 1 if how.windows is None and aim is not None and two_states_may_fail(aim) else MOST_STATES
+    target = None if session.target is None else Target.parse(session.target)
+    most = 1 if how.windows is None and target is not None and two_states_may_fail(target) else MOST_STATES
     functions: dict[str, Function] = {}
     for in_rings in (True, False) if how.windows != "mask" else (False,):
         stores = 0

@@ -30,6 +30,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
 from anesurgery.passes.channels_first import channel_regions
+from anesurgery.placement.rules import finds_sequence_layout
+from anesurgery.regions import channel_ops, channel_products
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class ChannelsFirst(Rewrite):
     """Regions of sequences go channels first; what remains of transpositions stands at their ends."""
 
     name = "channels_first"
-    kinds = frozenset(an.channel_ops.RULES)
+    kinds = frozenset(channel_ops.RULES)
     """Every op that has a form on twins."""
     tolerance = an.REASSOCIATED
     tolerates_nonfinite = False
@@ -47,7 +49,7 @@ class ChannelsFirst(Rewrite):
     @classmethod
     def variants(cls, target: an.Target) -> tuple[an.Pass, ...]:
         """Only where it was measured to help."""
-        return () if isinstance(an.finds_sequence_layout.decided(target), Refusal) else (cls(),)
+        return () if isinstance(finds_sequence_layout.decided(target), Refusal) else (cls(),)
 
     def run(self, program: Program, session: Session) -> None:
         """Region by region; what was found of them is not kept."""
@@ -60,7 +62,7 @@ class ChannelsFirst(Rewrite):
         """The region that begins here, if it pays."""
         region = next((r for r in channel_regions.regions(m.block) if m.root in r.steps), None)
         if region is None:
-            reason = an.channel_products.why_not(m.root)
+            reason = channel_products.why_not(m.root)
             return Refusal(reason, m.root) if reason else an.NO_MATCH
         if not region.products + region.transposes:
             return an.NO_MATCH

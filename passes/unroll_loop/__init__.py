@@ -25,7 +25,9 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Var, mb
+from anesurgery.mil import reads
 from anesurgery.passes.unroll_loop.inlining import Inliner
+from anesurgery.regions.small_builds import again, joined
 
 READERS = an.ops.names("list_read list_gather list_length")
 
@@ -65,7 +67,7 @@ class UnrollLoop(Rewrite):
         pairs: dict[Var, Var] = {}
         for old, new in zip(op.outputs, values, strict=True):
             if an.types.is_list(old.sym_type):
-                pairs |= {r.outputs[0]: an.again(mb, r, ls=new) for r in _readers(old)}
+                pairs |= {r.outputs[0]: again(mb, r, ls=new) for r in _readers(old)}
             pairs[old] = _value(mb, new)
         return pairs
 
@@ -90,12 +92,12 @@ def _readers(ls: Var) -> list[an.Operation]:
 def _list_makers(op: an.Operation) -> list[an.Operation]:
     """The ops that made the lists which a loop is given."""
     makers: dict[an.Operation, None] = {}
-    waiting = [v for v in an.reads(op) if an.types.is_list(v.sym_type)]
+    waiting = [v for v in reads(op) if an.types.is_list(v.sym_type)]
     while waiting:
         maker = waiting.pop().op
         if maker is not None and maker not in makers and maker.op_type in an.ops.LISTS:
             makers[maker] = None
-            waiting += [v for v in an.reads(maker) if an.types.is_list(v.sym_type)]
+            waiting += [v for v in reads(maker) if an.types.is_list(v.sym_type)]
     return list(makers)
 
 
@@ -110,7 +112,7 @@ def _gathered(mb: Builder, elements: Sequence[Element], stacked: bool) -> Var:
     if all(row is None for row in rows):
         return mb.stack(values=tuple(v for v, _ in elements), axis=0)
     parts = [_row(mb, value, row, squeezed=False) for value, row in elements]
-    return an.joined(mb, parts, 0)
+    return joined(mb, parts, 0)
 
 
 def _row(mb: Builder, value: Var, row: int | None, squeezed: bool) -> Var:

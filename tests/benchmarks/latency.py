@@ -4,8 +4,8 @@
     python tests/benchmarks/latency.py --rebuild           # build every model anew first, from its
     configuration python tests/benchmarks/latency.py --rebuild NAME ...  # only these
 
-Rows and pairs stand in `anesurgery/placement/time_rows.json` and `time_pairs.json`, what each model asks for in
-`time_features.json`; the fit itself is `placement/fitting.py`, which `anesurgery calibrate` uses too. Building
+Rows stand in `time_rows.json`, what each model asks for in `time_features.json`, pairs in
+`anesurgery/placement/time_pairs.json`; the fit itself is `time_fit.py`. Building
 needs timm, torchvision and transformers (`pip install '.[dev,matrix]'`), 3 GB of memory, and some minutes.
 """
 
@@ -18,10 +18,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+import time_fit as fitting
 from latency_page import page
 
 from anesurgery.loading import load
-from anesurgery.placement import fitting, measured_rows
+from anesurgery.placement import measured_rows
+from anesurgery.placement.calibration import write_table
 from anesurgery.placement.target import Target
 from anesurgery.placement.timing import TABLE, load_of
 from anesurgery.placement.verdicts import choose, judge_shaped
@@ -55,7 +57,7 @@ def features(package: Path, row: dict[str, Any]) -> dict[str, Any]:
     target = Target.parse(row["chip"])
     judged = judge_shaped(load(package), None, target, ()).judged
     units = ["ane"] * len(judged) if row.get("on") == "ane" else choose(judged, target)[0]
-    return fitting.load_to(load_of(judged, units))
+    return measured_rows.load_to(load_of(judged, units))
 
 
 def main() -> None:
@@ -68,7 +70,7 @@ def main() -> None:
         rebuild(options.rebuild)
     sent_in, skipped = measured_rows.read_folder(SENT_IN) if SENT_IN.is_dir() else ([], [])
     fitted = fitting.fit_all([*fitting.read_rows(), *sent_in])
-    fitting.write_table(fitted.table, TABLE)
+    write_table(fitted.table, TABLE)
     options.page.write_text(page(fitted, skipped), encoding="utf-8")
 
 

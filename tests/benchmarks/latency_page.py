@@ -8,9 +8,11 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import time_fit as fitting
+from time_fit import Fitted, LeftOut
 
-from anesurgery.placement import fitting
-from anesurgery.placement.fitting import Fitted, LeftOut, Row
+from anesurgery.compressing.form_evidence import PAIRS, form_ratio
+from anesurgery.placement.measured_rows import Row
 from anesurgery.placement.timing import FORMS
 
 HEAD = """# Times on the Neural Engine
@@ -133,9 +135,9 @@ def _rates(table: dict[str, Any]) -> str:
 
 
 def _forms(table: dict[str, Any]) -> str:
-    pairs = [p for p in fitting.read_json(fitting.PAIRS) if p["what"] in table["forms"]]
+    pairs = [p for p in fitting.read_json(PAIRS) if p["what"] in table["forms"]]
     lines = [
-        (p["what"], p["of"], str(p["rows"]), p["chip"], f"{fitting.form_ratio(p):.2f}", p["note"], p["source"])
+        (p["what"], p["of"], str(p["rows"]), p["chip"], f"{form_ratio(p):.2f}", p["note"], p["source"])
         for p in pairs
     ]
     head = "form", "bound by", "positions", "chip", "time after / before", "what", "source"
@@ -167,7 +169,7 @@ def _forms(table: dict[str, Any]) -> str:
 
 def _rows(fitted: Fitted) -> str:
     lines = []
-    for one in [*fitted.left["model"]] + [o for o in fitted.left["chip"] if not o.row.whole]:
+    for one in [*fitted.left["model"]] + [o for o in fitted.left["chip"] if not fitting.is_whole(o.row)]:
         row, told = one.row, fitting.judged(one.row, fitted.table)
         inside = "yes" if abs(one.z) <= fitted.table["reach"] else "no"
         cells = f"{row.ms:.3g}", f"{row.ms / math.exp(told.error):.3g}", f"{math.exp(told.error):.2f}"

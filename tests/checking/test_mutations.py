@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import zlib
 
 import pytest
 from mutations import outcomes
+from sketches import example_of
 
 from anesurgery import registry
 from anesurgery.checking import numbers
 
 pytestmark = pytest.mark.first
 
-NAMES = [*registry.op_pass_names(), *(f"layers.{name}" for name in registry.layer_pass_names())]
+NAMES = registry.pass_names()
 
 EQUIVALENT = {
     ("causal_mask_tensor", "add: y[1] + 1"): "-1e4 + 1 hides a score as well as -1e4",
-    (
-        "layers.legacy_divide",
-        "inverse: epsilon[0] negated",
-    ): "the smallest normal number, lost in a sum with 2 to 8",
-    ("layers.legacy_embedding", "gather: validate_indices[0] flipped"): "all indices are valid",
+    ("legacy_divide", "inverse: epsilon[0] negated"): "the smallest normal number, lost in a sum with 2 to 8",
+    ("legacy_embedding", "gather: validate_indices[0] flipped"): "all indices are valid",
     ("padding_mask_tensor", "mul: y[0] + 1"): "a fill of -9999 masks as well",
     ("rerank", "reshape: shape reversed"): "the next reshape restores the order; between them is a relu",
     ("rerank", "reduce_max: keep_dims[0] flipped"): "a reshape follows",
@@ -66,16 +63,15 @@ EQUIVALENT = {
     ("flat_gather", "minimum: y[0] + 1"): "the gather takes the nearest row within, too",
     ("sequence_layout", "expand_dims: axes[0] + 1"): "the kernels are 1x1; a reshape and a squeeze follow",
     ("decompose_attention", "matmul: x and y swapped"): "query and key are one value: the scores are symmetric",
-    ("layers.undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
-    ("layers.undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[0] + 1"): "the corner of this kernel meets padding only",
+    ("undilate_convolution", "conv: weight[0] negated"): "the corner of this kernel meets padding only",
 }
 """(pass, mutation) -> why it computes the same."""
 
 
 def outcomes_of(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
     """Mutation -> was it caught, for the edits that a pass makes of its example."""
-    module = importlib.import_module(f"anesurgery.passes.{name}")
-    return outcomes(getattr(module, registry.camel(name.rpartition(".")[2]))(), module.example(), monkeypatch)
+    return outcomes(registry.make_pass(name), example_of(name), monkeypatch)
 
 
 @pytest.mark.parametrize("every", [48, pytest.param(1, marks=pytest.mark.slow)])

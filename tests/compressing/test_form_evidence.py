@@ -23,8 +23,7 @@ from anesurgery.compressing.form_evidence import (
 )
 from anesurgery.compressing.weight_forms import BITS, read_form
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement.fitting import family_of
-from anesurgery.placement.target import Target
+from anesurgery.placement.target import Target, family_of
 
 COUNTS = sorted({bits for each in BITS.values() for bits in each})
 BOUNDS = [frozenset(some) for some in ((READING,), (COMPUTING,), (READING, COMPUTING))]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import anesurgery as ane
-from anesurgery.compressing.norms import CorrectedNorm, Norm, Norms, judging, norms_of
+from anesurgery.compressing.balancing import CorrectedNorm, Norm, Norms, judging, norms_of
 from anesurgery.interpret.core import Executable
 from anesurgery.mil import Operation, Program, Var, ct, mb, types
 

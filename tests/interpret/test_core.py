@@ -233,12 +233,12 @@ def test_an_unknown_op_is_named_with_its_place(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_failing_op_is_printed_with_what_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
-    from anesurgery.interpret.table import TABLE, Meaning
+    from anesurgery.interpret.table import TABLE, Implementation
 
     def broken(x: Any, y: Any) -> Any:
         raise ValueError("out of order")
 
-    monkeypatch.setitem(TABLE, "add", Meaning(broken, False))
+    monkeypatch.setitem(TABLE, "add", Implementation(broken, False))
     with pytest.raises(InterpretError) as raised:
         run(adder(), {"tokens": X, "mask": MASK})
     words = str(raised.value)

@@ -11,7 +11,7 @@ import torch
 from anesurgery.errors import InterpretError
 from anesurgery.interpret import Executable, attentions, core
 from anesurgery.interpret.core import OFTEN
-from anesurgery.interpret.table import TABLE, Meaning
+from anesurgery.interpret.table import TABLE, Implementation
 from anesurgery.mil import ct, mb, types
 
 
@@ -78,8 +78,8 @@ def test_a_wrong_shortcut_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_meaning_that_a_user_gives_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TABLE, "mul", Meaning(lambda x, y: x * y + 1, False))
-    monkeypatch.setitem(TABLE, "transpose", Meaning(lambda x, perm: x.permute(perm) * 2, True))
+    monkeypatch.setitem(TABLE, "mul", Implementation(lambda x, y: x * y + 1, False))
+    monkeypatch.setitem(TABLE, "transpose", Implementation(lambda x, perm: x.permute(perm) * 2, True))
     test_every_run_gives_the_bits_of_the_first(False, "fp32")
 
 

@@ -15,7 +15,7 @@ from anesurgery.errors import InterpretError, UnknownName
 from anesurgery.files.package import save
 from anesurgery.interpret import TABLE, Executable, Listener, Unsupported, run
 from anesurgery.interpret.ops import control
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Implementation
 from anesurgery.loading import load
 from anesurgery.mil import Array, Operation, Program, Var, ct, mb, types
 
@@ -152,7 +152,7 @@ def test_a_failing_op_is_shown_in_its_surroundings(monkeypatch: pytest.MonkeyPat
     def broken(x: Any) -> Any:
         raise error
 
-    monkeypatch.setitem(TABLE, "tanh", Meaning(broken, False))
+    monkeypatch.setitem(TABLE, "tanh", Implementation(broken, False))
     with pytest.raises(InterpretError) as raised:
         run(program, {"x": floats(2, 3)})
     kind = "" if isinstance(error, Unsupported) else "ValueError: "
@@ -174,7 +174,7 @@ def test_a_failure_in_a_nested_block_is_told_once(monkeypatch: pytest.MonkeyPatc
             raise ValueError("out of order")
         return x + y
 
-    monkeypatch.setitem(TABLE, "add", Meaning(broken, False))
+    monkeypatch.setitem(TABLE, "add", Implementation(broken, False))
     with pytest.raises(InterpretError) as raised:
         run(branching(), {"x": floats(4), "n": [1]})
     words = str(raised.value)

@@ -9,8 +9,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import sketches
 from pass_cases import EVERYWHERE, Case, check_there, rewrites
-from sketches import sketch
+from sketches import network_of, sketch
 
 from anesurgery import registry
 from anesurgery.mil import Program
@@ -18,18 +19,30 @@ from anesurgery.rewriting.passes import Pass
 from anesurgery.surgery import steps_of
 from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
-LAYERS = [f"layers.{name}" for name in (*registry.layer_pass_names(), "_template")]
+LAYERS = [*registry.layer_pass_names(), "layers._template"]
 NAMES = [*registry.op_pass_names(), "_template"]
 """The templates are no registered passes, but they must be as good as one."""
 
 
-def module_of(name: str) -> ModuleType:
-    return importlib.import_module(f"anesurgery.passes.{name}")
-
-
 def class_of(name: str) -> type[Pass]:
-    found: type[Pass] = getattr(module_of(name), registry.camel(name.rpartition(".")[2].lstrip("_")))
+    if name in registry.pass_names():
+        return registry.pass_class(name)
+    found: type[Pass] = importlib.import_module(f"anesurgery.passes.{name}").Template
     return found
+
+
+def described(name: str) -> ModuleType | type | str:
+    """What has the sketch of a pass."""
+    if name in registry.pass_names():
+        return name
+    return class_of(name) if name in LAYERS else importlib.import_module(f"anesurgery.passes.{name}")
+
+
+def example_of(name: str) -> Any:
+    if name == "layers._template":
+        return network_of(sketch(described(name), "Before"))
+    template: Any = importlib.import_module(f"anesurgery.passes.{name}") if name == "_template" else None
+    return sketches.example_of(name) if template is None else template.example()
 
 
 def on_purpose(step: Pass, example: Any) -> str:
@@ -41,10 +54,10 @@ def on_purpose(step: Pass, example: Any) -> str:
 
 @pytest.mark.parametrize("name", [*NAMES, *(pytest.param(n, marks=pytest.mark.one_of(5)) for n in LAYERS)])
 def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
-    step, model = class_of(name)(), module_of(name).example()
-    assert sketch(module_of(name), "Before") == text_of(model)
+    step, model = class_of(name)(), example_of(name)
+    assert sketch(described(name), "Before") == text_of(model)
     after, session = apply_pass(step, model)
-    assert sketch(module_of(name), "After") == text_of(after)
+    assert sketch(described(name), "After") == text_of(after)
     assert session.changes
     for change in session.changes:
         assert change.proof is not None or change.unchecked, change
@@ -60,8 +73,8 @@ def test_the_sketch_is_true_and_each_site_is_checked(name: str) -> None:
 def test_the_example_in_every_surrounding(
     name: str, where: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    step, build = class_of(name)(), module_of(name).example
-    case: Case = rewrites(build, differs=on_purpose(step, build()))
+    step = class_of(name)()
+    case: Case = rewrites(example_of, name, differs=on_purpose(step, example_of(name)))
     check_there(step, case, where, monkeypatch, tmp_path)
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pass_cases import refuses, table
 
-from anesurgery import authoring as an
 from anesurgery.errors import ProofError
 from anesurgery.mil import Program, Var, mb, types, walk_ops
 from anesurgery.passes.slice_windows import SliceWindows
+from anesurgery.regions.small_builds import cut
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 
@@ -53,8 +53,9 @@ def test_only_slices_are_left(name: str) -> None:
 
 def test_a_slice_at_the_wrong_place_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: every window begins at the start."""
-    right = an.cut
-    monkeypatch.setattr(an, "cut", lambda mb, x, axis, start, *rest: right(mb, x, axis, 0, *rest))
+    monkeypatch.setattr(
+        "anesurgery.passes.slice_windows.cut", lambda mb, x, axis, start, *rest: cut(mb, x, axis, 0, *rest)
+    )
     with pytest.raises(ProofError, match="old and new differ"):
         apply_pass(SliceWindows(), CASES["few windows"])
 

@@ -15,25 +15,18 @@ import anesurgery as ane
 from anesurgery.commands.app import app
 from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.mil import Program
-from anesurgery.placement import fitting, timing
-from anesurgery.placement.calibration import calibrate
-from anesurgery.placement.measured_rows import chip_of, read_row
+from anesurgery.placement import timing
+from anesurgery.placement.calibration import calibrate, estimate, fit
+from anesurgery.placement.measured_rows import Row, chip_of, read_row
+from anesurgery.placement.timing import Load, OpLoad
 
 RUN = CliRunner()
-KEPT = ("lm_head", "resnet50", "mobilenet", "siglip", "linear_20")
 
 
 @pytest.fixture
 def fake_core_ml(monkeypatch: pytest.MonkeyPatch) -> Program:
     """Core ML of a Mac that is not there: plans, compiling, loads and predictions."""
     return install(monkeypatch)
-
-
-@pytest.fixture
-def few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fit of a few published rows, so that it takes a second."""
-    rows = [row for row in fitting.read_rows() if row.model.startswith(KEPT)]
-    monkeypatch.setattr(fitting, "read_rows", lambda: rows)
 
 
 @pytest.fixture
@@ -58,7 +51,7 @@ def test_a_measurement_is_a_row(measured: Path) -> None:
 
 
 def test_calibrate_writes_a_table_that_inspect_uses(
-    few_rows: None, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "times.json"
     shown = RUN.invoke(app, ["calibrate", str(measured), "--out", str(out)])
@@ -76,17 +69,51 @@ def test_calibrate_writes_a_table_that_inspect_uses(
     assert "exists" in str(again.exception)
 
 
-@pytest.mark.slow
-def test_what_changed_is_said_as_data(few_rows: None, measured: Path) -> None:
+def test_what_changed_is_said_as_data(measured: Path) -> None:
     (measured / "other.json").write_text("{}", encoding="utf-8")
     found = calibrate(measured).to_json()
     (added,) = found["added"]
     assert abs(added["after"] - 2) < abs(added["before"] - 2)
     fixed = found["changed"]["fixed cost of H16, us"]
     assert fixed["after"] > 1.5 * fixed["before"]  # 2 ms, of which the ops explain a few microseconds
-    assert "each model left out: median error" in found["changed"]
+    alone = found["changed"]["each model of yours left out: median error"]
+    assert alone["before"] == alone["after"]  # of one model nothing is left to fit to
     (why,) = found["skipped"]
     assert "other.json is no measurement" in why
+
+
+def rows(chip: str, ms_of_us: float, us: list[float], fixed: float = 0.1) -> list[Row]:
+    loads = [Load((OpLoad("conv", one),)) for one in us]
+    return [
+        Row(f"m{i}", chip, fixed + ms_of_us * one, "made here", "CPU_AND_NE", load)
+        for i, (one, load) in enumerate(zip(us, loads, strict=True))
+    ]
+
+
+def test_many_rows_decide_and_one_row_does_not() -> None:
+    """One row at a fifth of the rest: a free factor would follow it, and so would the next model."""
+    published = timing.table()
+    odd = fit(rows("M4", 0.0001, [90_000.0]), published)
+    assert odd["factor"]["16"] > 2 * 0.1
+    many = fit(rows("M4", 0.0002, [1000.0 * n for n in range(20, 60)]), published)
+    assert many["factor"]["16"] == pytest.approx(0.2, rel=0.25)
+    assert many["deviation"]["16"] < odd["deviation"]["16"] < published["deviation"]["16"]
+    assert {k: many["factor"][k] for k in ("13", "17")} == {k: published["factor"][k] for k in ("13", "17")}
+
+
+def test_a_model_that_was_left_out_is_nearer_after() -> None:
+    published, mine = timing.table(), rows("M4", 0.0003, [2000.0 * n for n in range(1, 12)])
+    kept, (out,) = mine[:-1], mine[-1:]
+    off = [abs(out.ms - (estimate(out, numbers) or 0)) for numbers in (published, fit(kept, published))]
+    assert off[1] < 0.6 * off[0]
+
+
+def test_a_generation_that_the_table_lacks_gets_numbers() -> None:
+    published = timing.table()
+    less = {**published, "factor": {k: v for k, v in published["factor"].items() if k != "17"}}
+    mine = rows("M5", 0.0004, [2000.0 * n for n in range(1, 12)])
+    assert estimate(mine[0], less) is None
+    assert fit(mine, less)["factor"]["17"] == pytest.approx(0.4, rel=0.15)
 
 
 def setting(plain: dict[str, Any]) -> dict[str, Any]:

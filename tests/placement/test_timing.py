@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 import anesurgery as ane
+from anesurgery.compressing.form_evidence import PAIRS, form_ratio
 from anesurgery.errors import LoadError
 from anesurgery.mil import Program, Var, ct, mb, types
-from anesurgery.placement import fitting, timing
+from anesurgery.placement import timing
 from anesurgery.placement.durations import Time, change, total
 from anesurgery.placement.expected import Expected
 from anesurgery.placement.target import Target
@@ -231,7 +232,7 @@ def test_the_form_of_a_weight_is_found() -> None:
     assert any("a palette for more than" in note for note in inspection.notes)
 
 
-@pytest.mark.parametrize("pair", [p for p in fitting.read_json(fitting.PAIRS) if "rows" in p])
+@pytest.mark.parametrize("pair", [p for p in json.loads(PAIRS.read_text(encoding="utf-8")) if "rows" in p])
 def test_the_sign_of_a_published_pair_of_forms_is_never_stated_wrongly(pair: dict[str, Any]) -> None:
     """A gate of 2560 to 10240: bound by its products at many positions, by its weights at one."""
     bytes_, us = 52_428_800, 7.0 * pair["rows"]
@@ -243,7 +244,7 @@ def test_the_sign_of_a_published_pair_of_forms_is_never_stated_wrongly(pair: dic
     assert isinstance(before, Time)
     if isinstance(after, str):
         return
-    found, measured = change(before, after), fitting.form_ratio(pair)
+    found, measured = change(before, after), form_ratio(pair)
     assert not (found.high < 1 <= measured)
     assert not (found.low > 1 >= measured)
 

@@ -17,7 +17,7 @@ from anesurgery.placement.unit_advice import ENGINE, GRAPHICS, IMAGES, MEASURED,
 
 ROWS = [
     path
-    for folder in ("anesurgery/placement/time_rows.json", "tests/benchmarks/latency_rows.json")
+    for folder in ("tests/benchmarks/time_rows.json", "tests/benchmarks/latency_rows.json")
     if (path := Path(__file__).resolve().parents[2] / folder).is_file()
 ]
 

@@ -14,7 +14,7 @@ from conversion import Function, convert
 import anesurgery as ane
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Program, Refusal, Rewrite, Var, mb, var
-from anesurgery.mil import op_types, parameters
+from anesurgery.mil import is_constant, op_types, parameters
 from anesurgery.rewriting.builder import typed
 from anesurgery.rewriting.host import pass_pipeline
 
@@ -33,7 +33,7 @@ class MeanOfSum(Rewrite):
 
     def check(self, m: Match) -> Match | Refusal:
         count = int(np.prod([m.x.shape[axis] for axis in an.constant(m.sum.axes)]))
-        if not an.is_constant(m.factor, 1 / count, rtol=2**-11):
+        if not is_constant(m.factor, 1 / count, rtol=2**-11):
             return Refusal(f"the factor is not 1/{count}", m.root)
         return m
 
@@ -71,7 +71,7 @@ class DropTimesOne(Rewrite):
         return op.mul(x=var("x"), y=var("one"), commutes=True)
 
     def check(self, m: Match) -> Match | Refusal:
-        if not an.is_constant(m.one, 1, rtol=0):
+        if not is_constant(m.one, 1, rtol=0):
             return Refusal(f"%{m.one.name} is not 1", m.root)
         return m
 

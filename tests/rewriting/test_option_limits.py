@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from anesurgery import registry
-from anesurgery.authoring import Pass, PassError, option
+from anesurgery.authoring import Pass, option
+from anesurgery.errors import PassError
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Limits
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
+from sketches import example_of
 
 import anesurgery as ane
 from anesurgery.commands import app as cli
@@ -17,7 +18,6 @@ from anesurgery.files.sequence import members
 from anesurgery.loading import load_member
 from anesurgery.mil import Program, Var, ct, mb, quiet_host, walk_ops
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.swish_layers import example as swish_example
 from anesurgery.surgery import find_recipe
 
 WEIGHT = np.random.default_rng(0).standard_normal((32, 32, 3, 3)).astype(np.float16)
@@ -128,7 +128,7 @@ def test_a_member_that_cannot_be_edited_is_refused(three: Path, tmp_path: Path) 
 
 
 def test_one_network_of_a_pipeline_is_edited(tmp_path: Path) -> None:
-    net = swish_example()
+    net = example_of("swish_layers")
     path = pipeline_of(tmp_path / "networks.mlmodel", net, net)
     both = ane.apply(path, "swish_layers", quiet=True)
     one = ane.apply(path, "swish_layers", member=1, quiet=True)

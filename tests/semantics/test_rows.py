@@ -14,13 +14,13 @@ from anesurgery.facts import token_axes, whole_numbers
 from anesurgery.mil import Var, mb, np_dtype
 from anesurgery.regions import views
 from anesurgery.rewriting import scaled_regions
-from anesurgery.semantics.rows import MEANINGS, places_of, slices_read
+from anesurgery.semantics.rows import SPECS, places_of, slices_read
 
 FEW, MANY = 20, 200
 """Random programs of each op in every run of the tests, and in the long one."""
 
 TABLES = {
-    "MEANINGS": MEANINGS,
+    "SPECS": SPECS,
     "integers": whole_numbers.MOVES,
     "RULES of token_axes": token_axes.RULES,
     "FRAMES": views.FRAMES,

@@ -19,7 +19,7 @@ from anesurgery.ops import UNARY
 from anesurgery.regions import views
 from anesurgery.rewriting import scaled_regions
 from anesurgery.semantics.bounds import ANY
-from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MEANINGS, MIXED, OF_WHOLE, Meaning, same
+from anesurgery.semantics.rows import ALWAYS, CONTRACTED, MIXED, OF_WHOLE, SPECS, OpSpec, same
 
 TRIED = 60
 """Random programs of an op with a wrong row, at most."""
@@ -73,8 +73,8 @@ BOUNDS: dict[str, Callable[[float, float], tuple[float, float]]] = {
 }
 
 
-def _bounds(change: Callable[[float, float], Any]) -> Callable[[Meaning], Meaning]:
-    def changed(row: Meaning) -> Meaning:
+def _bounds(change: Callable[[float, float], Any]) -> Callable[[OpSpec], OpSpec]:
+    def changed(row: OpSpec) -> OpSpec:
         def ask(op: Any, ranges: Any) -> Any:
             assert row.range is not None
             interval = row.range if isinstance(row.range, tuple) else row.range(op, ranges)
@@ -85,7 +85,7 @@ def _bounds(change: Callable[[float, float], Any]) -> Callable[[Meaning], Meanin
     return changed
 
 
-def _other_places(row: Meaning) -> Meaning:
+def _other_places(row: OpSpec) -> OpSpec:
     """Every axis goes to where the next one goes."""
 
     def axes(op: Any) -> Any:
@@ -97,7 +97,7 @@ def _other_places(row: Meaning) -> Meaning:
     return dataclasses.replace(row, axes=axes)
 
 
-def _in_any_order(row: Meaning) -> Meaning:
+def _in_any_order(row: OpSpec) -> OpSpec:
     """Every axis whose order matters is said to be summed over."""
 
     def axes(op: Any) -> Any:
@@ -110,11 +110,11 @@ def _in_any_order(row: Meaning) -> Meaning:
     return dataclasses.replace(row, axes=axes)
 
 
-def _of_another_result(row: Meaning) -> Meaning:
+def _of_another_result(row: OpSpec) -> OpSpec:
     return dataclasses.replace(row, positions=1 - (row.positions or 0), range=None)
 
 
-def _twice(row: Meaning) -> Meaning:
+def _twice(row: OpSpec) -> OpSpec:
     return dataclasses.replace(row, work=lambda op: 2 * row.work(op) if row.work is not None else 0)
 
 
@@ -169,11 +169,11 @@ def _takes(op_type: str, dtype: str) -> bool:
     return dtype in dtypes_of(op_type, latest(op_type))
 
 
-def _said_to_be_whole(row: Meaning) -> Meaning:
+def _said_to_be_whole(row: OpSpec) -> OpSpec:
     return dataclasses.replace(row, whole=OF_WHOLE)
 
 
-def _said_to_be_always_whole(row: Meaning) -> Meaning:
+def _said_to_be_always_whole(row: OpSpec) -> OpSpec:
     return dataclasses.replace(row, whole=ALWAYS)
 
 
@@ -185,7 +185,7 @@ def wrong_traits() -> Iterator[WrongRow]:
     """Ops that are said to have a trait which they lack, or to read along another parameter."""
     traits, lacks = vars(ops), "it has the trait"
     for op_type in sorted(FRACTIONS):
-        yield WrongRow("whole", MEANINGS, op_type, lacks, _said_to_be_whole, row_checks.makes_fractions)
+        yield WrongRow("whole", SPECS, op_type, lacks, _said_to_be_whole, row_checks.makes_fractions)
         check = row_checks.moves_other_numbers
         yield WrongRow("MOVING", traits, op_type, lacks, _said_of(op_type), check, "MOVING")
     for op_type in sorted(ROUNDED):
@@ -199,7 +199,7 @@ def wrong_traits() -> Iterator[WrongRow]:
 def wrong_rows() -> Iterator[WrongRow]:
     """Every row of every table, changed in each way that fits the table."""
     yield from wrong_traits()
-    for op_type, row in MEANINGS.items():
+    for op_type, row in SPECS.items():
         yield from wrong_meanings(op_type, row)
     axis, sign = "another axis", "another sign"
     for op_type in token_axes.RULES:
@@ -220,26 +220,26 @@ def wrong_rows() -> Iterator[WrongRow]:
             )
 
 
-def wrong_meanings(op_type: str, row: Meaning) -> Iterator[WrongRow]:
+def wrong_meanings(op_type: str, row: OpSpec) -> Iterator[WrongRow]:
     """The range, the axes and the work of an op, each stated otherwise."""
     for what, change in BOUNDS.items():
         changed = _bounds(change)
         if isinstance(row.range, tuple) or row.range not in (None, same):
-            yield WrongRow("range", MEANINGS, op_type, what, changed, row_checks.outside_its_interval)
+            yield WrongRow("range", SPECS, op_type, what, changed, row_checks.outside_its_interval)
         if row.whole is not None and row.range is not None and _takes(op_type, "int32"):
-            yield WrongRow("integers", MEANINGS, op_type, what, changed, row_checks.outside_its_integers)
+            yield WrongRow("integers", SPECS, op_type, what, changed, row_checks.outside_its_integers)
     if row.axes is not None:
-        yield WrongRow("axes", MEANINGS, op_type, "another axis", _other_places, row_checks.mixes_axes)
+        yield WrongRow("axes", SPECS, op_type, "another axis", _other_places, row_checks.mixes_axes)
     if op_type in ORDERED:
-        yield WrongRow("axes", MEANINGS, op_type, "in any order", _in_any_order, row_checks.mixes_axes)
+        yield WrongRow("axes", SPECS, op_type, "in any order", _in_any_order, row_checks.mixes_axes)
     if row.whole == OF_WHOLE and _takes(op_type, "fp32"):
         check, always = row_checks.makes_fractions, _said_to_be_always_whole
-        yield WrongRow("whole", MEANINGS, op_type, "of any numbers", always, check)
+        yield WrongRow("whole", SPECS, op_type, "of any numbers", always, check)
     if row.positions is not None and len(latest_results(op_type)) > 1:
         check, other = row_checks.outside_its_interval, _of_another_result
-        yield WrongRow("positions", MEANINGS, op_type, "another result", other, check)
+        yield WrongRow("positions", SPECS, op_type, "another result", other, check)
     if op_type in row_checks.COUNTED:
-        yield WrongRow("work", MEANINGS, op_type, "twice as much", _twice, row_checks.counts_otherwise)
+        yield WrongRow("work", SPECS, op_type, "twice as much", _twice, row_checks.counts_otherwise)
 
 
 def latest_results(op_type: str) -> Sequence[Any]:

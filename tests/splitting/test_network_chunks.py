@@ -16,9 +16,8 @@ from anesurgery.errors import LoadError, SurgeryError
 from anesurgery.files.protobuf import proto
 from anesurgery.files.source import SourceFile
 from anesurgery.mil import Var, ct, mb, quiet_host, types
-from anesurgery.splitting import network_chunks
-from anesurgery.splitting.network_chunks import cut_network
-from anesurgery.splitting.phases import joined, phases
+from anesurgery.splitting import split
+from anesurgery.splitting.split import cut_network, joined, phases
 
 with quiet_host():
     from coremltools.models.neural_network import NeuralNetworkBuilder
@@ -140,8 +139,8 @@ def test_what_passes_is_described_with_its_shape(tmp_path: Path) -> None:
 
 def test_a_shape_that_a_chunk_would_read_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The wrong version: axes of the rank 5 mapping in another order."""
-    right = network_chunks._Cut._stated
-    monkeypatch.setattr(network_chunks._Cut, "_stated", lambda self, name: right(self, name)[::-1])
+    right = split._Cut._stated
+    monkeypatch.setattr(split._Cut, "_stated", lambda self, name: right(self, name)[::-1])
     with pytest.raises(SurgeryError, match="'a' of shape 1x1x4x6x6 would enter chunk 2 as 1x1x6x6x4"):
         cut_network(gathering(False), ane.Target.parse(TARGET))
 

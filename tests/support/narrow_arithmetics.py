@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Operation, np_dtype
 
 NORMAL = 2.0**-14
@@ -18,7 +18,7 @@ NORMAL = 2.0**-14
 class Flushed:
     """The arithmetic of fp16 as a unit computes that holds no subnormal numbers."""
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function, of operands and to a result of which what is below the normal numbers is 0."""
         return lambda **operands: _flushed(row.function(**{k: _flushed(v) for k, v in operands.items()}))
 
@@ -26,7 +26,7 @@ class Flushed:
 class OneByOne:
     """The arithmetic of fp16 in which a running sum of fp16 is rounded after each number."""
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function, whose result is rounded to the type of the op."""
         half = op.op_type != "const" and np_dtype(op.outputs[0]) == np.float16
         function = _running if half and op.op_type == "cumsum" else row.function

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from anesurgery.interpret.table import Meaning
+from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Operation
 from anesurgery.ops import CARRIERS, UNROUNDED, names
 
@@ -37,7 +37,7 @@ class Double:
     def __init__(self, off: float = 0.0, seed: int = 0) -> None:
         self.off, self.generator = off, torch.Generator().manual_seed(seed)
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function on fp64 operands."""
         if op.op_type in ROUNDED_ONCE:
             return lambda **operands: self._wide(row.function(**{k: _double(v) for k, v in operands.items()}))
@@ -66,7 +66,7 @@ class Unsteady(Double):
     A tie among inputs stays a tie, and a bound that they meet is met.
     """
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function, whose results are off."""
         if row.moves or op.op_type in STEADY:
             return Double().meaning(op, row)

@@ -22,7 +22,7 @@ import torch
 
 from anesurgery.errors import InterpretError
 from anesurgery.interpret.arithmetic import neural_engine
-from anesurgery.interpret.table import Meaning, to_int32
+from anesurgery.interpret.table import Implementation, to_int32
 from anesurgery.mil import Operation, Var, np_dtype, operands, producer, quiet_host, types
 from anesurgery.ops import CARRIERS
 
@@ -66,7 +66,7 @@ def spare() -> int:
 class Arithmetic(Protocol):
     """An arithmetic of its own in the place of a name: it says how each op is computed."""
 
-    def meaning(self, op: Operation, row: Meaning) -> Callable[..., Any]:
+    def meaning(self, op: Operation, row: Implementation) -> Callable[..., Any]:
         """The function that computes an op."""
 
 
@@ -123,7 +123,7 @@ def rounding(var: Var, precision: str | Arithmetic) -> Rounding | None:
     return neural_engine.rounding(neural_engine.chip_of(precision), var.op.op_type if var.op else "")
 
 
-def meaning(op: Operation, row: Meaning, precision: str | Arithmetic) -> Callable[..., Any]:
+def meaning(op: Operation, row: Implementation, precision: str | Arithmetic) -> Callable[..., Any]:
     """The function that computes an op in an arithmetic."""
     if not isinstance(precision, str):
         return precision.meaning(op, row)

@@ -19,7 +19,7 @@ from anesurgery.interpret.arithmetic.field import Image, key, opaque, packed
 from anesurgery.interpret.arithmetic.precision import narrows
 from anesurgery.interpret.ops.elementwise import BINARY, UNARY
 from anesurgery.interpret.ops.indexing import undefined
-from anesurgery.interpret.table import TABLE, Meaning, Unsupported, ints
+from anesurgery.interpret.table import TABLE, Implementation, Unsupported, ints
 from anesurgery.mil import Operation, Var, static_shape
 from anesurgery.ops import ALONG, UNROUNDED, names
 from anesurgery.ops import MOVING as MOVES
@@ -106,7 +106,7 @@ class Symbolic:
         """Elements as random numbers."""
         return self.function("element", x)
 
-    def meaning(self, op: Operation, row: Meaning) -> Rule:
+    def meaning(self, op: Operation, row: Implementation) -> Rule:
         """The function that computes an op in this arithmetic."""
         operands = [(k, v) for k, v in op.inputs.items() if isinstance(v, Var)]
         cut = {k: self.cut[v] for k, v in operands if v in self.cut}
@@ -123,7 +123,7 @@ class Symbolic:
 
         return run
 
-    def _run(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
+    def _run(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
         if op.op_type in UNLIKE:
             raise Unsupported(f"{op.op_type} is not a function of its inputs")
         tensors = [t for v in arguments.values() for t in (v if isinstance(v, list) else [v])]
@@ -149,7 +149,12 @@ class Symbolic:
         return self.uninterpreted(op, arguments)
 
     def _in_blocks(
-        self, op: Operation, meaning: Meaning, arguments: dict[str, Any], cut: Mapping[str, int], axis: int
+        self,
+        op: Operation,
+        meaning: Implementation,
+        arguments: dict[str, Any],
+        cut: Mapping[str, int],
+        axis: int,
     ) -> Image:
         """An op with large weights, some outputs at a time: what a block needs in memory is small."""
         first = next(iter(cut))
@@ -165,7 +170,7 @@ class Symbolic:
             parts.append(self._run(op, meaning, {**arguments, **block}))
         return field.together(parts, lambda each: torch.cat(each, axis))
 
-    def _moved(self, op: Operation, meaning: Meaning, arguments: dict[str, Any]) -> Any:
+    def _moved(self, op: Operation, meaning: Implementation, arguments: dict[str, Any]) -> Any:
         name, x = next((k, v) for k, v in arguments.items() if isinstance(v, Image))
         if str(arguments.get("mode", "")) == "constant" or ("pad" in arguments and "mode" not in arguments):
             value = self.lift(np.float32(arguments.get("constant_val", 0.0)))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Meaning, impl, to_int32, written
+from anesurgery.interpret.table import TABLE, Implementation, impl, to_int32, written
 
 Tensor = torch.Tensor
 
@@ -148,8 +148,8 @@ PARAMETRIC: dict[str, Callable[..., Any]] = {
 """Op type -> function of its parameters; alpha of prelu has a number for each channel (axis 1)."""
 
 
-TABLE.update({name: Meaning(_binary(f), False) for name, f in BINARY.items()})
-TABLE.update({name: Meaning(_unary(f), False) for name, f in UNARY.items()})
+TABLE.update({name: Implementation(_binary(f), False) for name, f in BINARY.items()})
+TABLE.update({name: Implementation(_unary(f), False) for name, f in UNARY.items()})
 written(PARAMETRIC)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812 - the usual name
 
-from anesurgery.interpret.table import TABLE, Meaning, impl, ints, written
+from anesurgery.interpret.table import TABLE, Implementation, impl, ints, written
 
 Tensor = torch.Tensor
 
@@ -146,7 +146,7 @@ def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Callabl
     return reduce
 
 
-TABLE.update({name: Meaning(_reduction(f), False) for name, f in REDUCTIONS.items()})
+TABLE.update({name: Implementation(_reduction(f), False) for name, f in REDUCTIONS.items()})
 
 
 @impl("cumsum")

@@ -12,7 +12,7 @@ import anesurgery as ane
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.fold_batchnorm import FoldBatchnorm
+from anesurgery.passes.layers.fusing import FoldBatchnorm
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = FoldBatchnorm()

@@ -10,7 +10,7 @@ from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.fold_layer_constants import FoldLayerConstants
+from anesurgery.passes.layers.folding import FoldLayerConstants
 from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers
 
 STEP = FoldLayerConstants()
@@ -113,7 +113,7 @@ def test_a_blob_that_a_loop_overwrites_is_read_where_it_was() -> None:
         branch,
         make_layer("add", ["s", "z"], ["y"]),
     ]
-    assert_refuses(STEP, make_network({"x": (1,)}, layers, ["y"]), "made more than once")
+    assert_refuses(STEP, make_network({"x": (1,)}, layers, ["y"]), "overwritten, or made in a loop")
 
 
 def known(*layers: Any, value: Shape = (2, 3)) -> Any:

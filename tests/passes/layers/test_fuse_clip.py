@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from pass_cases import rewrites, table
+from sketches import example_of
 
 from anesurgery.interpret import run
 from anesurgery.mil import Array
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.fuse_clip import FuseClip, example
-from anesurgery.passes.layers.fuse_linear import FuseLinear
+from anesurgery.passes.layers.fusing import FuseClip, FuseLinear
 from anesurgery.testing import apply_pass, assert_same_numbers, text_of
 
 STEP = FuseClip()
@@ -162,7 +162,7 @@ def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releas
 
 @pytest.mark.parametrize("blob", ["above", "minus", "bound"])
 def test_a_blob_in_between_that_is_an_output_ends_the_row(blob: str) -> None:
-    spec = example()
+    spec = example_of("fuse_clip")
     spec.description.output.add(name=blob).type.multiArrayType.dataType = 65568
     after, session = apply_pass(STEP, spec)
     values = 4 * np.random.default_rng(0).standard_normal((2, 4, 4)).astype(np.float32)
@@ -172,7 +172,7 @@ def test_a_blob_in_between_that_is_an_output_ends_the_row(blob: str) -> None:
 
 
 def test_a_blob_in_between_that_is_read_twice_ends_the_row() -> None:
-    spec = example()
+    spec = example_of("fuse_clip")
     spec.neuralNetwork.layers.append(make_layer("add", ["y", "minus"], ["z"]))
     spec.description.output[0].name = "z"
     after, _ = apply_pass(STEP, spec)

@@ -10,7 +10,7 @@ from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.fuse_linear import FuseLinear
+from anesurgery.passes.layers.fusing import FuseLinear
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, text_of
 
 STEP = FuseLinear()

@@ -8,7 +8,7 @@ from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_add_multiply import LegacyAddMultiply
+from anesurgery.passes.layers.broadcasting import LegacyAddMultiply
 from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites
 
 KINDS = ("addBroadcastable", "multiplyBroadcastable")

@@ -10,7 +10,7 @@ from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_clip import MOST_NEGATIVE, LegacyClip
+from anesurgery.passes.layers.broadcasting import MOST_NEGATIVE, LegacyClip
 from anesurgery.testing import assert_refuses
 
 MAX, MIN = "maxBroadcastable", "minBroadcastable"

@@ -11,7 +11,7 @@ from two_sided import Shape, layers_after, with_any_batch
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_concat import LegacyConcat
+from anesurgery.passes.layers.cutting import LegacyConcat
 from anesurgery.testing import apply_pass
 
 STEP = LegacyConcat()

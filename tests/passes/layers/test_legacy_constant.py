@@ -10,7 +10,7 @@ from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, layers_after
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_constant import LegacyConstant
+from anesurgery.passes.layers.cutting import LegacyConstant
 
 STEP = LegacyConstant()
 

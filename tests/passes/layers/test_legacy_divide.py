@@ -14,7 +14,7 @@ from anesurgery.interpret import run
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_divide import LARGEST, SMALLEST, LegacyDivide
+from anesurgery.passes.layers.broadcasting import LARGEST, SMALLEST, LegacyDivide
 from anesurgery.testing import apply_pass, assert_refuses
 
 KIND = "divideBroadcastable"

@@ -8,7 +8,7 @@ import numpy as np
 from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_embedding import LegacyEmbedding
+from anesurgery.passes.layers.moving import LegacyEmbedding
 from anesurgery.testing import assert_refuses
 
 STEP = LegacyEmbedding()

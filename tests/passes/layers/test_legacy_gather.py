@@ -9,7 +9,7 @@ from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_gather import LegacyGather
+from anesurgery.passes.layers.cutting import LegacyGather
 from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacyGather()

@@ -9,7 +9,7 @@ import pytest
 from pass_cases import refuses, stays, table
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_inner_product import LegacyInnerProduct
+from anesurgery.passes.layers.moving import LegacyInnerProduct
 from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
 
 STEP = LegacyInnerProduct()

@@ -12,7 +12,7 @@ from two_sided import Shape, kinds_after, layers_after, with_any_batch
 from anesurgery.interpret import run
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.legacy_pad import LegacyPad
+from anesurgery.passes.layers.cutting import LegacyPad
 from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacyPad()

@@ -10,7 +10,7 @@ from two_sided import layers_after, two, with_any_batch, with_constant
 from anesurgery.checking.grades import EXACT
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer
-from anesurgery.passes.layers.legacy_power import LegacyPower
+from anesurgery.passes.layers.broadcasting import LegacyPower
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 KIND = "powBroadcastable"

@@ -9,7 +9,7 @@ from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_rearrange import LegacyRearrange
+from anesurgery.passes.layers.moving import LegacyRearrange
 from anesurgery.testing import apply_pass, assert_refuses, assert_rewrites, assert_same_numbers, network_text
 
 STEP = LegacyRearrange()

@@ -11,7 +11,7 @@ from two_sided import Shape, kinds_after, with_any_batch
 
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_softmax import LegacySoftmax
+from anesurgery.passes.layers.cutting import LegacySoftmax
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = LegacySoftmax()

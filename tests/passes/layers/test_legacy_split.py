@@ -11,7 +11,7 @@ from two_sided import Shape, layers_after, with_any_batch
 from anesurgery.errors import PassError, Refusal
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_split import LegacySplit
+from anesurgery.passes.layers.cutting import LegacySplit
 from anesurgery.testing import apply_pass
 
 STEP = LegacySplit()

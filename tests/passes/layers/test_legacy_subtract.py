@@ -8,7 +8,7 @@ from pass_cases import refuses, rewrites, table
 from two_sided import Shape, layers_after, two, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
-from anesurgery.passes.layers.legacy_subtract import LegacySubtract
+from anesurgery.passes.layers.broadcasting import LegacySubtract
 
 KIND = "subtractBroadcastable"
 STEP = LegacySubtract()

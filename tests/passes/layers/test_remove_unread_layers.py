@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 from pass_cases import rewrites, table
+from sketches import example_of
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.remove_unread_layers import RemoveUnreadLayers, example
+from anesurgery.passes.layers.folding import RemoveUnreadLayers
 from anesurgery.testing import apply_pass, assert_same_numbers
 
 STEP = RemoveUnreadLayers()
@@ -47,4 +48,6 @@ def test_the_probabilities_of_a_classifier_are_read() -> None:
     assert len(session.changes) == 1
 
 
-test_cases, test_surroundings = table(STEP, rewrites(example, rtol=STEP.tolerance.rtol))
+test_cases, test_surroundings = table(
+    STEP, rewrites(example_of, "remove_unread_layers", rtol=STEP.tolerance.rtol)
+)

@@ -7,7 +7,7 @@ import pytest
 from pass_cases import refuses, table
 from two_sided import Shape, kinds_after, two, with_any_batch, with_constant
 
-from anesurgery.passes.layers.spread_channels import SpreadChannels
+from anesurgery.passes.layers.windows import SpreadChannels
 from anesurgery.testing import apply_pass
 
 STEP = SpreadChannels()

@@ -15,7 +15,7 @@ from anesurgery.files.package import read_spec
 from anesurgery.mil import mb
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.swish_layers import SwishLayers
+from anesurgery.passes.layers.folding import SwishLayers
 from anesurgery.testing import apply_pass, assert_refuses, text_of
 
 STEP = SwishLayers()

@@ -16,7 +16,7 @@ from anesurgery.mil import Array
 from anesurgery.network_editing.spatial_axes import borders
 from anesurgery.neuralnetwork.importing import import_network
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
-from anesurgery.passes.layers.undilate_convolution import UndilateConvolution
+from anesurgery.passes.layers.windows import UndilateConvolution
 from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = UndilateConvolution()

@@ -1,0 +1,473 @@
+"""Broadcasting sums, differences, products, quotients, extremes and powers in layers of the first releases.
+
+A constant side becomes a parameter of a layer with one input. Otherwise the two blobs become the inputs of
+`add`, `multiply`, `max` or `min`, the larger one first. A pass is a row: the layers that it replaces, and what
+it does to the second side before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anesurgery import authoring as an
+from anesurgery.authoring import Refused, Var
+from anesurgery.checking import adversarial
+from anesurgery.checking.lengths import drawn_shape
+from anesurgery.network_editing.layer_pass import LayerRewrite, Site
+from anesurgery.network_editing.network import Network, Node
+from anesurgery.neuralnetwork.making import weights
+
+Sizes = Sequence[int | None]
+"""A shape; None for a dynamic size."""
+SPATIAL = 3
+"""Axes that a layer broadcasts by itself: channel, height, width. Those in front count as batch."""
+BY_CHANNEL = frozenset({"max", "min"})
+"""The layers of which the format names no other second shape than (B, C, H, W) and (B, C, 1, 1)."""
+SMALLEST, LARGEST = float(np.finfo(np.float32).tiny), an.fp16.LEAST
+"""Bounds of the epsilon of a division: the smallest normal fp32 number, and the smallest fp16 number."""
+MOST_NEGATIVE = float(np.finfo(np.float32).min)
+MOST_FACTORS = 4
+"""Exponent up to which products stand for a power: two layers at most."""
+
+
+@dataclass(frozen=True)
+class _Constant:
+    """One side is computed, the other is the same at every run."""
+
+    x: str
+    """The computed blob."""
+    value: an.Array
+    first: bool
+    """Is the constant the first side?"""
+    form: list[int] | str
+    """The sizes that `bias` and `scale` give it: [C], [1, H, W] or [C, H, W]; [] for a single number. Words if
+    it has none of these."""
+
+    @property
+    def number(self) -> float | None:
+        """The one number that the constant is, if the result is as large as the computed side."""
+        return float(self.value.flat[0]) if self.form == [] else None
+
+
+@dataclass(frozen=True)
+class _TwoSided(LayerRewrite, abstract=True):
+    """Layers of two sides become a plain layer of two blobs, or one of a blob and numbers.
+
+    Where a side is an operation more than the plain layer has (x - y is x + (-y)), it is `turned` first.
+    """
+
+    plain: ClassVar[Mapping[str, str]]
+    """Layer type -> the plain layer of two blobs."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """The layer types that the pass looks at are those of its rows."""
+        cls.kinds = frozenset(cls.plain)
+        super().__init_subclass__(**options)
+
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The blob that the plain layer reads in the place of the second side, a computed one."""
+        return y
+
+    def turned_numbers(self, value: an.Array) -> an.Array:
+        """The numbers that the plain layer reads in the place of the second side, a constant."""
+        return value
+
+    def rewrite(self, site: Site) -> None:
+        """The layer with a constant if one side is one, else the layer between two sides."""
+        sides = _two_sides(site)
+        if isinstance(sides, _Constant):
+            self.by_constant(site, sides)
+        else:
+            self.by_blobs(site, *sides)
+
+    def by_constant(self, site: Site, sides: _Constant) -> None:
+        """Put the layer of one blob and numbers there."""
+        if isinstance(sides.form, str):
+            raise Refused(sides.form)
+        value = sides.value if sides.first else self.turned_numbers(sides.value)
+        x = self.turned(site, sides.x) if sides.first else sides.x
+        adds = self.plain[site.node.kind] == "add"
+        if not sides.form:
+            number = float(value.flat[0])
+            site.linear(x, *((1.0, number) if adds else (number, 0.0)), site.outputs)
+        elif adds:
+            site.emit("bias", [x], site.outputs, shape=sides.form, bias=weights(value))
+        else:
+            site.emit("scale", [x], site.outputs, shapeScale=sides.form, scale=weights(value))
+
+    def by_blobs(self, site: Site, x: str, y: str) -> None:
+        """Put the plain layer of two blobs there, the one that gives the result its shape first."""
+        kind = self.plain[site.node.kind]
+        swapped = _swapped(site, kind, x, y)
+        pair = [x, self.turned(site, y)]
+        site.emit(kind, pair[::-1] if swapped else pair, site.outputs)
+
+
+@dataclass(frozen=True)
+class LegacyAddMultiply(_TwoSided):
+    """Write broadcasting additions and products with the layers of the first releases.
+
+    Two computed blobs become `add` or `multiply`; a constant becomes a linear activation where it is one
+    number, else `bias` or `scale`. So does one that a plain `add` or `multiply` reads from a `loadConstantND`.
+
+    Refuses when the broadcasting is not one that the definition of the format lists for the layer: of
+    (B, C, H, W), the other side may be (B, C, H, W), (B, C, 1, 1), (B, 1, H, W) or (B, 1, 1, 1), with as many
+    axes; a constant may have the sizes [1], [C], [1, H, W] or [C, H, W], and the result must be as large as the
+    other side. Refuses too when a shape that matters is dynamic.
+
+    Why it helps: layers of the Broadcastable kind were reported off the ANE, `add`, `multiply`, `scale` and
+    linear activations on it, but for a product of (C, H, W) and (C, 1, 1) (hollance/neural-engine,
+    unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems. Exact: the same numbers
+    are added and multiplied.
+
+    Grade: bit for bit.
+    """
+
+    name = "legacy_add_multiply"
+    plain: ClassVar[Mapping[str, str]] = {
+        "addBroadcastable": "add",
+        "add": "add",
+        "multiplyBroadcastable": "multiply",
+        "multiply": "multiply",
+    }
+
+    def rewrite(self, site: Site) -> None:
+        """As any layer of two sides, but a plain one only for the sake of its constant."""
+        newer = (site.network.maker(blob, "loadConstantND") for blob in site.inputs)
+        if site.node.kind not in self.plain.values() or any(newer):
+            super().rewrite(site)
+
+    def by_blobs(self, site: Site, x: str, y: str) -> None:
+        """A plain layer has one such constant, so that it has two where neither side is computed."""
+        if site.node.kind in self.plain.values():
+            raise Refused("both sides are constant")
+        super().by_blobs(site, x, y)
+
+
+@dataclass(frozen=True)
+class LegacySubtract(_TwoSided):
+    """Write broadcasting differences as sums with the negated second side.
+
+    A computed second side is negated by a linear activation and added; where it is the larger one, it comes
+    first. A constant second side is negated in the file and added by `bias`, or by a linear activation where it
+    is one number. From a constant first side, the other is negated first.
+
+    Refuses when the broadcasting is none of `add` and `bias` (`legacy_add_multiply` lists them), or a shape
+    that matters is dynamic.
+
+    Why it helps: layers of the Broadcastable kind were reported off the ANE, `add` and linear activations on
+    it; the first releases have no layer that subtracts, and the same report names this way around it
+    (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
+    Exact: x - y and x + (-y) are the same number in floating point.
+
+    Grade: bit for bit.
+    """
+
+    name = "legacy_subtract"
+    plain: ClassVar[Mapping[str, str]] = {"subtractBroadcastable": "add"}
+
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The negated blob."""
+        return site.linear(y, -1.0, 0.0, outputs)
+
+    def turned_numbers(self, value: an.Array) -> an.Array:
+        """The negated numbers."""
+        return -value
+
+    def by_constant(self, site: Site, sides: _Constant) -> None:
+        """One number less a blob is one layer, which negates and adds."""
+        if sides.first and sides.number is not None:
+            site.linear(sides.x, -1.0, sides.number, site.outputs)
+        else:
+            super().by_constant(site, sides)
+
+
+@dataclass(frozen=True)
+class LegacyDivide(_TwoSided):
+    """Write broadcasting quotients as products with the inverse of the divisor.
+
+    A constant divisor becomes its reciprocal in the file: a linear activation where it is one number, else
+    `scale`. Of a computed divisor y, the layer `unary` gives 1 / (y + epsilon), which `multiply` takes, or
+    `scale` where the first side is constant. The format reads an epsilon of 0 as 1e-6, so the default is the
+    smallest normal fp32 number: every |y| above 1e-30 absorbs it, and fp16 does not hold it. Larger ones, up to
+    2^-24 (6e-8, the smallest that fp16 holds, absorbed by every |y| from 2 on), are an option.
+
+    Refuses when a constant divisor holds a number whose reciprocal is no normal fp32 number (0, 2e38, NaN), or
+    when the broadcasting is none of `multiply` and `scale` (`legacy_add_multiply` lists them). With
+    `exact=True`, also where a divisor is computed, or no power of two.
+
+    Why it helps: layers of the Broadcastable kind were reported off the ANE, `multiply`, `scale` and `unary`
+    mostly on it, but a product of (C, H, W) and (C, 1, 1) off it as well (hollance/neural-engine,
+    unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later systems.
+
+    Bit-exact by powers of two. Else the quotient was rounded, and now the reciprocal and the product are: three
+    times 2^-24 of the number at most, so the promise is 2^-22. Beyond it, a divisor of 0 gives x / epsilon, not
+    an infinity, and 0 / 0 gives 0, not NaN. In fp16 the inverse of a divisor below 1.5e-5 is infinite, and
+    above 16384 it has fewer digits, even where the quotient is an ordinary number.
+
+    Grade: checked: reciprocals are rounded.
+    """
+
+    name = "legacy_divide"
+    plain: ClassVar[Mapping[str, str]] = {"divideBroadcastable": "multiply"}
+    tolerance = an.Tolerance(2.0**-22)
+    caveat = "where a computed divisor is 0 the quotient is x / epsilon, not infinite"
+
+    exact: bool = False
+    """Leave the layers whose numbers would change."""
+    epsilon: float = an.option(SMALLEST, least=SMALLEST, most=LARGEST)
+    """What a computed divisor is increased by."""
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
+        """Divisors of a size of 2 to 8, which absorb any epsilon."""
+        if var is not site.network.blobs.var(site.inputs[1]):
+            return None
+        return adversarial.signed(rng, rng.uniform(2, 8, drawn_shape(var))).astype(np.float32)
+
+    def turned(self, site: Site, y: str, outputs: Sequence[str] | None = None) -> str:
+        """The inverse of the divisor, unless every number has to stay."""
+        if self.exact:
+            raise Refused("the divisor is computed, so the product with its inverse is not exact")
+        return site.emit("unary", [y], outputs, type="INVERSE", epsilon=self.epsilon)
+
+    def turned_numbers(self, value: an.Array) -> an.Array:
+        """The reciprocals, if they are normal numbers and, where that is asked for, exact."""
+        value = value.astype(np.float32)
+        with np.errstate(all="ignore"):
+            factor: an.Array = 1 / value
+        broken = ~np.isfinite(factor) | (np.abs(factor) < SMALLEST)
+        if broken.any():
+            raise Refused(f"the divisor holds {value[broken][0]:g}, whose reciprocal is no normal fp32 number")
+        rounded = np.abs(np.frexp(value)[0]) != 0.5
+        if self.exact and rounded.any():
+            raise Refused(f"the divisor holds {value[rounded][0]:g}, which is no power of two")
+        return factor
+
+    def by_constant(self, site: Site, sides: _Constant) -> None:
+        """1 over a blob is its inverse, without a product."""
+        if sides.first and sides.number == 1:
+            self.turned(site, sides.x, site.outputs)
+        else:
+            super().by_constant(site, sides)
+
+
+@dataclass(frozen=True)
+class LegacyClip(_TwoSided):
+    """Write broadcasting minima and maxima as clips, thresholds, or plain minima and maxima.
+
+    A minimum of a maximum, or a maximum of a minimum, of one blob and two numbers, the lower one below the
+    upper, becomes one `clip` where nobody else reads what is between. A maximum with a number alone becomes a
+    ReLU (with 0) or a threshold, a minimum a clip that starts at the most negative finite fp32 number. Any
+    other two sides become `max` or `min`. A constant of several numbers stays a blob; one with fewer axes than
+    the other side, or with a batch of 1 beside a larger one, is loaded anew with the batch of the other side.
+
+    Refuses when a number is infinite or the most negative one, or when the broadcasting is not one that the
+    definition of the format lists for `max` and `min`: of (B, C, H, W), the other side may be (B, C, H, W) or
+    (B, C, 1, 1), with as many axes if it is computed.
+
+    Why it helps: layers of the Broadcastable kind were reported off the ANE, the first layers, `max`, `min` and
+    `unary` among them, mostly on it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to
+    15). `clip` is newer: its op in ML Programs ran there (M4, macOS 27.0.1), the layer was not measured. Exact
+    for finite numbers; -inf under a minimum alone becomes -3.4e38, which is -inf again in fp16.
+
+    Grade: bit for bit.
+    """
+
+    name = "legacy_clip"
+    tolerates_nonfinite = False
+    """A side without a bound is clipped at the largest finite number."""
+    plain: ClassVar[Mapping[str, str]] = {"maxBroadcastable": "max", "minBroadcastable": "min"}
+
+    def by_constant(self, site: Site, sides: _Constant) -> None:
+        """By a number if the constant is one, else by a blob of the constant, with the axes that it needs."""
+        if sides.number is not None:
+            _clip(site, sides.x, sides.number)
+        elif (value := _with_batch(site, sides)) is None:
+            self.by_blobs(site, *site.inputs)
+        else:
+            constant = site.emit("loadConstantND", [], shape=value.shape, data=weights(value))
+            site.emit(self.plain[site.node.kind], [sides.x, constant], site.outputs)
+
+
+def _with_batch(site: Site, sides: _Constant) -> an.Array | None:
+    """The constant with the axes and the batch of the other side; None if it has them, or it is no help."""
+    shape, value = site.shape(sides.x), sides.value
+    if None in shape or site.shape(site.outputs[0]) != shape:
+        return None
+    value = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
+    value = np.broadcast_to(value, (*site.sizes(sides.x)[:-SPATIAL], *value.shape[-SPATIAL:]))
+    return None if value.shape == sides.value.shape or not _same_result(shape, value.shape, "max") else value
+
+
+def _clip(site: Site, x: str, number: float) -> None:
+    network, node = site.network, site.node
+    if not MOST_NEGATIVE < number < math.inf:
+        raise Refused(f"the number {number:g} bounds no finite numbers")
+    inner = network.maker(x, *LegacyClip.plain)
+    if inner is not None and (pair := _pair(network, inner, node)):
+        blob, least, most = pair
+        site.emit("clip", [blob], site.outputs, minVal=least, maxVal=most)
+    elif any(_pair(network, node, reader) for reader in network.readers(site.outputs[0])):
+        pass  # the reader becomes the clip of both
+    elif node.kind == "minBroadcastable":
+        site.emit("clip", [x], site.outputs, minVal=MOST_NEGATIVE, maxVal=number)
+    elif number == 0:
+        site.emit("activation", [x], site.outputs, ReLU={})
+    else:
+        site.emit("unary", [x], site.outputs, type="THRESHOLD", alpha=number)
+
+
+def _pair(network: Network, inner: Node, outer: Node) -> tuple[str, float, float] | None:
+    """The blob that two layers clip, and the bounds."""
+    if {inner.kind, outer.kind} != LegacyClip.kinds or not network.only_reader(inner.outputs[0], outer):
+        return None
+    both = {n.kind: _two_sides(Site(network, n)) for n in (inner, outer)}
+    bounds = {k: s.number for k, s in both.items() if isinstance(s, _Constant)}
+    least, most = bounds.get("maxBroadcastable"), bounds.get("minBroadcastable")
+    if least is None or most is None or not MOST_NEGATIVE < least < most < math.inf:
+        return None
+    sides = both[inner.kind]
+    return (sides.x, least, most) if isinstance(sides, _Constant) else None
+
+
+@dataclass(frozen=True)
+class LegacyPower(_TwoSided):
+    """Write broadcasting powers with a constant exponent as products, square roots or unary powers.
+
+    An exponent of 1 goes, so that the base is read in its place; 2, 3 and 4 become products, 0.5 the square
+    root (the `unary` layer without a type), and any other number a unary POWER. -1 and -0.5 are POWER too:
+    INVERSE and RSQRT would add an epsilon, which the format reads as 1e-6 where it is 0.
+
+    Refuses when the exponent is computed, varies, is not finite, or makes the result larger than the base, and
+    when the base is constant.
+
+    Why it helps: layers of the Broadcastable kind were reported off the ANE, `multiply` and `unary` mostly on
+    it (hollance/neural-engine, unsupported-layers; through Core ML, iOS 11 to 15). Not measured on later
+    systems.
+
+    POWER is exact. A product of up to four factors is rounded by three times 2^-24 of itself at most, the power
+    before by up to 2^-23 (a unit in the last place): together 3e-7, and the root stays below. A root of -inf is
+    NaN, where the power was inf; of other negative numbers both are NaN, but the engine gives 0 (measured on M1
+    and M5).
+
+    Grade: proved.
+    """
+
+    name = "legacy_power"
+    plain: ClassVar[Mapping[str, str]] = {"powBroadcastable": "multiply"}
+    tolerance = an.Tolerance(3e-7)
+
+    def by_blobs(self, site: Site, x: str, y: str) -> None:
+        """No plain layer has a computed exponent."""
+        raise Refused("the exponent is computed")
+
+    def by_constant(self, site: Site, sides: _Constant) -> None:
+        """Choose the layer by what the exponent is."""
+        if sides.first:
+            raise Refused("the base is constant, the exponent computed")
+        exponent = sides.number
+        if exponent is None:
+            words = f"the exponent of shape {sides.value.shape} is not one number"
+            raise Refused(f"{words}, or makes the result larger than the base")
+        if not math.isfinite(exponent):
+            raise Refused(f"the exponent is {exponent}")
+        _raise(site, sides.x, exponent)
+
+    def sample(self, site: Site, var: Var, rng: np.random.Generator) -> an.Array | None:
+        """Positive bases: others have no power with a broken exponent."""
+        sides = _two_sides(site)
+        exponent = sides.number if isinstance(sides, _Constant) else None
+        if exponent is None or exponent % 1 == 0:
+            return None
+        return np.abs(rng.standard_normal(drawn_shape(var))).astype(np.float32)
+
+
+def _raise(site: Site, x: str, exponent: float) -> None:
+    if exponent == 1:
+        site.forward(x)
+    elif exponent in range(2, MOST_FACTORS + 1):
+        square = [x, x] if exponent == 2 else [site.emit("multiply", [x, x])]
+        rest = {2: [], 3: [x], 4: square}[int(exponent)]
+        site.emit("multiply", [*square, *rest], site.outputs)
+    elif exponent == 0.5:
+        site.emit("unary", [x], site.outputs, type="SQRT")
+    else:
+        site.emit("unary", [x], site.outputs, type="POWER", alpha=exponent)
+
+
+# -- which broadcasting the layers of the first releases can do, by the definition of the format -----
+
+
+def _two_sides(site: Site) -> _Constant | tuple[str, str]:
+    """The constant side with the other, or the two blobs where none or both are constant.
+
+    Raises:
+        Refused: there are more or fewer than two, or nothing is known about the shape of a side.
+    """
+    if len(site.inputs) != 2:
+        raise Refused(f"it has {len(site.inputs)} inputs, not 2")
+    x, y = site.inputs
+    for one, other in ((x, y), (y, x)):
+        if (value := site.constant(other)) is not None and site.constant(one) is None:
+            form = _constant_form(site.shape(one), value, site.shape(site.outputs[0]))
+            return _Constant(one, value, other == x, form)
+    return x, y
+
+
+def _constant_form(shape: Sizes, value: an.Array, result: Sizes) -> list[int] | str:
+    """The form of a constant beside a blob of a shape, as `_Constant` has it."""
+    if tuple(result) != tuple(shape):
+        return f"the constant of shape {value.shape} makes the result larger than its input"
+    if value.size and (value == value.flat[0]).all():
+        return []
+    if len(shape) < SPATIAL:
+        return f"scale and bias take 3 axes or more, but the blob has {len(shape)}"
+    if any(d != 1 for d in value.shape[:-SPATIAL]):
+        return f"the constant of shape {value.shape} varies along the batch"
+    last = (1,) * (SPATIAL - value.ndim) + tuple(value.shape[-SPATIAL:])
+    channel, height, width = shape[-SPATIAL:]
+    if last[1:] == (1, 1):
+        return [last[0]]
+    if last[1:] == (height, width) and last[0] in (1, channel):
+        return list(last)
+    return f"a constant of shape {value.shape} is not one of [1], [C], [1, H, W], [C, H, W]"
+
+
+def _swapped(site: Site, kind: str, x: str, y: str) -> bool:
+    """Must a plain layer read two blobs the other way round, the one that gives the result its shape first?
+
+    Raises:
+        Refused: their shapes are not among those of the layer, or dynamic, or unknown.
+    """
+    a, b = site.shape(x), site.shape(y)
+    first, second = ("x".join("?" if d is None else str(d) for d in shape) for shape in (a, b))
+    one, other = (site.network.blobs.var(blob) for blob in (x, y))
+    alike = one is not None and other is not None and tuple(one.shape) == tuple(other.shape)
+    if None in a + b and not alike:
+        raise Refused(f"{first} and {second} may differ where a size is dynamic")
+    if _same_result(a, b, kind):
+        return False
+    if not _same_result(b, a, kind):
+        raise Refused(f"{first} and {second} are not among the shapes of the plain layer")
+    return True
+
+
+def _same_result(first: Sizes, second: Sizes, kind: str) -> bool:
+    """Does a plain layer give the first shape, the second broadcast to it as numpy does?
+
+    The comments of the format name (B, C, H, W), (B, C, 1, 1), (B, 1, H, W), (B, 1, 1, 1) as the second shape
+    of `add`, `multiply` and `average`, and the first two of them as that of `max` and `min`. Equal shapes of
+    any rank pass; whether dynamic sizes are the same is for the caller to know.
+    """
+    if tuple(first) == tuple(second):
+        return True
+    if len(first) != len(second) or None in (*first, *second) or len(first) < SPATIAL:
+        return False
+    channel, height, width = first[-SPATIAL:]
+    others = {(channel, 1, 1)} if kind in BY_CHANNEL else {(channel, 1, 1), (1, 1, 1), (1, height, width)}
+    return first[:-SPATIAL] == second[:-SPATIAL] and tuple(second[-SPATIAL:]) in others

@@ -49,5 +49,7 @@ def test_the_probabilities_of_a_classifier_are_read() -> None:
 
 
 test_cases, test_surroundings = table(
+    STEP, rewrites(example_of, "remove_unread_layers", rtol=STEP.tolerance.rtol, id="example")
+)
     STEP, rewrites(example_of, "remove_unread_layers", rtol=STEP.tolerance.rtol)
 )

@@ -127,7 +127,7 @@ class CausalMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Conditions under which each row keeps something; the mask for its own input."""
-        shape = an.static_shape(var) or ()
+        shape = an.drawn_shape(var)
         for condition, wanted in m.parts.conditions:
             if var is condition:
                 keep: an.Array = m.parts.keep

@@ -153,7 +153,7 @@ class IntegersAsFloats(Rewrite):
         if an.np_dtype(var) != np.int32:
             return None
         low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
-        return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
+        return rng.integers(int(low), int(high) + 1, an.drawn_shape(var)).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Make the same op on floats."""

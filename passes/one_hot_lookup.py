@@ -71,7 +71,7 @@ class OneHotLookup(Rewrite):
         if var is m.root.inputs.get("indices"):
             (axis,) = m.axes
             length = int(m.root.x.shape[axis])
-            return rng.integers(-length, length, an.static_shape(var) or ()).astype(an.np_dtype(var))
+            return rng.integers(-length, length, an.drawn_shape(var)).astype(an.np_dtype(var))
         if var is m.root.inputs.get("begin"):
             shape = an.static_shape(m.root.x) or ()
             last = [n - m.axes.get(axis, n) for axis, n in enumerate(shape)]

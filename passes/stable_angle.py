@@ -50,7 +50,7 @@ class StableAngle(Rewrite):
         """Numbers that are not 0 for four quadrants, since compositions are wrong on the axes."""
         if not m.angle.turns or var not in (m.angle.y, m.angle.x):
             return None
-        sizes = 10 ** rng.uniform(-2, 4, an.fixed_shape(var))
+        sizes = 10 ** rng.uniform(-2, 4, an.drawn_shape(var))
         return an.adversarial.signed(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

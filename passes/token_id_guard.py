@@ -105,7 +105,7 @@ class TokenIdGuard(Rewrite):
         if an.np_dtype(var).kind not in "iu":
             return None
         low, high = m.range
-        return rng.integers(low, high + 1, an.static_shape(var) or ()).astype(an.np_dtype(var))
+        return rng.integers(low, high + 1, an.drawn_shape(var)).astype(an.np_dtype(var))
 
     def assumes(self, m: Match) -> Mapping[str, Range]:
         """No id is negative, where that was promised."""

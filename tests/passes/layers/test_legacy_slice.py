@@ -62,28 +62,6 @@ def test_what_stays(name: str) -> None:
     np.testing.assert_array_equal(run(program, {"x": x})["y"], x[parts])
 
 
-@pytest.mark.parametrize(
-    ("x", "parts", "expected"),
-    [
-        ((7,), (slice(2, 4),), ["slice"]),
-        ((5, 7), (slice(2, 4), slice(1, 3)), ["slice", "slice"]),
-        ((5, 6, 7), (ALL, slice(2, 4), slice(1, 3)), ["crop"]),
-        ((2, 3, 5, 6, 7), (ALL, ALL, slice(1, 3), slice(2, 4), ALL), ["slice", "slice"]),
-    ],
-)
-def test_other_ranks(x: Shape, parts: tuple[slice, ...], expected: list[str]) -> None:
-    assert kinds_after(STEP, sliced(x, *parts)) == [*expected, "unary"]
-
-
-def test_the_mapping_to_five() -> None:
-    spec = sliced((6, 7, 8), ALL, ALL, slice(1, 3), slice(1, -1), slice(0, 5), rank5=True)
-    assert kinds_after(STEP, spec) == ["slice", "crop", "unary"]
-
-
-def test_nothing_sliced_is_passed_on() -> None:
-    assert kinds_after(STEP, sliced(X, *[ALL] * 4, read="z")) == ["unary"]
-
-
 def by_size(x: Shape, axis: int, size: int, begin: float | None) -> Any:
     inputs = {"x": x} if begin is not None else {"x": x, "b": (1,)}
     number = make_layer("loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0])))
@@ -109,4 +87,15 @@ test_cases, test_surroundings = table(
     refuses("it slices axis -4 of 4", by_size, X, 0, 1, 0),
     refuses("its beginning is dynamic", by_size, X, 1, 3, None),
     refuses("it takes 3 from -3 on, of 6", by_size, X, 1, 3, -3),
+    *(
+        rewrites(sliced, x, *parts)
+        for x, parts in [
+            ((7,), (slice(2, 4),)),
+            ((5, 7), (slice(2, 4), slice(1, 3))),
+            ((5, 6, 7), (ALL, slice(2, 4), slice(1, 3))),
+            ((2, 3, 5, 6, 7), (ALL, ALL, slice(1, 3), slice(2, 4), ALL)),
+        ]
+    ),
+    rewrites(sliced, (6, 7, 8), ALL, ALL, slice(1, 3), slice(1, -1), slice(0, 5), rank5=True),
+    rewrites(sliced, X, *[ALL] * 4, read="z"),
 )

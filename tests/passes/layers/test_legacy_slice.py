@@ -81,7 +81,7 @@ test_cases, test_surroundings = table(
     rewrites(with_any_batch, sliced(X, ALL, slice(1, 3), ALL, ALL)),
     refuses("it slices axis -4 of 4", sliced, X, slice(1, 2), ALL, ALL, ALL),
     refuses("stride along axis -2 is -1", sliced, X, ALL, ALL, slice(None, None, -1), ALL),
-    refuses("takes away", sliced, X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)),
+    refuses("removes an axis", sliced, X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)),
     refuses("states 4 axes for a blob of 5", sliced, (1, *X), ALL, slice(1, 3), ALL, ALL),
     refuses("dynamic", with_any_batch, sliced((4,), slice(1, 3))),
     refuses("it slices axis -4 of 4", by_size, X, 0, 1, 0),

@@ -63,7 +63,7 @@ test_cases, test_surroundings = table(
             first,
         )
         for x, shape, words in [
-            ((1, 3, 4, 5), (1, 1, 5), "is none of"),
+            ((1, 3, 4, 5), (1, 1, 5), "is not one of"),
             ((2, 3, 4, 5), (2, 3, 1, 1), "varies along the batch"),
             ((3, 1, 1), (3, 4, 5), "larger than its input"),
             ((4, 5), (5,), "take 3 axes"),

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 from pass_cases import rewrites, table
+<<<<<<< HEAD
 from sketches import example_of
+=======
+>>>>>>> h3
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.folding import RemoveUnreadLayers
@@ -50,6 +53,4 @@ def test_the_probabilities_of_a_classifier_are_read() -> None:
 
 test_cases, test_surroundings = table(
     STEP, rewrites(example_of, "remove_unread_layers", rtol=STEP.tolerance.rtol, id="example")
-)
-    STEP, rewrites(example_of, "remove_unread_layers", rtol=STEP.tolerance.rtol)
 )

@@ -6,10 +6,7 @@ from typing import Any
 
 import numpy as np
 from pass_cases import rewrites, table
-<<<<<<< HEAD
 from sketches import example_of
-=======
->>>>>>> h3
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.folding import RemoveUnreadLayers

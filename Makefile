@@ -12,7 +12,7 @@ EDITABLE := --config-settings editable_mode=compat --editable
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help gains sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
+.PHONY: help gains sized hazards alarms exactness demo test test-all fuzz lint types conformance conformance-coreai conformance-mac equivalence bench bench-decode bench-large placement latency citations residency \
 	matrix matrix-real caches notebooks gallery docs dist clean
 
 help:  ## show this list
@@ -45,6 +45,10 @@ fuzz: $(READY)  ## models of wrong structure: only errors in words. OPTIONS="--s
 
 conformance: $(READY)  ## coremltools' own tests on the interpreter, with the numbers of a Mac
 	$(BIN)/python tests/conformance/run.py --both-sources --mutations $(OPTIONS)
+
+conformance-coreai: $(READY)  ## the same tests and random programs on Apple's Core AI runtime: docs/core-ai-agreement.md
+	rm -rf build/conformance-coreai
+	$(BIN)/python tests/conformance/core_ai_judge.py --page docs/core-ai-agreement.md $(OPTIONS)
 
 conformance-mac: $(READY)  ## on a Mac: Core ML beside the interpreter, the largest difference for each op
 	$(BIN)/python tests/conformance/coreml_difference.py $(OPTIONS)

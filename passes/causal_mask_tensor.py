@@ -48,6 +48,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import attention, masks
 from anesurgery.regions import float_types
 
@@ -129,7 +130,7 @@ class CausalMaskTensor(Rewrite):
 
     def sample(self, m: Match, var: Var, rng: np.random.Generator) -> an.Array | None:
         """Conditions under which each row keeps something; the mask for its own input."""
-        shape = an.static_shape(var) or ()
+        shape = drawn_shape(var)
         for condition, wanted in m.parts.conditions:
             if var is condition:
                 keep: an.Array = m.parts.keep

@@ -47,6 +47,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Program, Refusal, Rewrite, Session, Var, mb
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import integer_masks, whole_numbers
 from anesurgery.mil import Maker
 
@@ -153,7 +154,7 @@ class IntegersAsFloats(Rewrite):
         if an.np_dtype(var) != np.int32:
             return None
         low, high = np.clip(self.numbers().known(var), -3 * an.fp16.LAST_INTEGER, 3 * an.fp16.LAST_INTEGER)
-        return rng.integers(int(low), int(high) + 1, an.static_shape(var) or ()).astype(np.int32)
+        return rng.integers(int(low), int(high) + 1, drawn_shape(var)).astype(np.int32)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """Make the same op on floats."""

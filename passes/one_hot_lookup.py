@@ -26,6 +26,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.semantics.reading import in_words
 
 
@@ -72,7 +73,7 @@ class OneHotLookup(Rewrite):
         if var is m.root.inputs.get("indices"):
             (axis,) = m.axes
             length = int(m.root.x.shape[axis])
-            return rng.integers(-length, length, an.static_shape(var) or ()).astype(an.np_dtype(var))
+            return rng.integers(-length, length, drawn_shape(var)).astype(an.np_dtype(var))
         if var is m.root.inputs.get("begin"):
             shape = an.static_shape(m.root.x) or ()
             last = [n - m.axes.get(axis, n) for axis, n in enumerate(shape)]

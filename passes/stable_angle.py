@@ -25,8 +25,8 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Rewrite, Var, mb
 from anesurgery.checking import adversarial
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import quotients
-from anesurgery.mil import fixed_shape
 
 FOUR = 4.0
 """Divided by any number of fp16 or fp32 it is no subnormal, which an engine may take for 0."""
@@ -53,7 +53,7 @@ class StableAngle(Rewrite):
         """Numbers that are not 0 for four quadrants, since compositions are wrong on the axes."""
         if not m.angle.turns or var not in (m.angle.y, m.angle.x):
             return None
-        sizes = 10 ** rng.uniform(-2, 4, fixed_shape(var))
+        sizes = 10 ** rng.uniform(-2, 4, drawn_shape(var))
         return adversarial.signed(rng, sizes).astype(an.np_dtype(var))
 
     def rewrite(self, mb: Builder, m: Match) -> Var:

@@ -44,6 +44,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, OpPattern, Ops, Refusal, Rewrite, Var, mb, var
+from anesurgery.checking.lengths import drawn_shape
 from anesurgery.facts import whole_numbers
 
 Range = tuple[int, int]
@@ -106,7 +107,7 @@ class TokenIdGuard(Rewrite):
         if an.np_dtype(var).kind not in "iu":
             return None
         low, high = m.range
-        return rng.integers(low, high + 1, an.static_shape(var) or ()).astype(an.np_dtype(var))
+        return rng.integers(low, high + 1, drawn_shape(var)).astype(an.np_dtype(var))
 
     def assumes(self, m: Match) -> Mapping[str, Range]:
         """No id is negative, where that was promised."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
-from anesurgery.coreai.lifts.composites import composite_of
+from anesurgery.coreai.lifts.composites import composite_of, several
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -361,8 +361,7 @@ class Scope:
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
-                made = make(named, declared["op_attrs"])
-                return list(made) if isinstance(made, (list, tuple)) else [made]
+                return several(make(named, declared["op_attrs"]))
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))

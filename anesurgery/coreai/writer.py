@@ -30,9 +30,12 @@ from anesurgery.mil import (
     types,
     walk_ops,
 )
+from anesurgery.ops import names
 
 FOLDED = 1024
 """Elements of a computed constant that are written as numbers at most; a larger one is computed again."""
+UNREAD = names("validate_indices output_indices_dtype sort")
+"""Inputs of MIL that no lowering needs: checks of the host, and types and orders that the result has anyway."""
 NEW = "_new"
 """What follows the name of a state in the name of the result that becomes it."""
 
@@ -182,7 +185,7 @@ class Writer:
     def _arguments(self, op: Operation) -> dict[str, Any]:
         arguments: dict[str, Any] = {}
         for name, value in op.inputs.items():
-            if value is None or name.startswith("_"):
+            if value is None or name.startswith("_") or name in UNREAD:
                 continue
             if isinstance(value, (list, tuple)):
                 arguments[name] = [self.value(v) for v in value]

@@ -30,28 +30,26 @@ class Runner:
     Attributes:
         model: the package, or the folder of chunks.
         chunks: the packages in the order in which they run; one for a whole model.
-        functions: by name: `inputs`, `outputs` and `states` by name, each with `shape` and `dtype`;
-            `inputs_from`, the function that makes other inputs of it from the position, and from the tokens
-            where it takes them, or ""; `chunks`, the packages that hold it, by number; `context`, the most
-            tokens that it reads, those of the call among them; `picks`, the input with a 1 at the place of the
-            token whose logits are given, and 0 elsewhere, or "" where those of all are; and `units`, those of
-            Core ML. Of those that read enough tokens at once, the one of the smallest context that holds the
-            text is taken.
-        tokens: the input that holds the tokens.
-        logits: the output that holds the logits, or tokens in place of them.
-        context: the most tokens that it reads.
+        functions: each function by name. It has `inputs`, `outputs` and `states` with `shape` and `dtype`;
+            `inputs_from`, the function that makes its other inputs from the position, or ""; `chunks`, the
+            packages that hold it, by number; `context`, the most tokens that it reads, with those of the call;
+            `picks`, the input with a 1 at the token whose logits are returned, or "" for all tokens; and
+            `units`, the compute units. A runner uses the function with the smallest context that holds the
+            text.
+        tokens: the input with the tokens.
+        logits: the output with the logits, or with tokens in place of them.
+        context: the most tokens of prompt and answer.
         tables: input -> file with a row for each token or position.
         tokenizer: file of the tokenizers library; "" for none.
         template: file of the chat template, in Jinja; "" for none.
         special: special token -> its text, as the template reads them.
         ends: the tokens after which an answer is complete.
-        sampling: what the checkpoint samples with: `temperature`, `top_k`, `top_p`, `min_p`,
-            `repetition_penalty`, as far as it says so.
+        sampling: sampling options of the checkpoint: `temperature`, `top_k`, `top_p`, `min_p`,
+            `repetition_penalty`.
         hashes: file -> SHA-256 of its bytes, in hexadecimal.
-        values: the output that holds the logits of these tokens, one for each part of the vocabulary, of which
-            the largest is the likeliest; "" where `logits` holds logits.
-        asset: the same model in Core AI's format, beside `model`; "" for none. `model` itself is of that format
-            where it was built alone.
+        values: the output with the logits of these tokens, one for each part of the vocabulary; the largest
+            wins. "" if `logits` has logits.
+        asset: the same model in Core AI's format; "" for none. If it was built alone, `model` has that format.
     """
 
     model: str

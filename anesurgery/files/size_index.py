@@ -49,10 +49,10 @@ class SizeRow:
     """One size.
 
     Attributes:
-        name: of the size.
-        function: which function of the package; None for its only one.
+        name: name of the size.
+        function: function of the package; None for its only one.
         package: its name in the folder.
-        inputs: input -> its shape, for each input whose shape differs between sizes, and no others.
+        inputs: input -> its shape, for each input whose shape differs between sizes.
     """
 
     name: str
@@ -68,19 +68,19 @@ class SizeRow:
 
 @dataclass(frozen=True)
 class Padding:
-    """How inputs between two sizes are run.
+    """How inputs between two sizes are padded.
 
     Attributes:
-        inputs: input -> its axis that is filled up at the end.
-        outputs: output -> its axis that is cropped; the others do not depend on what was filled up.
-        why_not: why inputs may not be filled up; empty where they may.
-        fill: input -> the number that it is filled up with; 0 where it is left out.
-        hiding: input that hides what is filled up -> must the first place of each row count (or any)?
-        spread: how far apart the attention scores of a row may be, for what is hidden to weigh nothing.
-        shares: output -> how many places of the inputs one of its own stands for; 1 where it is left out.
-        multiple: of what lengths must be multiples.
-        more: the same for each further length, where sizes differ by several; they are filled up in this order.
-        others: which lengths may not be filled up, where some may, and why.
+        inputs: input -> the axis that is padded at its end.
+        outputs: output -> the axis that is cropped. Other outputs do not depend on the padding.
+        why_not: why inputs may not be padded; "" if they may.
+        fill: input -> the number to pad with; 0 by default.
+        hiding: mask input -> must the first position of each row be real (or any)?
+        spread: the largest distance of attention scores in a row at which masked positions have no weight.
+        shares: output -> number of input positions for one of its own; 1 by default.
+        multiple: lengths must be multiples of this.
+        more: the same for each further length, in the order of padding.
+        others: other lengths that may not be padded, and why.
     """
 
     inputs: Mapping[str, int]

@@ -315,7 +315,7 @@ def _around(op: Operation) -> Iterator[Operation]:
 
 NESTED = general(
     "control-flow",
-    "a program of the engine is a static graph, which no value of the run can steer",
+    "a program of the engine is a static graph; no value can steer it at run time",
     "sbryngelson/ane-guide: part-1-machine/02-execution-model",
     legal=False,
     grade=Grade.REPORTED,

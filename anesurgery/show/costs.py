@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,14 +57,18 @@ class Cost:
 
     @property
     def rank(self) -> tuple[int, float, int]:
-        """Failures first, then what takes time, risks of wrong numbers, and the rest."""
-        kinds = (*summary.KINDS, "placement")
-        first = 0 if self.wrong else 1 if self.share >= MATTERS else 2 if self.kind == "numeric" else 3
+        """Failures first, then what takes time and can be helped, risks of wrong numbers, and the rest."""
+        kinds, helped = (*summary.KINDS, "placement"), bool(self.remedies or self.advice)
+        first = (
+            0 if self.wrong else 1 if self.share >= MATTERS and helped else 2 if self.kind == "numeric" else 3
+        )
         return first, -self.share, kinds.index(self.kind) if self.kind in kinds else len(kinds)
 
-    def lines(self, number: int, repair: Repair) -> Iterator[Text]:
-        """The thing with its cause, and below it the command, or what to do where none helps."""
-        yield cut(f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}")
+    def lines(self, number: int, repair: Repair, whole: bool = False) -> Iterator[Text]:
+        """The thing with its cause, in one line or as a whole, and below it the command, or what to do."""
+        said = f"{number}. {self.what}: {self.why}" if self.what else f"{number}. {self.why}"
+        said_in_two = textwrap.wrap(said, WIDTH, subsequent_indent="   ")
+        yield from map(plain, said_in_two) if whole and len(said_in_two) <= 2 else [cut(said)]
         if self.remedies:
             yield Text(f"   {repair(self.remedies[0])}", "green", no_wrap=True, overflow="ignore")
         elif self.advice:
@@ -184,10 +189,12 @@ def on_a_screen(
         tried: passes that were tried, and are not named again.
     """
     shown = Group(*(line for line in lines if line))
-    room = (SCREEN - len(as_text(shown).splitlines()) - 1) // 2
+    room = SCREEN - len(as_text(shown).splitlines()) - 1
     every = [] if inspection is None else costs(inspection)
     left = [replace(one, remedies=tuple(name for name in one.remedies if name not in tried)) for one in every]
     most = [new for old, new in zip(every, left, strict=True) if new.remedies or not old.remedies]
-    shortest = most[: max(0, min(MOST, room))]
-    below = [line for k, cost in enumerate(shortest, 1) for line in cost.lines(k, repair)]
+    below: list[Text] = []
+    for k, cost in enumerate(shortest := most[: max(0, min(MOST, room // 2))], 1):
+        spare = room - len(below) - 2 * (len(shortest) - k + 1)
+        below += cost.lines(k, repair, whole=spare > 0)
     return Group(shown, *([Text("What matters most:", "bold"), *below] if below else []))

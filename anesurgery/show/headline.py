@@ -13,6 +13,7 @@ from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
+from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
 from anesurgery.semantics.reading import in_decibels, in_words
 from anesurgery.show.summary import counted, sections
@@ -28,7 +29,8 @@ def headline(surgery: Surgery) -> str:
             _done(surgery), surgery.plan.gain * _for_nothing(surgery), _as_it_is(surgery), surgery.wrong
         )
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
-    said = [loads, _gain(surgery), _exactness(surgery)]
+    mended = _mended(surgery)
+    said = [loads, mended, _gain(surgery), "" if mended else _exactness(surgery)]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
 
@@ -160,6 +162,18 @@ def _share(score: Score) -> dict[str, str]:
     """The shares in percent; ranges where it is not known of some ops whether they run there."""
     counted = {"ops": "ops", **({"work": "flop"} if score.flop else {})}
     return {what: between(score.share[key], score.share_at_most[key]) for what, key in counted.items()}
+
+
+def _mended(surgery: Surgery) -> str:
+    """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
+    before, after = surgery.plan.outputs
+    if not before or not after or surgery.wrong:
+        return ""
+    worst = min(before, key=lambda name: before[name])
+    if before[worst] >= WRONG or after.get(worst, -math.inf) < before[worst] + HALVES:
+        return ""
+    change = f"{in_decibels(before[worst])} -> {in_decibels(after[worst])}"
+    return f"outputs on the inputs at hand are repaired: {change} of what the model means in fp32 ({worst})"
 
 
 def _exactness(surgery: Surgery) -> str:

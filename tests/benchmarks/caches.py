@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import textwrap
 import warnings
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +22,7 @@ import torch
 from architectures import DECODER, Architecture, Sizes, decoder, tokens
 from families import ARCHITECTURES
 from matrix import psnr
+from pages import filled
 
 from anesurgery import frontend
 from anesurgery.checking.comparison import compare
@@ -35,7 +35,6 @@ from anesurgery.surgery import apply
 
 TOKENS, CALL, FEW = 24, 7, 5
 """Of the context, in a call of `prefill`, and in a short text."""
-BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"
 FORMS = (
     (AddCache(prefill=CALL, cache="io", required=True),),
     (AddCache(prefill=CALL, cache="io", required=True, writes="blend"), PositionFunction()),
@@ -129,7 +128,7 @@ def written(page: str, found: list[Found]) -> str:
     good = textwrap.fill(", ".join(f"`{f.name}`" for f in found if f.works), 118)
     bad = "\n".join(f"* `{f.name}`: {f}" for f in found if not f.works)
     lists = f"{good}.\n" + (f"\nNot these:\n\n{bad}\n" if bad else "")
-    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{lists}{END}", page, flags=re.DOTALL)
+    return filled(page, "families", lists.rstrip("\n"))
 
 
 def main() -> None:

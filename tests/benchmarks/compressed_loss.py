@@ -22,6 +22,7 @@ from typing import Any, cast
 
 import torch
 from mixed_bits import SMALLEST, Trained, cost, digits, language_model, table
+from pages import fill
 
 import anesurgery as ane
 from anesurgery.compressing.correcting import candidates
@@ -78,7 +79,6 @@ BESIDE = 256
 """Bytes of a file that a weight and a bias take beside their numbers: where arrays lie, and the gaps."""
 NAMES = {"language_model": "small trained GPT-2", "digits": "digits", "vision": "vision transformer"}
 """Of the models, as the table has them."""
-BEGIN, END = "<!-- losses: begin -->", "<!-- losses: end -->"
 HEADS = ["model", "seeds", "bits", "form", "bytes", "KL, nats", "same top-1", "of the best of coremltools"]
 WIDTH, PATCHES, BATCH = 64, 16, 32
 
@@ -294,10 +294,7 @@ def main() -> None:
     _write(chosen.json, found)
     if chosen.plot is not None:
         draw(found, chosen.plot)
-    if chosen.page is not None:
-        before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    fill(chosen.page, "losses", text)
 
 
 if __name__ == "__main__":

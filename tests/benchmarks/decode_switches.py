@@ -9,7 +9,6 @@ and on an M1 products of one row become convolutions. `inspect` says where `deco
 from __future__ import annotations
 
 import argparse
-import re
 import tempfile
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import transformers
+from pages import fill
 
 import anesurgery as ane
 from anesurgery import recipes
@@ -24,7 +24,6 @@ from anesurgery.files.package import save
 from anesurgery.loading import load
 from anesurgery.shipping.converting import convert
 
-BEGIN, END = "<!-- switches: begin -->", "<!-- switches: end -->"
 CONTEXT, LAYERS, WORDS = 512, 2, 32000
 BUILT = "as `build` makes it"
 FORMS: dict[str, dict[str, Any]] = {
@@ -132,12 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
-    made = table()
-    if options.page:
-        page = options.page.read_text()
-        options.page.write_text(
-            re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{made}\n{END}", page, flags=re.DOTALL)
-        )
+    fill(options.page, "switches", table())
 
 
 if __name__ == "__main__":

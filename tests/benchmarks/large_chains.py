@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 from large_shapes import SHAPES, package
+from pages import between, fill
 from rich.console import Console
 
-BEGIN, END = "<!-- chains: begin -->", "<!-- chains: end -->"
 HEAD = "| model | weights, MB | chunks, MB | what passes at most | chain and whole |\n" + "| --- " * 5 + "|"
 CALLS = 2
 
@@ -92,11 +92,10 @@ def line(found: dict[str, Any]) -> str:
 
 def write(page: Path, rows: dict[str, str]) -> None:
     """Put rows into the table of a page; those of other models stay."""
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    old, _, after = rest.partition(END)
+    old = between(page.read_text(encoding="utf-8"), "chains")[1]
     known = {name: row for row in old.splitlines() for name in SHAPES if row.startswith(f"| {name} |")} | rows
     table = "\n".join([HEAD, *(known[name] for name in SHAPES if name in known)])
-    page.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
+    fill(page, "chains", table)
 
 
 def main() -> None:

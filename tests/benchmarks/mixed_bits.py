@@ -19,6 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from pages import fill
 
 import anesurgery as ane
 from anesurgery.compressing.costs import Cost
@@ -30,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[2]
 MODES = ("palettize-2", "palettize-3", "palettize-4", "palettize-6", "palettize-8")
 UNIFORM = "palettize-4"
 SMALLEST = 512
-BEGIN, END = "<!-- mixed bits: begin -->", "<!-- mixed bits: end -->"
 
 Values = Mapping[str, Any]
 
@@ -150,10 +150,7 @@ def main() -> None:
         found = [row for make in (language_model, digits) for row in rows(make(Path(name)))]
     text = table(found)
     print(text)
-    if chosen.page is not None:
-        before, _, rest = chosen.page.read_text(encoding="utf-8").partition(BEGIN)
-        _, _, after = rest.partition(END)
-        chosen.page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+    fill(chosen.page, "mixed bits", text)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import rewrites, table
 
 import anesurgery as ane
 from anesurgery.mil import Program, Var, ct, mb, types, walk_ops
@@ -70,20 +71,6 @@ def test_the_transpose_goes(name: str) -> None:
     assert_same_numbers(CASES[name], after, rtol=1e-5)
 
 
-def test_compressed_weights_stay_compressed() -> None:
-    indices = np.random.default_rng(0).integers(0, 4, (5, 24)).astype(types.np_uint2_dtype)
-    table = np.array([-1, 0, 0.5, 2], np.float32).reshape(1, 1, 4, 1)
-
-    program = mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 4))], opset_version=ct.target.iOS18)(
-        lambda x: mb.linear(x=flat(x, 1, 24), weight=mb.constexpr_lut_to_dense(indices=indices, lut=table))
-    )
-
-    after, session = apply_pass(AbsorbTranspose(), program)
-    assert session.changes[0].proof is not None
-    assert "constexpr_lut_to_dense" in {op.op_type for op in walk_ops(after)}
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 REFUSALS: dict[str, Program] = {
     "rows of 12 are flattened across the axes [0, 2, 3, 1]": program_of(
         lambda x: mb.linear(x=flat(x, 2, 12), weight=numbers(5, 12))
@@ -124,3 +111,19 @@ def test_inspect_names_the_pass() -> None:
     for name in ("linear", "mean"):
         found = ane.inspect(CASES[name], target="M1/macOS 14").all_findings
         assert ("transpose-absorbed", "absorb_transpose") in {(f.rule, f.remedy) for f in found}
+
+
+test_cases, test_surroundings = table(
+    AbsorbTranspose(),
+    rewrites(
+        mb.program(input_specs=[mb.TensorSpec((1, 2, 3, 4))], opset_version=ct.target.iOS18),
+        lambda x: mb.linear(
+            x=flat(x, 1, 24),
+            weight=mb.constexpr_lut_to_dense(
+                indices=np.random.default_rng(0).integers(0, 4, (5, 24)).astype(types.np_uint2_dtype),
+                lut=np.array([-1, 0, 0.5, 2], np.float32).reshape(1, 1, 4, 1),
+            ),
+        ),
+        rtol=1e-05,
+    ),
+)

@@ -158,14 +158,6 @@ def test_the_mask_as_an_input(spelling: str, ios: int, dtype: Any, held: str) ->
     assert not apply_pass(CausalMaskTensor(as_input=True), after)[1].changes
 
 
-def test_the_mask_as_an_input_beside_padding() -> None:
-    program = attention(PADDED["and"], p=((1, 1, 1, Q), types.int32))
-    after, session = apply_pass(CausalMaskTensor(as_input=True), program)
-    padding = np.array([1, 1, 0, 1, 0], np.int32).reshape(1, 1, 1, Q)
-    assert_same_numbers(program, after, {**random_inputs(program), "p": padding}, session=session)
-    assert len(session.contract) == 1
-
-
 @pytest.mark.parametrize("fill", [0.0, -100.0, -65504.0, float("-inf"), float("nan")])
 def test_a_fill_that_does_not_do_is_an_error(fill: float) -> None:
     with pytest.raises(PassError, match=r"causal_mask_tensor: fill=.*must lie in"):
@@ -230,5 +222,15 @@ def test_constants_hold_one_finite_number() -> None:
 
 
 test_cases, test_surroundings = table(
-    CausalMaskTensor(as_input=True), rewrites(once, attention(SPELLINGS["select"]))
+    CausalMaskTensor(as_input=True),
+    rewrites(once, attention(SPELLINGS["select"])),
+    rewrites(
+        attention,
+        PADDED["and"],
+        p=((1, 1, 1, Q), types.int32),
+        inputs={
+            **random_inputs(attention(PADDED["and"], p=((1, 1, 1, Q), types.int32))),
+            "p": np.array([1, 1, 0, 1, 0], np.int32).reshape(1, 1, 1, Q),
+        },
+    ),
 )

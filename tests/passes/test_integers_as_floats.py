@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, rewrites, table
+from pass_cases import refuses, rewrites, stays, table
 
-import anesurgery as ane
 from anesurgery.facts.integer_masks import is_mask
-from anesurgery.mil import Program, Var, ct, dtype_name, mb, new_symbol, operands, types, walk_ops
-from anesurgery.ops import COMPARISONS, LOGICAL
+from anesurgery.mil import Program, Var, ct, mb, new_symbol, types
+from anesurgery.ops import COMPARISONS
 from anesurgery.passes.integers_as_floats import IntegersAsFloats
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass
 
 EDGES = [-(2**31), -70000, -2049, -2048, -2047, -1, 0, 1, 2046, 2047, 2048, 2049, 2050, 65505, 2**31 - 1]
 MASK = {"a": (0, 1)}
@@ -22,101 +21,6 @@ MASK = {"a": (0, 1)}
 
 def program_of(body: Callable[[Var], Any], shape: tuple[Any, ...]) -> Program:
     return mb.program(input_specs=[mb.TensorSpec(shape, dtype=types.int32)])(lambda a: body(a))
-
-
-def integer_ops(program: Program) -> list[str]:
-    """The ops that read or make int32 at run time."""
-    return [
-        op.op_type
-        for op in walk_ops(program)
-        if op.op_type != "const"
-        and any(
-            dtype_name(v) == "int32" and v.val is None for v in [*(v for _, v in operands(op)), *op.outputs]
-        )
-    ]
-
-
-@pytest.mark.one_of(30)
-@pytest.mark.parametrize("kind", sorted(COMPARISONS))
-@pytest.mark.parametrize("limit", [-2047, -3, 0, 2047])
-def test_comparisons_with_small_integers_hold_for_every_other_integer(kind: str, limit: int) -> None:
-    program = program_of(lambda a: getattr(mb, kind)(x=a, y=np.int32(limit)), (len(EDGES),))
-    after, session = apply_pass(IntegersAsFloats(), program)
-    assert session.changes[0].proof is not None
-    assert integer_ops(after) == ["cast"]
-    assert_same_numbers(program, after, {"a": np.array(EDGES, np.int32)})
-    near = np.arange(limit - 7, limit + 8, dtype=np.int32)
-    assert_same_numbers(program, after, {"a": near})
-
-
-def test_views_and_sums_come_after_one_cast() -> None:
-    def body(a: Var) -> Any:
-        seen = mb.expand_dims(x=mb.reshape(x=a, shape=[2, 3]), axes=[1])
-        kept = mb.sub(x=np.int32(1), y=seen)
-        return mb.cast(x=kept, dtype="fp16"), mb.equal(x=mb.transpose(x=seen, perm=[1, 0, 2]), y=np.int32(0))
-
-    program = program_of(body, (1, 6))
-    after, session = apply_pass(IntegersAsFloats(assume=MASK), program)
-    assert integer_ops(after) == ["cast"], session.refusals
-    assert_same_numbers(program, after, {"a": np.array([[0, 1, 1, 0, 1, 0]], np.int32)})
-    promised = ane.apply(program, "integers_as_floats", assume=MASK, quiet=True)
-    assert len(promised.changes) == len(session.changes)
-
-
-@pytest.mark.slow
-def test_positions_up_to_a_length_need_no_promise() -> None:
-    steps = np.arange(2040, dtype=np.int32).reshape(1, -1)
-    program = program_of(lambda a: mb.less(x=steps, y=mb.expand_dims(x=a, axes=[1])), (2,))
-    after, _ = apply_pass(IntegersAsFloats(), program)
-    assert integer_ops(after) == ["cast"]
-    assert_same_numbers(program, after, {"a": np.array([1999, 5000], np.int32)})
-
-
-def test_the_choice_of_a_router_leaves_no_32_bit_integers() -> None:
-    """As coremltools writes it: indices of 16 bits, made wider to be compared."""
-
-    @mb.program(input_specs=[mb.TensorSpec((5, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
-    def program(x: Var) -> Any:
-        shares, chosen = mb.topk(x=x, k=2, axis=-1, output_indices_dtype="uint16")
-        wide = mb.expand_dims(x=mb.cast(x=chosen, dtype="int32"), axes=[2])
-        own = mb.cast(x=mb.equal(x=wide, y=np.arange(8, dtype=np.int32)), dtype="fp16")
-        return mb.reduce_sum(x=mb.mul(x=own, y=mb.expand_dims(x=shares, axes=[2])), axes=[1])
-
-    for step in (IntegersAsFloats(), IntegersAsFloats(of_inputs=False)):
-        after, session = apply_pass(step, program)
-        assert integer_ops(after) == [], session.refusals
-        (change,) = session.changes
-        assert change.proof is not None
-        assert_same_numbers(program, after)
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("moved", [False, True])
-def test_what_is_made_of_inputs_stays_on_request(moved: bool) -> None:
-    def body(a: Var) -> Any:
-        seen = mb.reshape(x=a, shape=[3, 2]) if moved else a
-        return mb.cast(x=mb.equal(x=seen, y=np.int32(1)), dtype="fp16")
-
-    program = program_of(body, (2, 3))
-    assert apply_pass(IntegersAsFloats(), program)[1].changes
-    assert not apply_pass(IntegersAsFloats(of_inputs=False), program)[1].changes
-
-
-@pytest.mark.parametrize("limit", [7, 2047])
-def test_short_integers_are_compared_rightly_up_to_their_end(limit: int) -> None:
-    """65535 is infinite in fp16, and still larger than any limit."""
-    edges = np.array([0, 1, 6, 7, 8, 2046, 2047, 2048, 2049, 65504, 65519, 65520, 65535], np.uint16)
-
-    def body(a: Var) -> Any:
-        return mb.less(x=mb.cast(x=a, dtype="int32"), y=np.int32(limit)), mb.identity(x=a)
-
-    program = mb.program(
-        input_specs=[mb.TensorSpec((len(edges),), dtype=types.uint16)], opset_version=ct.target.iOS17
-    )(lambda a: body(a))
-
-    after, session = apply_pass(IntegersAsFloats(), program)
-    assert integer_ops(after) == [], session.refusals
-    assert_same_numbers(program, after, {"a": edges})
 
 
 def half(x: Var) -> Any:
@@ -147,27 +51,6 @@ WHOLE: dict[str, Callable[[Var], Any]] = {
 """What is done to integers of [-20, 20]; the pass leaves one cast of the input."""
 
 
-@pytest.mark.one_of(5)
-@pytest.mark.parametrize("name", WHOLE)
-def test_what_else_is_done_to_integers(name: str) -> None:
-    program = program_of(WHOLE[name], (41,))
-    after, session = apply_pass(IntegersAsFloats(assume={"a": (-20, 20)}), program)
-    assert integer_ops(after) == ["cast"], session.refusals
-    assert not LOGICAL & {op.op_type for op in walk_ops(after)}
-    assert_same_numbers(program, after, {"a": np.arange(-20, 21, dtype=np.int32)}, precision="fp16")
-    assert not apply_pass(IntegersAsFloats(assume={"a": (-20, 20)}), after)[1].changes
-
-
-@pytest.mark.parametrize("by", [1, 3, 7, 31, 100, 2047])
-def test_division_is_exact_up_to_the_limit(by: int) -> None:
-    """fp16 quotients are rounded, but never up to the next integer."""
-    every = np.arange(-2048, 2049, dtype=np.int32)
-    program = program_of(lambda a: half(mb.floor_div(x=a, y=np.int32(by))), every.shape)
-    after, session = apply_pass(IntegersAsFloats(assume={"a": (-2048, 2048)}), program)
-    assert integer_ops(after) == ["cast"], session.refusals
-    assert_same_numbers(program, after, {"a": every}, precision="fp16")
-
-
 def as_another_integer(dtype: str) -> Program:
     return mb.program(input_specs=[mb.TensorSpec((4,), dtype=types.int32)], opset_version=ct.target.iOS17)(
         lambda a: half(mb.add(x=mb.cast(x=mb.cast(x=a, dtype=dtype), dtype="int32"), y=np.int32(1)))
@@ -194,16 +77,6 @@ def both_ways(a: Var) -> Var:
     short = mb.cast(x=mb.cast(x=mb.squeeze(x=a, axes=[0]), dtype="uint16"), dtype="int32")
     made: Var = mb.cast(x=mb.mul(x=a, y=mb.expand_dims(x=short, axes=[1])), dtype="bool")
     return made
-
-
-def test_a_mask_is_taken_to_be_of_0_and_1_where_that_helps() -> None:
-    program = masked(both_ways)
-    assert_refuses(IntegersAsFloats(), program, "has an unknown range")
-    after, session = apply_pass(IntegersAsFloats(masks=True), program)
-    assert integer_ops(after) == ["cast"]
-    assert session.notes == ["assumed of the inputs: a in [0, 1]"]
-    x = np.random.default_rng(0).standard_normal((4, 2)).astype(np.float16)
-    assert_same_numbers(program, after, {"x": x, "a": np.array([[1, 1, 0, 1]], np.int32)})
 
 
 def test_where_no_promise_is_needed_none_is_noted() -> None:
@@ -247,6 +120,51 @@ def a_size_that_is_not_known_is_refused() -> Program:
         return mb.mul(x=x, y=mb.cast(x=mb.equal(x=length, y=np.int32(3)), dtype="fp32"))
 
     return program
+
+
+SMALL = IntegersAsFloats(assume={"a": (-20, 20)})
+EVERY = np.arange(-2048, 2049, dtype=np.int32)
+SHORT = np.array([0, 1, 6, 7, 8, 2046, 2047, 2048, 2049, 65504, 65519, 65520, 65535], np.uint16)
+"""65535 is infinite in fp16, and still larger than any limit."""
+
+
+def compared(kind: str, limit: int) -> Callable[[Var], Any]:
+    return lambda a: getattr(mb, kind)(x=a, y=np.int32(limit))
+
+
+def divided(by: int) -> Callable[[Var], Any]:
+    """fp16 quotients are rounded, but never up to the next integer."""
+    return lambda a: half(mb.floor_div(x=a, y=np.int32(by)))
+
+
+def views_and_sums(a: Var) -> Any:
+    seen = mb.expand_dims(x=mb.reshape(x=a, shape=[2, 3]), axes=[1])
+    kept = mb.sub(x=np.int32(1), y=seen)
+    return mb.cast(x=kept, dtype="fp16"), mb.equal(x=mb.transpose(x=seen, perm=[1, 0, 2]), y=np.int32(0))
+
+
+def before_steps(a: Var) -> Any:
+    """Positions up to a length need no promise."""
+    return mb.less(x=np.arange(2040, dtype=np.int32).reshape(1, -1), y=mb.expand_dims(x=a, axes=[1]))
+
+
+def routed() -> Program:
+    """The choice of a router, as coremltools writes it: indices of 16 bits, made wider to be compared."""
+
+    @mb.program(input_specs=[mb.TensorSpec((5, 8), dtype=types.fp16)], opset_version=ct.target.iOS17)
+    def program(x: Var) -> Any:
+        shares, chosen = mb.topk(x=x, k=2, axis=-1, output_indices_dtype="uint16")
+        wide = mb.expand_dims(x=mb.cast(x=chosen, dtype="int32"), axes=[2])
+        own = mb.cast(x=mb.equal(x=wide, y=np.arange(8, dtype=np.int32)), dtype="fp16")
+        return mb.reduce_sum(x=mb.mul(x=own, y=mb.expand_dims(x=shares, axes=[2])), axes=[1])
+
+    return program
+
+
+def short(limit: int) -> Program:
+    return mb.program(input_specs=[mb.TensorSpec(SHORT.shape, types.uint16)], opset_version=ct.target.iOS17)(
+        lambda a: (mb.less(x=mb.cast(x=a, dtype="int32"), y=np.int32(limit)), mb.identity(x=a))
+    )
 
 
 test_cases, test_surroundings = table(
@@ -325,5 +243,67 @@ test_cases, test_surroundings = table(
             ),
         )
         for dtype in ["uint16", "int8"]
+    ),
+    *(
+        rewrites(
+            program_of,
+            compared(kind, limit),
+            (len(EDGES),),
+            inputs={"a": np.array(EDGES, np.int32)},
+            id=f"{kind} {limit}",
+        )
+        for kind in sorted(COMPARISONS)
+        for limit in (-2047, -3, 0, 1, 2047)
+    ),
+    rewrites(
+        program_of,
+        views_and_sums,
+        (1, 6),
+        inputs={"a": np.array([[0, 1, 1, 0, 1, 0]], np.int32)},
+        step=IntegersAsFloats(assume=MASK),
+    ),
+    rewrites(program_of, before_steps, (2,), inputs={"a": np.array([1999, 5000], np.int32)}),
+    *(rewrites(routed, step=step) for step in (IntegersAsFloats(), IntegersAsFloats(of_inputs=False))),
+    *(
+        case(
+            program_of,
+            lambda a: half(mb.equal(x=mb.reshape(x=a, shape=[3, 2]), y=np.int32(1))),
+            (2, 3),
+            step=step,
+        )
+        for case, step in ((rewrites, IntegersAsFloats()), (stays, IntegersAsFloats(of_inputs=False)))
+    ),
+    *(rewrites(short, limit, inputs={"a": SHORT}) for limit in (7, 2047)),
+    *(
+        rewrites(
+            program_of,
+            WHOLE[name],
+            (41,),
+            inputs={"a": np.arange(-20, 21, dtype=np.int32)},
+            step=SMALL,
+            id=name,
+        )
+        for name in WHOLE
+    ),
+    *(
+        rewrites(
+            program_of,
+            divided(by),
+            EVERY.shape,
+            inputs={"a": EVERY},
+            step=IntegersAsFloats(assume={"a": (-2048, 2048)}),
+            id=f"divided by {by}",
+        )
+        for by in (1, 3, 7, 31, 100, 2047)
+    ),
+    refuses("has an unknown range", masked, both_ways),
+    rewrites(
+        masked,
+        both_ways,
+        inputs={
+            "x": np.random.default_rng(0).standard_normal((4, 2)).astype(np.float16),
+            "a": np.array([[1, 1, 0, 1]], np.int32),
+        },
+        step=IntegersAsFloats(masks=True),
     ),
 )

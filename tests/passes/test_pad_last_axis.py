@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from padded_axes import EVEN, ODD, STEP, check, conv, hidden, kinds, lengths, program_of, taken, weight
+from padded_axes import EVEN, ODD, RTOL, STEP, check, conv, hidden, kinds, lengths, program_of, taken, weight
+from pass_cases import rewrites, table
 
 from anesurgery.errors import PassError
 from anesurgery.mil import Var, mb
@@ -52,45 +53,6 @@ def test_a_gated_mlp_in_either_order(up_first: bool) -> None:
     check(program_of(body), 0)
 
 
-def test_a_partner_after_other_carriers() -> None:
-    def body(x: Var) -> Any:
-        first, second = (hidden(x, seed=s) for s in (1, 2))
-        other = mb.tanh(x=mb.mul(x=mb.sigmoid(x=second), y=np.float32(3)))
-        return taken(mb.add(x=mb.relu(x=first), y=other))
-
-    check(program_of(body), 0)
-
-
-def test_a_residual_around_an_mlp_of_the_same_width() -> None:
-    def body(x: Var) -> Any:
-        h = hidden(x)
-        inner = hidden(mb.gelu(x=hidden(h, ODD, 3), mode="EXACT"), ODD, 4)
-        return taken(mb.add(x=h, y=inner))
-
-    after = check(program_of(body), 0)
-    assert {op.weight.shape for op in kinds(after, "linear")} == {(64, 8), (64, 64)}
-
-
-def test_a_residual_around_two_products_and_nothing_else() -> None:
-    """The second product reads what replaces a result of the region, not the old result."""
-
-    def body(x: Var) -> Any:
-        h = hidden(x)
-        inner = hidden(taken(h), ODD, 4)
-        return mb.softmax(x=mb.add(x=h, y=inner), axis=-1), mb.mul(x=h, y=hidden(h, 1, 5))
-
-    check(program_of(body), 2)
-
-
-def test_the_same_value_twice() -> None:
-    check(program_of(lambda x: taken(mb.mul(x=(h := hidden(x)), y=h))), 0)
-
-
-def test_a_square_product_takes_up_and_makes_padding() -> None:
-    after = check(program_of(lambda x: taken(hidden(mb.relu(x=hidden(x)), ODD, 2))), 0)
-    assert len(kinds(after, "linear")) == 3
-
-
 @pytest.mark.slow
 def test_linear_without_a_bias_and_a_long_chain() -> None:
     def body(x: Var) -> Any:
@@ -123,33 +85,6 @@ def test_matmul_and_its_flag(shape: tuple[int, ...], flag: bool) -> None:
     assert lengths(after, "matmul") == [EVEN, EVEN]
 
 
-def test_matmul_of_a_batch_of_weights() -> None:
-    def body(x: Var) -> Any:
-        h = mb.relu(x=mb.matmul(x=x, y=weight(3, 8, ODD)))
-        return mb.matmul(x=h, y=weight(3, ODD, EVEN))
-
-    check(program_of(body, (3, 2, 8)), 0)
-
-
-def test_a_transposed_x_is_an_edge() -> None:
-    """The padded axis of h becomes rows of the result, which must not be seen."""
-
-    def body(x: Var) -> Any:
-        h = hidden(x)
-        return mb.matmul(x=h, y=weight(2, EVEN), transpose_x=True)
-
-    check(program_of(body), 1)
-
-
-def test_a_transposed_x_inside_its_own_region() -> None:
-    def body(x: Var) -> Any:
-        h = hidden(x)
-        turned = mb.matmul(x=h, y=weight(ODD, ODD), transpose_x=True)
-        return mb.softmax(x=mb.add(x=h, y=turned), axis=-1)
-
-    check(program_of(body, (ODD, 8)), 2)
-
-
 def test_attention_of_one_head() -> None:
     """Scores sum over the padding of queries and keys; values carry it through the product with weights."""
 
@@ -160,21 +95,6 @@ def test_attention_of_one_head() -> None:
 
     after = check(program_of(body, (1, 5, 8)), 0)
     assert lengths(after, "matmul") == [5, EVEN]
-
-
-def test_scores_whose_keys_are_not_padded_are_an_edge() -> None:
-    def body(x: Var, k: Var) -> Any:
-        return mb.matmul(x=hidden(x), y=k, transpose_y=True)
-
-    check(program_of(body, (5, 8), (6, ODD)), 1)
-
-
-def test_scores_of_lanes_that_are_not_zero_are_an_edge() -> None:
-    def body(x: Var) -> Any:
-        q, k = (mb.exp(x=hidden(x, seed=s)) for s in (1, 2))
-        return mb.matmul(x=q, y=k, transpose_y=True)
-
-    check(program_of(body, (5, 8)), 2)
 
 
 MIXED: dict[str, Callable[[Var], Var]] = {
@@ -193,16 +113,74 @@ def test_scores_of_lanes_that_are_not_known_are_an_edge(name: str) -> None:
     check(program_of(body, (2, 4, 5, 8)), 2)
 
 
-def test_scores_of_transposed_queries_are_an_edge() -> None:
-    def body(x: Var, y: Var) -> Any:
-        return mb.matmul(x=hidden(x), y=hidden(y), transpose_x=True, transpose_y=True)
-
-    check(program_of(body, (ODD, 8), (5, 8)), 2)
-
-
 def test_products_of_dynamic_values_alone_are_unchanged() -> None:
     program = program_of(lambda x, y: mb.matmul(x=x, y=y), (5, 8), (8, ODD))
     after, session = apply_pass(STEP, program)
     assert not session.changes
     assert not session.refusals
     assert to_text(after) == to_text(program)
+
+
+def a_partner_after_other_carriers(x: Var) -> Any:
+    first, second = (hidden(x, seed=s) for s in (1, 2))
+    other = mb.tanh(x=mb.mul(x=mb.sigmoid(x=second), y=np.float32(3)))
+    return taken(mb.add(x=mb.relu(x=first), y=other))
+
+
+def a_residual_around_an_mlp_of_the_same_width(x: Var) -> Any:
+    h = hidden(x)
+    inner = hidden(mb.gelu(x=hidden(h, ODD, 3), mode="EXACT"), ODD, 4)
+    return taken(mb.add(x=h, y=inner))
+
+
+def a_residual_around_two_products_and_nothing_else(x: Var) -> Any:
+    h = hidden(x)
+    inner = hidden(taken(h), ODD, 4)
+    return mb.softmax(x=mb.add(x=h, y=inner), axis=-1), mb.mul(x=h, y=hidden(h, 1, 5))
+
+
+def matmul_of_a_batch_of_weights(x: Var) -> Any:
+    h = mb.relu(x=mb.matmul(x=x, y=weight(3, 8, ODD)))
+    return mb.matmul(x=h, y=weight(3, ODD, EVEN))
+
+
+def a_transposed_x_is_an_edge(x: Var) -> Any:
+    h = hidden(x)
+    return mb.matmul(x=h, y=weight(2, EVEN), transpose_x=True)
+
+
+def a_transposed_x_inside_its_own_region(x: Var) -> Any:
+    h = hidden(x)
+    turned = mb.matmul(x=h, y=weight(ODD, ODD), transpose_x=True)
+    return mb.softmax(x=mb.add(x=h, y=turned), axis=-1)
+
+
+def scores_whose_keys_are_not_padded_are_an_edge(x: Var, k: Var) -> Any:
+    return mb.matmul(x=hidden(x), y=k, transpose_y=True)
+
+
+def scores_of_lanes_that_are_not_zero_are_an_edge(x: Var) -> Any:
+    q, k = (mb.exp(x=hidden(x, seed=s)) for s in (1, 2))
+    return mb.matmul(x=q, y=k, transpose_y=True)
+
+
+def scores_of_transposed_queries_are_an_edge(x: Var, y: Var) -> Any:
+    return mb.matmul(x=hidden(x), y=hidden(y), transpose_x=True, transpose_y=True)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    rewrites(program_of, a_partner_after_other_carriers, rtol=RTOL),
+    rewrites(program_of, a_residual_around_an_mlp_of_the_same_width, rtol=RTOL),
+    # The second product reads what replaces a result of the region, not the old result.
+    rewrites(program_of, a_residual_around_two_products_and_nothing_else, rtol=RTOL),
+    rewrites(program_of, lambda x: taken(mb.mul(x=(h := hidden(x)), y=h)), rtol=RTOL),
+    rewrites(program_of, lambda x: taken(hidden(mb.relu(x=hidden(x)), ODD, 2)), rtol=RTOL),
+    rewrites(program_of, matmul_of_a_batch_of_weights, (3, 2, 8), rtol=RTOL),
+    # The padded axis of h becomes rows of the result, which must not be seen.
+    rewrites(program_of, a_transposed_x_is_an_edge, rtol=RTOL),
+    rewrites(program_of, a_transposed_x_inside_its_own_region, (ODD, 8), rtol=RTOL),
+    rewrites(program_of, scores_whose_keys_are_not_padded_are_an_edge, (5, 8), (6, ODD), rtol=RTOL),
+    rewrites(program_of, scores_of_lanes_that_are_not_zero_are_an_edge, (5, 8), rtol=RTOL),
+    rewrites(program_of, scores_of_transposed_queries_are_an_edge, (ODD, 8), (5, 8), rtol=RTOL),
+)

@@ -7,12 +7,12 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from conversion import convert
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from padded_axes import EVEN, ODD, RTOL, STEP, check, hidden, kinds, program_of, weight
+from padded_axes import EVEN, ODD, RTOL, STEP, hidden, kinds, program_of, weight
+from pass_cases import rewrites, table
 
 from anesurgery.facts.dependence import slice_back
 from anesurgery.mil import Program, Var, mb, types
@@ -24,19 +24,6 @@ FP16 = types.fp16
 
 
 # fp16, versions, the default pipeline
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_fp16_weights_stay_fp16(precision: str) -> None:
-    def body(x: Var) -> Any:
-        h = mb.linear(x=x, weight=weight(ODD, 8, dtype=np.float16), bias=weight(ODD, dtype=np.float16))
-        h = mb.mul(x=mb.gelu(x=h, mode="EXACT"), y=weight(ODD, dtype=np.float16))
-        return mb.linear(x=h, weight=weight(EVEN, ODD, dtype=np.float16)), mb.softmax(x=h, axis=-1)
-
-    program = program_of(body, dtype=FP16)
-    after = check(program, 1)
-    assert_same_numbers(program, after, rtol=1e-3, precision=precision)
-    assert {op.weight.dtype for op in kinds(after, "linear")} == {FP16}
 
 
 # Any program
@@ -169,3 +156,15 @@ def test_a_converted_model_stays_after_the_default_pipeline(settled: Callable[[P
     assert_same_numbers(program, later, inputs, rtol=RTOL)
     assert not apply_pass(STEP, later)[1].changes
     assert len(kinds(later, "slice_by_index")) == 2
+
+
+def fp16_weights_stay_fp16(x: Var) -> Any:
+    h = mb.linear(x=x, weight=weight(ODD, 8, dtype=np.float16), bias=weight(ODD, dtype=np.float16))
+    h = mb.mul(x=mb.gelu(x=h, mode="EXACT"), y=weight(ODD, dtype=np.float16))
+    return mb.linear(x=h, weight=weight(EVEN, ODD, dtype=np.float16)), mb.softmax(x=h, axis=-1)
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(rewrites(program_of, fp16_weights_stay_fp16, dtype=FP16, rtol=0.001) for precision in ["fp32", "fp16"]),
+)

@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from closeness import assert_close
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.errors import UnknownName
-from anesurgery.files.interface import adapt_outputs
 from anesurgery.interpret import run
-from anesurgery.loading import clone
-from anesurgery.mil import Program, ct, mb, static_shape, types, walk_ops
+from anesurgery.mil import Program, ct, mb, new_symbol, walk_ops
 from anesurgery.passes.select_last_token import SelectLastToken
 from anesurgery.rewriting.passes import run_pass
 from anesurgery.rewriting.session import Session
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers, random_inputs
+from anesurgery.testing import apply_pass, assert_refuses, random_inputs
 
 RNG = np.random.default_rng(0)
 WEIGHT = RNG.standard_normal((11, 6)).astype(np.float32)
@@ -123,21 +119,6 @@ def rows_of(program: Program, op_type: str) -> list[int]:
     return [int(np.prod(op.outputs[0].shape[:-1])) for op in ops]
 
 
-@pytest.mark.one_of(7)
-@pytest.mark.parametrize("position", ["last", "input"])
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("norm", NORMS)
-def test_norms_and_heads(norm: str, head: str, position: str) -> None:
-    program = model(NORMS[norm], HEADS[head])
-    after, session = selected(SelectLastToken(position=position), program)
-    assert_same_numbers(program, after, rtol=CLOSE, session=session)
-    cut = [op for op in walk_ops(after) if op.name in ("stream_last", "stream_picked")]
-    assert len(cut) == 1
-    assert static_shape(cut[0].outputs[0]) == (1, 1, 6)
-    for op_type in ("layer_norm", "rsqrt", "sqrt", "tanh"):
-        assert set(rows_of(after, op_type)) <= {1}
-
-
 @pytest.mark.parametrize("head", ["linear", "matmul"])
 @pytest.mark.parametrize("picked", [[0, 3], [4, 1]])
 def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(head: str, picked: list[int]) -> None:
@@ -152,64 +133,6 @@ def test_the_one_hot_input_picks_a_position_for_each_row_of_the_batch(head: str,
     assert_close(found, expected, rtol=CLOSE)
     wrong = np.asarray(run(after, {**inputs, "at": np.eye(5, dtype=np.float32)[[2, 2]]})["y"])
     assert np.abs(wrong - expected).max() > 1e-3
-
-
-@pytest.mark.parametrize(("ios", "held"), [(15, np.float32), (16, np.float16)])
-def test_the_one_hot_input_is_fp16_where_inputs_can_be(ios: int, held: Any) -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=getattr(ct.target, f"iOS{ios}"))
-    def program(x: Any) -> Any:
-        stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16"), axis=1)
-        logits = mb.linear(x=stream, weight=WEIGHT.astype(np.float16))
-        return mb.cast(x=logits, dtype="fp32", name="y")
-
-    after, session = selected(SelectLastToken(position="input"), program)
-    var = after.functions["main"].inputs["position_one_hot"]
-    assert types.nptype_from_builtin(var.dtype) == held
-    assert_same_numbers(program, after, rtol=CLOSE, session=session)
-    assert "position_one_hot (1x5, float" in session.contract[0].words
-
-
-def test_the_contract_says_how_the_output_changed() -> None:
-    _, session = selected(SelectLastToken(), model())
-    assert [c.words for c in session.contract] == ["y now has the last position only: 1x1x11"]
-    assert [c.names for c in session.contract] == [("y",)]
-
-
-def test_each_function_has_logits_of_its_own() -> None:
-    program = Program()
-    program.add_function("main", model().functions["main"])
-    program.add_function("other", model(rms_norm, HEADS["capped"]).functions["main"])
-    after, session = selected(SelectLastToken(), program)
-    inputs = random_inputs(program)
-    for name in ("main", "other"):
-        whole = np.asarray(run(program, inputs, function=name)["y"])
-        found = np.asarray(run(after, inputs, function=name)["y"])
-        expected = adapt_outputs(session.contract, {"y": whole}, inputs)["y"]
-        assert_close(found, expected, rtol=CLOSE)
-
-
-def test_depth_block_also_saves_the_last_mlp() -> None:
-    program = model()
-    near, _ = selected(SelectLastToken(), program)
-    far, session = selected(SelectLastToken(depth="block"), program)
-    assert rows_of(near, "linear") == [5, 5, 1]
-    assert rows_of(far, "linear") == [1, 1, 1]
-    assert_same_numbers(program, far, rtol=CLOSE, session=session)
-
-
-def test_a_symbolic_length_has_a_last_position_too() -> None:
-    from coremltools.converters.mil.mil import get_new_symbol
-
-    program = mb.program(input_specs=[mb.TensorSpec((1, get_new_symbol(), 6))])(
-        lambda x: mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT, name="y")
-    )
-
-    after, session = selected(SelectLastToken(), program)
-    assert after.functions["main"].outputs[0].shape == (1, 1, 11)
-    for length in (1, 2, 7):
-        inputs = {"x": RNG.standard_normal((1, length, 6)).astype(np.float32)}
-        assert_same_numbers(program, after, inputs, rtol=CLOSE, session=session)
-    assert_refuses(SelectLastToken(position="input"), program, "has the symbolic shape")
 
 
 def own_selection(how: str) -> Program:
@@ -230,17 +153,6 @@ def own_selection(how: str) -> Program:
     return program
 
 
-@pytest.mark.parametrize("how", ["gather before the head", "gather after the head", "squeezed slice", "slice"])
-def test_a_model_that_selects_by_itself_does_so_earlier_and_keeps_its_outputs(how: str) -> None:
-    program = own_selection(how)
-    after, session = selected(SelectLastToken(), program)
-    assert not session.contract
-    assert [change.proof is not None for change in session.changes] == [True]
-    assert rows_of(after, "layer_norm") == [1]
-    assert rows_of(after, "linear") == [1]
-    assert_same_numbers(program, after, rtol=CLOSE)
-
-
 def two_outputs() -> Program:
     small = WEIGHT[:4].copy()
 
@@ -254,15 +166,6 @@ def two_outputs() -> Program:
     return program
 
 
-@pytest.mark.parametrize(("output", "changed"), [(None, "y"), ("tags", "tags")])
-def test_the_widest_head_unless_another_is_named(output: str | None, changed: str) -> None:
-    program = two_outputs()
-    after, session = selected(SelectLastToken(output=output), program)
-    lengths = {v.name: v.shape[1] for v in after.functions["main"].outputs}
-    assert lengths == {name: 1 if name == changed else 5 for name in ("y", "tags", "states")}
-    assert_same_numbers(program, after, rtol=CLOSE, session=session)
-
-
 def test_a_wider_output_of_one_position_counts_as_the_logits() -> None:
     after, _ = selected(SelectLastToken(), two_outputs())
     assert_refuses(SelectLastToken(), after, "%y is wider and has one position already")
@@ -271,18 +174,6 @@ def test_a_wider_output_of_one_position_counts_as_the_logits() -> None:
 def test_an_output_that_does_not_exist() -> None:
     with pytest.raises(UnknownName, match=r"tag.*tags"):
         apply_pass(SelectLastToken(output="tag"), two_outputs())
-
-
-def test_the_normed_state_as_an_output_ends_the_way() -> None:
-    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))])
-    def program(x: Any) -> Any:
-        normed = layer_norm(x)
-        return mb.linear(x=normed, weight=WEIGHT, name="y"), normed
-
-    after, session = selected(SelectLastToken(), program)
-    assert rows_of(after, "layer_norm") == [5]
-    assert rows_of(after, "linear") == [1]
-    assert_same_numbers(program, after, rtol=CLOSE, session=session)
 
 
 def one_output(make: Any, shape: tuple[int, ...] = (1, 5, 6)) -> Program:
@@ -308,29 +199,6 @@ def row_constants(x: Any) -> Any:
     return mb.add(x=scored(x), y=np.arange(5, dtype=np.float32).reshape(1, 5, 1), name="y")
 
 
-@settings(deadline=None, max_examples=25)
-@given(
-    batch=st.integers(1, 3),
-    length=st.integers(2, 9),
-    width=st.integers(1, 8),
-    words=st.integers(1, 12),
-    half=st.booleans(),
-    position=st.sampled_from(["last", "input"]),
-)
-def test_any_shape(batch: int, length: int, width: int, words: int, half: bool, position: str) -> None:
-    dtype = np.float16 if half else np.float32
-    weight = np.random.default_rng(0).standard_normal((words, width)).astype(dtype)
-
-    @mb.program(input_specs=[mb.TensorSpec((batch, length, width))], opset_version=ct.target.iOS16)
-    def program(x: Any) -> Any:
-        stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16" if half else "fp32"), axis=1)
-        normed = mb.layer_norm(x=stream, axes=[-1], epsilon=dtype(1e-5))
-        return mb.cast(x=mb.linear(x=normed, weight=weight), dtype="fp32", name="y")
-
-    after, session = selected(SelectLastToken(position=position), program)
-    assert_same_numbers(program, after, rtol=CLOSE, session=session)
-
-
 def test_an_fp16_norm_with_the_fp32_default_epsilon_can_be_rebuilt() -> None:
     """Such a program exists only before it is saved, so it is edited in place."""
 
@@ -345,17 +213,26 @@ def test_an_fp16_norm_with_the_fp32_default_epsilon_can_be_rebuilt() -> None:
     assert rows_of(program, "layer_norm") == [1]
 
 
-@pytest.mark.parametrize("position", ["last", "input"])
-def test_stays_as_it_is_in_the_default_pipeline(position: str) -> None:
-    from coremltools.converters.mil.mil.passes.pass_pipeline import PassPipelineManager
+def half(ios: int) -> Program:
+    """The one-hot input is of fp16 where inputs can be."""
 
-    program = model(rms_norm, HEADS["capped"])
-    after, session = selected(SelectLastToken(position=position), program)
-    again = clone(after).program
-    PassPipelineManager.apply_pipeline(again, ct.PassPipeline.DEFAULT)
-    assert rows_of(again, "tanh") == [1]
-    assert_same_numbers(program, again, rtol=1e-3, session=session)
-    assert not apply_pass(SelectLastToken(position=position), again)[1].changes
+    @mb.program(input_specs=[mb.TensorSpec((1, 5, 6))], opset_version=getattr(ct.target, f"iOS{ios}"))
+    def program(x: Any) -> Any:
+        stream = mb.cumsum(x=mb.cast(x=x, dtype="fp16"), axis=1)
+        return mb.cast(x=mb.linear(x=stream, weight=WEIGHT.astype(np.float16)), dtype="fp32", name="y")
+
+    return program
+
+
+def summed(length: Any) -> Program:
+    return mb.program(input_specs=[mb.TensorSpec((1, length, 6))])(
+        lambda x: mb.linear(x=layer_norm(mb.cumsum(x=x, axis=1)), weight=WEIGHT, name="y")
+    )
+
+
+def normed_output() -> Program:
+    """The normed state is an output, too: the way ends there."""
+    return one_output(lambda x: (mb.linear(x=(normed := layer_norm(x)), weight=WEIGHT, name="y"), normed))
 
 
 test_cases, test_surroundings = table(
@@ -369,4 +246,37 @@ test_cases, test_surroundings = table(
     refuses("%scores is read inside the model too", one_output, read_inside),
     *(stays(one_output, scored, shape) for shape in [(1, 1, 6), (5, 6), (1, 2, 5, 6)]),
     refuses("there is an input named x already", model, step=SelectLastToken(position="input", input_name="x")),
+    *(
+        rewrites(
+            model,
+            NORMS[norm],
+            HEADS[head],
+            step=SelectLastToken(position=position),
+            rtol=CLOSE,
+            id=f"{norm}, {head}, {position}",
+        )
+        for position in ("last", "input")
+        for norm, head in [
+            *((norm, "linear") for norm in NORMS),
+            *(("layer_norm", head) for head in HEADS),
+            ("rms", "capped"),
+        ]
+    ),
+    *(
+        rewrites(half, ios, step=SelectLastToken(position=position), rtol=CLOSE)
+        for ios in (15, 16)
+        for position in ("last", "input")
+    ),
+    rewrites(model, batch=3, step=SelectLastToken(position="input"), rtol=CLOSE),
+    rewrites(model, step=SelectLastToken(depth="block"), rtol=CLOSE),
+    rewrites(summed, new_symbol(), rtol=CLOSE, inputs={"x": np.ones((1, 7, 6), np.float32)}, id="any length"),
+    refuses("has the symbolic shape", summed, new_symbol(), step=SelectLastToken(position="input")),
+    *(
+        rewrites(own_selection, how, rtol=CLOSE)
+        for how in ("gather before the head", "gather after the head", "squeezed slice", "slice")
+    ),
+    rewrites(two_outputs, rtol=CLOSE),
+    rewrites(two_outputs, step=SelectLastToken(output="tags"), rtol=CLOSE),
+    rewrites(normed_output, rtol=CLOSE),
+    rewrites(model),
 )

@@ -419,7 +419,7 @@ INDEX = '{"weight_map": {"a": "model.safetensors", "b": "model-2.safetensors"}}'
     [
         (spoil("config.json", None), "holds no config.json"),
         (spoil("config.json", "{"), "transformers cannot read it"),
-        (spoil("config.json", '{"model_type": "vit"}'), "makes no causal language model of it"),
+        (spoil("config.json", '{"model_type": "vit"}'), "cannot load it as a causal language model"),
         (spoil("model.safetensors", None), r"holds no \.safetensors"),
         (spoil("model.safetensors", "x"), r"model\.safetensors is damaged"),
         (spoil("model.safetensors", POINTER), r"model\.safetensors is a pointer of Git LFS"),

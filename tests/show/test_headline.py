@@ -111,3 +111,15 @@ def test_percent(share: float, words: str) -> None:
 
 def test_details_say_what_a_check_rests_on(surgery: Any) -> None:
     assert len(surgery.details) >= len(str(surgery))
+
+
+def test_a_repair_of_numbers_is_said_first() -> None:
+    """The wrong version: a model whose outputs were wrong is said to be as fast as before."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 4, 8), types.fp16)], opset_version=ct.target.iOS17)
+    def cliff(x: Var) -> Var:
+        return mb.softplus(x=x, name="y")
+
+    inputs = {"x": np.linspace(8, 13, 32, dtype=np.float16).reshape(1, 4, 8)}
+    said = ane.apply(cliff, "auto", inputs=inputs, target="M3/macOS 26", prove=None, quiet=True).summary
+    assert re.match(r"Outputs on the inputs at hand are repaired: -?[\d.]+ dB -> [\d.]+ dB of what", said), said

@@ -110,8 +110,11 @@ def test_a_long_line_ends_at_a_clause(line: str, shown: str) -> None:
 
 def test_ops_that_take_no_time_are_no_cost() -> None:
     """Their place is not what to change first; wrong numbers are, whatever they take."""
-    slow = row(0, "slow", "cpu", ms=9.0, findings=(finding("a", op="slow_0"),))
-    rows = [slow, row(1, "quick", "cpu", ms=0.001, findings=(finding("b", op="quick_1"),))]
+    slow = row(0, "slow", "cpu", ms=9.0, findings=(finding("a", op="slow_0", remedy="pad_last_axis"),))
+    rows = [
+        slow,
+        row(1, "quick", "cpu", ms=0.001, findings=(finding("b", op="quick_1", remedy="pad_last_axis"),)),
+    ]
     rows += [row(2, "wrong", "ane", ms=0.001, findings=(finding("c", kind="numeric", op="wrong_2"),))]
     timed = inspection(rows, time=Time(9.002, 8.0, 10.0, 1, "one", {}, {}, {}))
     assert [cost.what.split()[0] for cost in costs(timed)] == ["slow", "wrong"]

@@ -459,62 +459,6 @@ IMAGES += [
     for unit, align, scale in UNITS
 ]
 
-IMAGES += [
-    Case(
-        f"affine {sampling} {padding} {align}",
-        (f(2, 3, 5, 6), R.uniform(-1, 1, (maps, 6)).astype(np.float32)),
-        lambda x, m, how=(sampling, padding, align): mb.affine(
-            x=x,
-            transform_matrix=m,
-            output_height=4,
-            output_width=7,
-            sampling_mode=how[0],
-            padding_mode=how[1],
-            padding_value=0.0,
-            coordinates_mode="normalized_minus_one_to_one",
-            align_corners=how[2],
-        ),
-    )
-    for sampling, padding, align, maps in (
-        ("bilinear", "constant", True, 2),
-        ("bilinear", "constant", False, 1),
-    )
-]
-BOX = np.array([[0.1, 0.2, 0.7, 0.9], [0.8, 0.6, 0.3, 0.1], [-0.2, 0.5, 0.5, 1.3]], np.float32)
-IMAGES += [
-    *(
-        Case(
-            f"crop_resize {mode} {form} {normalized}",
-            (f(2, 3, 6, 7), BOX if normalized else BOX * 5),
-            lambda x, b, how=(mode, form, normalized): mb.crop_resize(
-                x=x,
-                boxes=b,
-                box_indices=np.array([1, 0, 1], np.int32),
-                target_height=4,
-                target_width=3,
-                normalized_coordinates=how[2],
-                spatial_scale=0.9,
-                box_coordinate_mode=how[1],
-                sampling_mode=how[0],
-                pad_value=0.25,
-            ),
-        )
-        for mode, form, normalized in (
-            ("DEFAULT", "CORNERS_HEIGHT_FIRST", True),
-            ("ALIGN_CORNERS", "CORNERS_WIDTH_FIRST", False),
-            ("STRICT_ALIGN_CORNERS", "CENTER_SIZE_HEIGHT_FIRST", True),
-            ("OFFSET_CORNERS", "CENTER_SIZE_WIDTH_FIRST", False),
-            ("UNALIGN_CORNERS", "CORNERS_HEIGHT_FIRST", True),
-        )
-    ),
-    Case(
-        "crop_resize with the index of an image",
-        (f(1, 3, 6, 7), np.pad(BOX, ((0, 0), (1, 0))).reshape(3, 1, 5, 1, 1)),
-        lambda x, r: mb.crop_resize(x=x, roi=r, target_height=2, target_width=2, normalized_coordinates=True),
-        ct.target.iOS16,
-    ),
-]
-
 
 def _recurrent(op_type: str, gates: int, steps: int, ways: int = 1, **form: Any) -> Case:
     weights = {"weight_ih": f(gates * 4, 3), "weight_hh": f(gates * 4, 4), "bias": f(gates * 4)}
@@ -687,6 +631,62 @@ COMPRESSED = [
 def _column(size: int) -> Any:
     return np.float32(0.1) if not size else np.linspace(0.05, 0.2, size, dtype=np.float32)
 
+
+IMAGES += [
+    Case(
+        f"affine {sampling} {padding} {align}",
+        (f(2, 3, 5, 6), R.uniform(-1, 1, (maps, 6)).astype(np.float32)),
+        lambda x, m, how=(sampling, padding, align): mb.affine(
+            x=x,
+            transform_matrix=m,
+            output_height=4,
+            output_width=7,
+            sampling_mode=how[0],
+            padding_mode=how[1],
+            padding_value=0.0,
+            coordinates_mode="normalized_minus_one_to_one",
+            align_corners=how[2],
+        ),
+    )
+    for sampling, padding, align, maps in (
+        ("bilinear", "constant", True, 2),
+        ("bilinear", "constant", False, 1),
+    )
+]
+BOX = np.array([[0.1, 0.2, 0.7, 0.9], [0.8, 0.6, 0.3, 0.1], [-0.2, 0.5, 0.5, 1.3]], np.float32)
+IMAGES += [
+    *(
+        Case(
+            f"crop_resize {mode} {form} {normalized}",
+            (f(2, 3, 6, 7), BOX if normalized else BOX * 5),
+            lambda x, b, how=(mode, form, normalized): mb.crop_resize(
+                x=x,
+                boxes=b,
+                box_indices=np.array([1, 0, 1], np.int32),
+                target_height=4,
+                target_width=3,
+                normalized_coordinates=how[2],
+                spatial_scale=0.9,
+                box_coordinate_mode=how[1],
+                sampling_mode=how[0],
+                pad_value=0.25,
+            ),
+        )
+        for mode, form, normalized in (
+            ("DEFAULT", "CORNERS_HEIGHT_FIRST", True),
+            ("ALIGN_CORNERS", "CORNERS_WIDTH_FIRST", False),
+            ("STRICT_ALIGN_CORNERS", "CENTER_SIZE_HEIGHT_FIRST", True),
+            ("OFFSET_CORNERS", "CENTER_SIZE_WIDTH_FIRST", False),
+            ("UNALIGN_CORNERS", "CORNERS_HEIGHT_FIRST", True),
+        )
+    ),
+    Case(
+        "crop_resize with the index of an image",
+        (f(1, 3, 6, 7), np.pad(BOX, ((0, 0), (1, 0))).reshape(3, 1, 5, 1, 1)),
+        lambda x, r: mb.crop_resize(x=x, roi=r, target_height=2, target_width=2, normalized_coordinates=True),
+        ct.target.iOS16,
+    ),
+]
 
 CASES: dict[str, Sequence[Case]] = {
     "elementwise": ELEMENTWISE,

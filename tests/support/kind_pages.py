@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from anesurgery import registry
+from anesurgery.files.runner_file import Runner
+from anesurgery.files.size_index import Padding, SizeRow
 from anesurgery.interpret.arithmetic.engine_faults import FAULTS
 from anesurgery.interpret.differences import DIFFERENCES
 from anesurgery.placement.evidence import Rule
@@ -89,12 +91,27 @@ def _row_of_a_pass(name: str) -> tuple[str, ...]:
     return (f"`{name}`", *(" ".join(part.split()).replace("|", "\\|") for part in parts))
 
 
+FIELD = re.compile(r"^ {8}(\w+): (.+?)(?=^ {8}\w+: |^ {4}\S|\Z)", re.MULTILINE | re.DOTALL)
+FORMATS = {"`runner.json`": Runner, "a size in `sizes.json`": SizeRow, "`padding` in `sizes.json`": Padding}
+
+
+def formats() -> str:
+    """Each entry of the files that runners read, from the docstring of its class."""
+    rows = (
+        (file, f"`{name}`", " ".join(words.split()))
+        for file, kind in FORMATS.items()
+        for name, words in FIELD.findall(kind.__doc__ or "")
+    )
+    return table("file | entry | meaning", rows)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "engine-faults.md": faults,
     "conversion-losses.md": losses,
     "loads.md": loads,
     "interpreter.md": differences,
     "passes.md": passes,
+    "file-formats.md": formats,
 }
 """Page -> its table."""
 

@@ -27,7 +27,9 @@ def with_constant(kind: str, x: Shape, value: Array, first: bool = False, rank5:
 
 
 def with_any_batch(spec: Any) -> Any:
-    """The network with inputs whose first size is dynamic; changed in place."""
+    """A copy of the network with inputs whose first size is dynamic."""
+    given, spec = spec, type(spec)()
+    spec.CopyFrom(given)
     for feature in spec.description.input:
         array = feature.type.multiArrayType
         array.shapeRange.sizeRanges.add(lowerBound=1, upperBound=-1)

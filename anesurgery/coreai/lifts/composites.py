@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,12 @@ COMPOSITES: dict[str, Composite] = {}
 `Unliftable`, and the ops of the graph are lifted one by one."""
 
 
-def composite_of(name: str) -> Callable[..., Value | Sequence[Value]] | None:
+def several(made: Any) -> list[Value]:
+    """The results of a builder, which gives one alone."""
+    return list(made) if isinstance(made, (list, tuple)) else [made]
+
+
+def composite_of(name: str) -> Callable[..., Any] | None:
     """What makes a composite in MIL, of its operands by name and its attributes; None where nothing does."""
     return partial(of_mil, name.removeprefix(OWN)) if name.startswith(OWN) else COMPOSITES.get(name)
 
@@ -33,14 +38,14 @@ def composite(name: str) -> Callable[[Composite], Composite]:
     return entered
 
 
-def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> Value | Sequence[Value]:
+def of_mil(op_type: str, named: Mapping[str, Value], attributes: Mapping[str, Any]) -> list[Value]:
     """An op of MIL whose name, operands and attributes a composite of `to_coreai` states."""
     x = next(iter(named.values()))
     numbers = {k: like(x, v)[()] for k, v in attributes.items() if isinstance(v, float)}
     # what the type of x does not hold is a default, which MIL keeps in fp32
     described = {k: numbers.get(k, v) for k, v in attributes.items() if numbers.get(k, v) == v}
     given = {k: v if isinstance(v, Var) else v[()] for k, v in named.items()}
-    return getattr(mb, op_type)(**given, **described)
+    return several(getattr(mb, op_type)(**given, **described))
 
 
 def _parameters(x: Value, **given: Value | None) -> dict[str, Array]:

@@ -155,7 +155,7 @@ def resample(
         at = FOLDS[padding_mode.lower()](where(at.equal(at), at, -1.0), size)
         axes.append(_taps(at, sampling_mode.lower() == "nearest"))
     pad = float(padding_value) if padding_mode.lower() == "constant" else 0.0
-    return _picked(x, *axes, pad).reshape([b, c, *out])
+    return _picked(x, axes[0], axes[1], pad).reshape([b, c, *out])
 
 
 def _picked(x: Value, rows: Sequence[Tap], columns: Sequence[Tap], pad: float) -> Value:
@@ -239,7 +239,7 @@ def crop_resize(
         outside = beyond if outside is None else outside | beyond
         axes.append(_taps(at.at_least(0.0).at_most(size - 1.0).reshape([n, 1, math.prod(counts)]), False))
     assert outside is not None
-    crops = _picked(images, *axes, 0.0).reshape([n, x.shape[1], *counts])
+    crops = _picked(images, axes[0], axes[1], 0.0).reshape([n, x.shape[1], *counts])
     crops = where(outside.expand([1]), float(pad_value), crops)
     return crops if roi is None else crops.expand([1])
 

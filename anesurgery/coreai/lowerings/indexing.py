@@ -32,9 +32,7 @@ def _counters(shape: Sequence[int], count: int) -> list[Value]:
 
 
 @lowers("gather")
-def gather(
-    x: Value, indices: Value, axis: int = 0, batch_dims: int = 0, validate_indices: bool | None = None
-) -> Value:
+def gather(x: Value, indices: Value, axis: int = 0, batch_dims: int = 0) -> Value:
     """x.shape[:axis] + indices.shape[batch_dims:] + x.shape[axis + 1:]."""
     axis, batch = int(axis) % x.rank, int(batch_dims)
     index = _index(indices)
@@ -48,7 +46,7 @@ def gather(
 
 
 @lowers("gather_nd")
-def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: bool | None = None) -> Value:
+def gather_nd(x: Value, indices: Value, batch_dims: int = 0) -> Value:
     """Elements or slices at the coordinates that the last axis of the indices holds."""
     batch = int(batch_dims)
     index = _index(indices)
@@ -58,7 +56,7 @@ def gather_nd(x: Value, indices: Value, batch_dims: int = 0, validate_indices: b
 
 
 @lowers("gather_along_axis")
-def gather_along_axis(x: Value, indices: Value, axis: int = 0, validate_indices: bool | None = None) -> Value:
+def gather_along_axis(x: Value, indices: Value, axis: int = 0) -> Value:
     """For each place of the indices, the element at that index along one axis."""
     axis = int(axis) % x.rank
     return Value(ops.gather_along_axis(x.node, _index(indices).node, axis))
@@ -74,14 +72,7 @@ def reverse_sequence(x: Value, lengths: Value, seq_axis: int = 0, batch_axis: in
 
 
 @lowers("scatter_along_axis")
-def scatter_along_axis(
-    data: Value,
-    indices: Value,
-    updates: Value,
-    axis: int = 0,
-    mode: str = "add",
-    validate_indices: bool | None = None,
-) -> Value:
+def scatter_along_axis(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
     """The element at each index along one axis combined with the update there."""
     axis = int(axis) % data.rank
     index = _index(indices)
@@ -112,14 +103,7 @@ def written_at(data: Value, at: Value, row: Value, axis: int = 0) -> Value:
 
 
 @lowers("scatter")
-def scatter(
-    data: Value,
-    indices: Value,
-    updates: Value,
-    axis: int = 0,
-    mode: str = "add",
-    validate_indices: bool | None = None,
-) -> Value:
+def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: str = "add") -> Value:
     """Slices along an axis: each element of a slice at the same index.
 
     One slice is written as such: Apple's scatter in a loop was seen to end the process.
@@ -134,13 +118,11 @@ def scatter(
         return written_at(data, at, COMBINED[mode](taken(data, at, axis), new), axis)
     spread = [count if a == axis else n for a, n in enumerate(shape)]
     index = _index(indices).reshape([-1 if a == axis else 1 for a in range(len(shape))])
-    return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode, True)
+    return scatter_along_axis(data, index.broadcast(spread), updates.reshape(spread), axis, mode)
 
 
 @lowers("scatter_nd")
-def scatter_nd(
-    data: Value, indices: Value, updates: Value, mode: str = "add", validate_indices: bool | None = None
-) -> Value:
+def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -> Value:
     """One axis after the other counted as one, along which is scattered."""
     shape, depth = data.fixed(), indices.fixed()[-1]
     index = _index(indices)
@@ -151,4 +133,4 @@ def scatter_nd(
     rest = shape[depth:]
     rows = data.reshape([math.prod(shape[:depth]), *rest])
     added = updates.reshape([math.prod(index.fixed()[:-1]), *rest])
-    return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode, True).reshape(shape)
+    return scatter(rows, flat.reshape([added.shape[0]]), added, 0, mode).reshape(shape)

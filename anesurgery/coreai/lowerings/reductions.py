@@ -113,15 +113,7 @@ def argsort(x: Value, axis: int = -1, ascending: bool = False) -> Value:
 
 
 @lowers("topk")
-def topk(
-    x: Value,
-    k: Any = 1,
-    axis: int = -1,
-    ascending: bool = False,
-    sort: bool = True,
-    return_indices: bool = True,
-    output_indices_dtype: str = "",
-) -> Any:
+def topk(x: Value, k: Any = 1, axis: int = -1, ascending: bool = False, return_indices: bool = True) -> Any:
     """The first of what is sorted."""
     along, count = int(axis) % x.rank, int(k.known if isinstance(k, Value) and k.known is not None else k)
     count = x.shape[along] if count < 0 else count

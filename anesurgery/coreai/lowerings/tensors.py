@@ -144,7 +144,13 @@ def _computed_bounds(
 
 
 def _bounds(
-    x: Value, begin: Any, end: Any, stride: Any, begin_mask: Any, end_mask: Any, squeeze_mask: Any
+    x: Value,
+    begin: Any,
+    end: Any,
+    stride: Any = None,
+    begin_mask: Any = None,
+    end_mask: Any = None,
+    squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
     """X, where a slice of it lies, and the axes that are dropped."""
     steps = [1] * x.rank if stride is None else whole(stride, "stride")
@@ -157,17 +163,9 @@ def _bounds(
 
 
 @lowers("slice_by_index")
-def slice_by_index(
-    x: Value,
-    begin: Value,
-    end: Value,
-    stride: Any = None,
-    begin_mask: Any = None,
-    end_mask: Any = None,
-    squeeze_mask: Any = None,
-) -> Value:
+def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
     """A part of each axis, or one element, whose axis is dropped."""
-    x, bounds, dropped = _bounds(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    x, bounds, dropped = _bounds(x, begin, end, **form)
     return x.slice(*bounds).refined([1 if a in dropped else -1 for a in range(x.rank)]).squeeze(dropped)
 
 
@@ -185,18 +183,9 @@ def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
 
 
 @lowers("slice_update")
-def slice_update(
-    x: Value,
-    update: Value,
-    begin: Value,
-    end: Value,
-    stride: Any = None,
-    begin_mask: Any = None,
-    end_mask: Any = None,
-    squeeze_mask: Any = None,
-) -> Value:
+def slice_update(x: Value, update: Value, begin: Value, end: Value, **form: Any) -> Value:
     """X with a slice replaced."""
-    turned, bounds, dropped = _bounds(x, begin, end, stride, begin_mask, end_mask, squeeze_mask)
+    turned, bounds, dropped = _bounds(x, begin, end, **form)
     if turned is not x:
         raise NotExpressible("a slice is written backwards")
     return call("slice_update", x, *map(indices, bounds), update.expand(dropped))

@@ -307,7 +307,7 @@ RULES = (
         "apple/coremltools: issue 2772",
         test=lambda op, target: overhanging_mean(op),
         remedy=RESTORE,
-        advice="exclude the padding from the average, where there is no other",
+        advice="exclude the padding from the average, if there is no other padding",
     ),
     _lint(
         "lost-mask",

@@ -646,8 +646,10 @@ RULES: tuple[Rule, ...] = (
         f"coremltools: frontend/torch/ops.py (rms_norm); {STUDY}",
         test=large_square,
         grade=Grade.DOCUMENTED,
-        advice="divide by the largest magnitude first, as rms_norm does by name and auto where sampled inputs "
-        "overflow, or scale by calibration, as scale_ranges does; `inputs=` tells what samples reach",
+        advice=(
+            "divide by the largest magnitude first (rms_norm), or scale by calibration (scale_ranges); "
+            "auto does so if inputs overflow; `inputs=` shows the values that samples reach"
+        ),
     ),
     _numeric(
         "num-scale-after",
@@ -725,8 +727,10 @@ RULES: tuple[Rule, ...] = (
         "apple/ml-ane-transformers (1e-7 in its layer norm)",
         test=lost_epsilon,
         grade=Grade.DOCUMENTED,
-        advice="1e-7 or more; 1e-5 where the model allows it; hold_guards puts the smallest number of fp16 in "
-        "the place of a 0; of a model converted in fp32, compute_fp16 keeps what rests on such a number so",
+        advice=(
+            "use 1e-7 or more, or 1e-5 if the model allows it; hold_guards replaces a 0 by the smallest "
+            "number of fp16; in a model converted in fp32, compute_fp16 keeps such ops in fp32"
+        ),
     ),
     _numeric(
         "num-eps-subnormal",
@@ -766,7 +770,9 @@ RULES: tuple[Rule, ...] = (
         f"{GUIDE}",
         test=long_sum,
         scope=Scope(os="seen on M1, M5", via="compiler"),
-        advice="take the mean, or divide by the count first; sum_to_mean does where it is made small",
+        advice=(
+            "take the mean, or divide by the count first; sum_to_mean does it if the result is made small later"
+        ),
     ),
     _numeric(
         "num-quotient",
@@ -826,8 +832,7 @@ RULES: tuple[Rule, ...] = (
         test=folded_cast,
         grade=Grade.REPORTED,
         scope=Scope(frozenset({17}), "seen on iPhone 17 Pro"),
-        advice="compute it in fp16, of numbers that are scaled before they are squared: compute_fp16, and then "
-        "safe_numbers",
+        advice="run compute_fp16, then safe_numbers, which scales the numbers before they are squared",
     ),
     _numeric(
         "num-spectrum",
@@ -897,8 +902,7 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-cancel",
         frozenset({"add", "sub", "log", "mod", "sqrt", "acos", "asin", "atanh"}),
-        "fp16 has eleven binary digits, and what two numbers have in common is lost when one is taken from the "
-        "other",
+        "fp16 has 11 binary digits; a difference of two near numbers loses the digits that they share",
         f"{STUDY}: the elementwise unit is fp16",
         test=cancelled,
         remedy="widen_to_fp32",
@@ -910,8 +914,10 @@ RULES: tuple[Rule, ...] = (
         "exp of more than 11.09 is infinite in fp16, and a large number on the engine",
         STUDY,
         test=unbounded_exponential,
-        advice="clip its operand, or keep it negative; `inputs=` tells what samples reach; halve_exponent "
-        "helps where it is made small afterwards",
+        advice=(
+            "clip its operand, or keep it negative; `inputs=` shows the values that samples reach; "
+            "halve_exponent helps if the result is made small later"
+        ),
     ),
     _numeric(
         "num-atan",
@@ -922,8 +928,10 @@ RULES: tuple[Rule, ...] = (
         test=quotient_angle,
         grade=Grade.REPORTED,
         remedy="stable_angle",
-        advice="divide the smaller number by the larger, or keep sine and cosine in place of the angle; "
-        "torch's atan2 is converted to what gives 0, and not pi, where y is 0 and x negative",
+        advice=(
+            "divide the smaller number by the larger, or keep sine and cosine in place of the angle; "
+            "torch's atan2 is converted to ops that give 0 instead of pi if y is 0 and x is negative"
+        ),
     ),
     _numeric(
         "num-gather-nd",
@@ -959,8 +967,8 @@ RULES: tuple[Rule, ...] = (
     _numeric(
         "num-shares",
         frozenset({"matmul"}),
-        "over 4,096 keys the product was 5.2 to 5.4 % off, of equal weights 3.95 %, and 0.06 % with 64 times "
-        "the weights; why is not known",
+        "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
+        "times the weights 0.06 %; the cause is unknown",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
         test=small_shares,
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),

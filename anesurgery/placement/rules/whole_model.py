@@ -207,8 +207,10 @@ MINUTES = _large(
     "after an update of the app, and where the OS drops its cache",
     "argmaxinc/argmax-oss-swift issue 309; john-rocky/CoreML-LLM: QWEN35_LESSONS.md; coremltools issue 2758",
     scope=Scope(os="seen on M4 Pro and M2 Pro, macOS 15.3.1, and A19 Pro, iOS 26"),
-    advice="load it once while the user waits for nothing; a virtual Mac without an engine (GitHub's macos-15) "
-    "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)",
+    advice=(
+        "load it once, when the user is not waiting; a virtual Mac without an engine (GitHub's macos-15) "
+        "hung 27 minutes in that compile: use CPU_ONLY there (soniqo/speech-swift pull request 286)"
+    ),
 )
 OUT_OF_MEMORY = _large(
     "compile-memory",

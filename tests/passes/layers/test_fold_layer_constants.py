@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -42,27 +42,6 @@ def kinds_after(spec: Any, step: FoldLayerConstants = STEP) -> list[str]:
     assert all(change.proof is not None for change in session.changes)
     assert_same_numbers(spec, after, rtol=step.tolerance.rtol)
     return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers]
-
-
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "number", "first"),
-    [
-        ("multiply", 1, False),
-        ("multiply", 1, True),
-        ("multiplyBroadcastable", 1, True),
-        ("add", 0, False),
-        ("addBroadcastable", 0, False),
-        ("addBroadcastable", -0.0, True),
-        ("subtractBroadcastable", 0, False),
-        ("divideBroadcastable", 1, False),
-        ("powBroadcastable", 1, False),
-    ],
-)
-def test_a_constant_that_changes_nothing(kind: str, number: float, first: bool, rank5: bool) -> None:
-    x = (2, 3, 4) if rank5 else (1, 2, 3, 4)
-    value = np.full((2, 3, 4) if rank5 else x, number)
-    assert kinds_after(beside(kind, x, value, first, rank5)) == ["unary"]
 
 
 @pytest.mark.parametrize(
@@ -162,24 +141,6 @@ def test_a_value_that_is_known_becomes_a_constant(layer: Any) -> None:
     assert [kind for kind in found if kind != "loadConstantND"] == ["addBroadcastable"]
 
 
-def test_layers_that_round_one_after_the_other() -> None:
-    layers = [
-        make_layer("unary", ["a"], ["b"], type="EXP"),
-        make_layer("multiply", ["b"], ["c"], alpha=0.3),
-        make_layer("softmaxND", ["c"], ["s"], axis=1),
-    ]
-    assert kinds_after(known(*layers)) == ["loadConstantND", "addBroadcastable"]
-
-
-def test_the_limit() -> None:
-    tile = make_layer("tile", ["a"], ["s"], reps=[1000, 1])
-    assert_refuses(STEP, known(tile), "its value has 6000 numbers, more than 1024")
-    spec = known(tile)
-    assert kinds_after(spec, FoldLayerConstants(limit=6000)) == ["loadConstantND", "addBroadcastable"]
-    large = make_layer("transpose", ["a"], ["s"], axes=[1, 0])
-    assert kinds_after(known(large, value=(50, 60))) == ["loadConstantND", "addBroadcastable"]
-
-
 def test_random_numbers_are_no_constant() -> None:
     spec = known(make_layer("randomNormalLike", ["a"], ["s"], stdDev=1.0))
     after, _ = apply_pass(STEP, spec)
@@ -219,4 +180,39 @@ test_cases, test_surroundings = table(
     refuses("it holds nan, not 1", beside, "multiply", (4,), np.array([1, 1, np.nan, 7])),
     refuses("it makes the shape (3, 4) of (1, 4)", beside, "multiplyBroadcastable", (1, 4), np.ones((3, 4))),
     refuses("it makes the shape (1, 4) of (4,)", beside, "addBroadcastable", (4,), np.zeros((1, 4))),
+    *(
+        rewrites(
+            beside,
+            kind,
+            (2, 3, 4) if rank5 else (1, 2, 3, 4),
+            np.full((2, 3, 4) if rank5 else (2, 3, 4) if rank5 else (1, 2, 3, 4), number),
+            first,
+            rank5,
+        )
+        for kind, number, first in [
+            ("multiply", 1, False),
+            ("multiply", 1, True),
+            ("multiplyBroadcastable", 1, True),
+            ("add", 0, False),
+            ("addBroadcastable", 0, False),
+            ("addBroadcastable", -0.0, True),
+            ("subtractBroadcastable", 0, False),
+            ("divideBroadcastable", 1, False),
+            ("powBroadcastable", 1, False),
+        ]
+        for rank5 in [False, True]
+    ),
+    rewrites(
+        known,
+        *[
+            make_layer("unary", ["a"], ["b"], type="EXP"),
+            make_layer("multiply", ["b"], ["c"], alpha=0.3),
+            make_layer("softmaxND", ["c"], ["s"], axis=1),
+        ],
+    ),
+    refuses(
+        "its value has 6000 numbers, more than 1024", known, make_layer("tile", ["a"], ["s"], reps=[1000, 1])
+    ),
+    rewrites(known, make_layer("tile", ["a"], ["s"], reps=[1000, 1]), step=FoldLayerConstants(limit=6000)),
+    rewrites(known, make_layer("transpose", ["a"], ["s"], axes=[1, 0]), value=(50, 60)),
 )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pass_cases import rewrites, table
 from sketches import example_of
 
 from anesurgery.interpret import run
@@ -58,7 +59,6 @@ def layers_after(spec: Any) -> list[str]:
     return [line.split(" = ")[1] for line in text_of(after).splitlines()[1:-2]]
 
 
-RELU_LAYER = "activation(%x, ReLU={})"
 SIGN_LAYER = "activation({}, linear={{alpha=-1}})"
 
 
@@ -77,28 +77,6 @@ def back(alpha: str) -> str:
     return threshold(f", alpha={alpha}, scale=-1" if alpha != "0" else ", scale=-1", "{}")
 
 
-@pytest.mark.one_of(4)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([RELU, RELU], RELU_LAYER),
-        ([SAME, RELU], RELU_LAYER),
-        ([above(-2), RELU], RELU_LAYER),
-        ([above(-0.0), SAME], RELU_LAYER),
-        ([RELU, above(3)], threshold(", alpha=3")),
-        ([above(3), above(float("-inf"))], threshold(", alpha=3")),
-        ([above(3, scale=-1.0), above(5)], threshold(", alpha=5, scale=-1")),
-        ([MINUS, RELU], threshold(", scale=-1")),
-        ([MINUS, above(-7), MINUS, MINUS, above(-2), RELU], threshold(", scale=-1")),
-        ([MINUS, MINUS], "activation(%x, linear={alpha=1})"),
-        ([MINUS, MINUS, MINUS], SIGN_LAYER.format("%x")),
-    ],
-)
-def test_lower_bounds_are_one_layer(links: list[Any], expected: str, rank5: bool) -> None:
-    assert layers_after(row(*links, rank5=rank5)) == [expected]
-
-
 UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
     ([RELU, MINUS, above(-6), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
     ([RELU, above(-6, scale=-1.0), MINUS], "maxVal=6", two(threshold(", alpha=-6, scale=-1"), back("0"))),
@@ -113,15 +91,6 @@ UPPER: list[tuple[list[tuple[str, dict[str, Any]]], str, list[str]]] = [
     ([MINUS, RELU, MINUS], LEAST, two(threshold(", scale=-1"), SIGN_LAYER)),
 ]
 """Layers, and what they become: the bounds of a `clip`, the two layers of the first releases."""
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize(("links", "bounds", "first_releases"), UPPER)
-def test_upper_bounds_are_a_clip_or_two_layers(
-    links: list[Any], bounds: str, first_releases: list[str]
-) -> None:
-    assert layers_after(row(*links)) == [f"clip(%x, {bounds})"]
-    assert layers_after(row(*links, rank5=True, version=1)) == first_releases
 
 
 @pytest.mark.one_of(3)
@@ -141,21 +110,6 @@ def test_a_network_that_has_newer_layers_gets_a_clip(links: list[Any], expected:
     assert apply_pass(STEP, spec)[0].specificationVersion == version
 
 
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([RELU, MINUS, above(-6)], two(RELU_LAYER, back("-6"))),
-        ([RELU, RELU, MINUS], two(RELU_LAYER, SIGN_LAYER)),
-        ([above(-3), MINUS, above(-6)], two(threshold(", alpha=-3"), back("-6"))),
-        # One number is left: 5, which the `clip` of ML Programs cannot say.
-        ([MINUS, above(4), MINUS, above(5)], two(threshold(", alpha=-5, scale=-1"), back("5"))),
-    ],
-)
-def test_two_layers_in_any_network(links: list[Any], expected: list[str], rank5: bool) -> None:
-    assert layers_after(row(*links, rank5=rank5)) == expected
-
-
 def test_minus_infinity() -> None:
     """Two layers keep it; `clip` makes the least number of it."""
     values = np.array([-np.inf, -3, 3, np.inf], np.float32).reshape(1, 1, 4)
@@ -169,10 +123,6 @@ def test_minus_infinity() -> None:
         program = import_network(after, keep_names=True).program
         (found,) = run(program, {"x": values.reshape(shape)}).values()
         assert found.ravel().tolist() == [least, -3, 2, 2]
-
-
-def test_signs_that_cancel_leave_nothing() -> None:
-    assert layers_after(row(MINUS, MINUS, ("unary", {"type": "ABS"}))) == ["unary(%x, type=ABS)"]
 
 
 @pytest.mark.parametrize("rank5", [False, True])
@@ -208,11 +158,6 @@ def test_two_layers_stay_as_they_are(links: list[Any], bounds: str, first_releas
         again, session = apply_pass(step, after)
         assert again == after, text_of(again)
         assert not session.changes
-
-
-def test_in_an_exact_network_the_two_thresholds_become_a_clip() -> None:
-    links = [above(-6, scale=-1.0), above(0, scale=-1.0)]
-    assert layers_after(row(*links)) == ["clip(%x, maxVal=6)"]
 
 
 @pytest.mark.parametrize("blob", ["above", "minus", "bound"])
@@ -257,3 +202,38 @@ def test_a_row_whose_end_a_branch_overwrites_is_shorter() -> None:
     kinds = [node.kind for node in Network(after).nodes]
     assert kinds == ["activation", "activation", "activation", "branch"]  # one less
     assert len(session.changes) == 1
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        rewrites(row, *links, rank5=rank5)
+        for links in [
+            [RELU, RELU],
+            [SAME, RELU],
+            [above(-2), RELU],
+            [above(-0.0), SAME],
+            [RELU, above(3)],
+            [above(3), above(float("-inf"))],
+            [above(3, scale=-1.0), above(5)],
+            [MINUS, RELU],
+            [MINUS, above(-7), MINUS, MINUS, above(-2), RELU],
+            [MINUS, MINUS],
+            [MINUS, MINUS, MINUS],
+        ]
+        for rank5 in [False, True]
+    ),
+    *(rewrites(row, *links) for links, bounds, first_releases in UPPER),
+    *(rewrites(row, *links, rank5=True, version=1) for links, bounds, first_releases in UPPER),
+    *(
+        rewrites(row, *links, rank5=rank5)
+        for links in [[RELU, MINUS, above(-6)], [RELU, RELU, MINUS], [above(-3), MINUS, above(-6)]]
+        for rank5 in [False, True]
+    ),
+    *(
+        rewrites(row, MINUS, above(4), MINUS, above(5), rank5=rank5, alone={"mutated": "one number is left: 5"})
+        for rank5 in [False, True]
+    ),
+    rewrites(row, MINUS, MINUS, ("unary", {"type": "ABS"})),
+    rewrites(row, *[above(-6, scale=-1.0), above(0, scale=-1.0)]),
+)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -49,31 +49,6 @@ def after(spec: Any) -> Any:
 
 def layers_after(spec: Any) -> list[str]:
     return [text.split(" = ")[1] for text in text_of(after(spec)).splitlines()[1:-2]]
-
-
-@pytest.mark.one_of(4)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("links", "expected"),
-    [
-        ([line(0.3), line(-1)], "{alpha=-0.3}"),
-        ([line(-1), line(0.3, 0.7)], "{alpha=-0.3, beta=0.7}"),
-        ([line(0.3, 0.7), line(-1)], "{alpha=-0.3, beta=-0.7}"),
-        ([line(0.3, 0.7), times(4)], "{alpha=1.2, beta=2.8}"),
-        ([times(0.3), plus(0.7)], "{alpha=0.3, beta=0.7}"),
-        ([times(0.3), line(1, 0.7)], "{alpha=0.3, beta=0.7}"),
-        ([plus(0.7), times(-0.5)], "{alpha=-0.5, beta=-0.35}"),
-        ([times(0.5), plus(0.7), times(2)], "{alpha=1, beta=1.4}"),
-        ([times(0.3), times(0.125), line(0.25, 0.1)], "{alpha=0.009375, beta=0.1}"),
-        ([times(0.5), times(2)], "{alpha=1}"),
-    ],
-)
-def test_rows_that_round_as_one(links: list[Link], expected: str, rank5: bool) -> None:
-    assert layers_after(row(*links, rank5=rank5)) == [f"activation(%x, linear={expected})"]
-
-
-def test_factors_that_cancel_leave_nothing() -> None:
-    assert layers_after(row(times(-0.5), times(-2), ABS)) == ["unary(%x, type=ABS)"]
 
 
 def test_the_row_goes_on_where_it_may() -> None:
@@ -149,10 +124,6 @@ def test_an_inner_product_takes_a_factor(behind: bool) -> None:
     assert len(after(spec).neuralNetwork.layers) == 1
 
 
-def test_a_factor_before_and_behind() -> None:
-    assert len(after(row(times(2), convolved(weights(VALUES)), line(-1))).neuralNetwork.layers) == 1
-
-
 QUANTIZED: Fields = {
     "rawValue": bytes(range(16)),
     "quantization": {"numberOfBits": 8, "linearQuantization": {"scale": [0.5], "bias": [0.0]}},
@@ -197,4 +168,22 @@ test_cases, test_surroundings = table(
         ]
         for behind in [False, True]
     ),
+    *(
+        rewrites(row, *links, rank5=rank5)
+        for links in [
+            [line(0.3), line(-1)],
+            [line(-1), line(0.3, 0.7)],
+            [line(0.3, 0.7), line(-1)],
+            [line(0.3, 0.7), times(4)],
+            [times(0.3), plus(0.7)],
+            [times(0.3), line(1, 0.7)],
+            [plus(0.7), times(-0.5)],
+            [times(0.5), plus(0.7), times(2)],
+            [times(0.3), times(0.125), line(0.25, 0.1)],
+            [times(0.5), times(2)],
+        ]
+        for rank5 in [False, True]
+    ),
+    rewrites(row, times(-0.5), times(-2), ABS),
+    rewrites(row, times(2), convolved(weights(VALUES)), line(-1)),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
@@ -41,62 +41,15 @@ def test_two_bounds_are_a_clip(bounds: tuple[float, float], swapped: bool, rank5
     assert list(clip.input) == ["x"]
 
 
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        ([(MAX, 0.0)], ["activation"]),
-        ([(MAX, 0.5)], ["unary"]),
-        ([(MAX, -0.5)], ["unary"]),
-        ([(MIN, 0.5)], ["clip"]),
-        ([(MAX, 0.5), (MAX, 0.75)], ["unary", "unary"]),
-        ([(MAX, 0.5), (MIN, -0.5)], ["unary", "clip"]),  # the bounds cross
-        ([(MIN, -0.5), (MAX, 0.5)], ["clip", "unary"]),
-        ([(MIN, 0.5), (MAX, 0.5)], ["clip", "unary"]),  # and here they meet
-        ([(MAX, -0.5), (MIN, 0.5), (MAX, 0.25)], ["clip", "unary"]),
-        ([(MAX, -0.5), (MIN, 0.5), (MAX, -0.25), (MIN, 0.25)], ["clip", "clip"]),
-    ],
-)
-def test_bounds_that_stand_alone(steps: list[tuple[str, float]], expected: list[str]) -> None:
-    assert kinds_after(STEP, chain(*steps)) == expected
-
-
 def test_a_minimum_starts_at_the_most_negative_number() -> None:
     (clip,) = layers_after(STEP, chain((MIN, 0.5)))
     assert (clip.clip.minVal, clip.clip.maxVal) == (MOST_NEGATIVE, 0.5)
-
-
-def test_an_inner_value_that_leaves_the_network_stays() -> None:
-    spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("b0",))
-    assert kinds_after(STEP, spec) == ["unary", "clip"]
 
 
 def test_an_inner_value_that_others_read_stays() -> None:
     spec = chain((MAX, -0.5), (MIN, 0.5), outputs=("z",))
     spec.neuralNetwork.layers.append(make_layer("activation", ["b0"], ["z"], tanh={}))
     assert kinds_after(STEP, spec) == ["unary", "clip", "activation"]
-
-
-@pytest.mark.parametrize("kind", [MAX, MIN])
-@pytest.mark.parametrize(
-    ("x", "z"),
-    [
-        ((1, 3, 4, 5), (1, 3, 4, 5)),
-        ((2, 3, 4, 5), (2, 3, 1, 1)),
-        ((2, 3, 1, 1), (2, 3, 4, 5)),
-        ((3, 4, 5), (3, 1, 1)),
-        ((7,), (7,)),
-    ],
-)
-def test_computed_blobs(kind: str, x: Shape, z: Shape) -> None:
-    assert kinds_after(STEP, two(kind, x, z)) == [kind.removesuffix("Broadcastable")]
-
-
-@pytest.mark.parametrize("kind", [MAX, MIN])
-def test_a_constant_of_several_numbers_stays_a_blob(kind: str) -> None:
-    value = np.random.default_rng(0).standard_normal((1, 3, 1, 1)).astype(np.float32)
-    expected = ["loadConstantND", kind.removesuffix("Broadcastable")]
-    assert kinds_after(STEP, with_constant(kind, SHAPE, value, first=True)) == expected
 
 
 @pytest.mark.one_of(4)
@@ -148,6 +101,43 @@ test_cases, test_surroundings = table(
     *(
         refuses("not among the shapes", two, kind, SHAPE, z)
         for z in [(1, 1, 4, 5), (1, 1, 1, 1), (1, 3, 4, 1), (3, 4, 5)]
+        for kind in [MAX, MIN]
+    ),
+    *(
+        rewrites(chain, *steps)
+        for steps in [
+            [(MAX, 0.0)],
+            [(MAX, 0.5)],
+            [(MAX, -0.5)],
+            [(MIN, 0.5)],
+            [(MAX, 0.5), (MAX, 0.75)],
+            [(MAX, 0.5), (MIN, -0.5)],
+            [(MIN, -0.5), (MAX, 0.5)],
+            [(MIN, 0.5), (MAX, 0.5)],
+            [(MAX, -0.5), (MIN, 0.5), (MAX, 0.25)],
+            [(MAX, -0.5), (MIN, 0.5), (MAX, -0.25), (MIN, 0.25)],
+        ]
+    ),
+    rewrites(chain, (MAX, -0.5), (MIN, 0.5), outputs=("b0",)),
+    *(
+        rewrites(two, kind, x, z)
+        for x, z in [
+            ((1, 3, 4, 5), (1, 3, 4, 5)),
+            ((2, 3, 4, 5), (2, 3, 1, 1)),
+            ((2, 3, 1, 1), (2, 3, 4, 5)),
+            ((3, 4, 5), (3, 1, 1)),
+            ((7,), (7,)),
+        ]
+        for kind in [MAX, MIN]
+    ),
+    *(
+        rewrites(
+            with_constant,
+            kind,
+            SHAPE,
+            np.random.default_rng(0).standard_normal((1, 3, 1, 1)).astype(np.float32),
+            first=True,
+        )
         for kind in [MAX, MIN]
     ),
 )

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
-from two_sided import Shape, kinds_after, layers_after, two, with_any_batch, with_constant
+from pass_cases import refuses, rewrites, table
+from two_sided import Shape, layers_after, two, with_any_batch, with_constant
 
 from anesurgery.errors import PassError
 from anesurgery.interpret import run
@@ -48,20 +48,6 @@ def test_powers_of_two_are_exact(shape: Shape, expected: str, exact: bool) -> No
 
 
 @pytest.mark.one_of(3)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "expected"),
-    [((1,), "activation"), ((3, 1, 1), "scale"), ((1, 4, 5), "scale"), ((3, 4, 5), "scale")],
-)
-def test_other_constants_are_rounded_once_more(shape: Shape, expected: str, rank5: bool) -> None:
-    value = np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32)
-    x = (3, 4, 5) if rank5 else (2, 3, 4, 5)
-    spec = with_constant(KIND, x, value, rank5=rank5)
-    assert kinds_after(STEP, spec) == [expected]
-    assert_refuses(LegacyDivide(exact=True), spec, "which is no power of two")
-
-
-@pytest.mark.one_of(3)
 @pytest.mark.parametrize("epsilon", [SMALLEST, 1e-12, LARGEST])
 @pytest.mark.parametrize(
     ("x", "z", "inverse_first"),
@@ -91,20 +77,6 @@ def test_an_unknown_batch_must_be_the_same() -> None:
     assert [n.WhichOneof("layer") for n in after.neuralNetwork.layers][1:] == ["unary", "multiply"]
     assert session.changes[0].proof is not None
     assert_refuses(STEP, with_any_batch(two(KIND, shape, shape)), "may differ where")
-
-
-@pytest.mark.parametrize(
-    ("shape", "expected"), [((1,), ["unary", "activation"]), ((3, 1, 1), ["unary", "scale"])]
-)
-def test_constants_divided_by_a_blob(shape: Shape, expected: list[str]) -> None:
-    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    spec = with_constant(KIND, (1, 3, 4, 5), value, first=True)
-    assert kinds_after(STEP, spec) == expected
-
-
-def test_one_over_a_blob_is_its_inverse() -> None:
-    spec = with_constant(KIND, (1, 3, 4, 5), np.ones(1, np.float32), first=True)
-    assert kinds_after(STEP, spec) == ["unary"]
 
 
 def test_divisors_of_any_size_keep_each_quotient() -> None:
@@ -173,4 +145,39 @@ test_cases, test_surroundings = table(
         ]
         for first in [False, True]
     ),
+    *(
+        rewrites(
+            with_constant,
+            KIND,
+            (3, 4, 5) if rank5 else (2, 3, 4, 5),
+            np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32),
+            rank5=rank5,
+        )
+        for shape in [(1,), (3, 1, 1), (1, 4, 5), (3, 4, 5)]
+        for rank5 in [False, True]
+    ),
+    *(
+        refuses(
+            "which is no power of two",
+            with_constant,
+            KIND,
+            (3, 4, 5) if rank5 else (2, 3, 4, 5),
+            np.random.default_rng(0).uniform(0.1, 9, shape).astype(np.float32),
+            rank5=rank5,
+            step=LegacyDivide(exact=True),
+        )
+        for shape in [(1,), (3, 1, 1), (1, 4, 5), (3, 4, 5)]
+        for rank5 in [False, True]
+    ),
+    *(
+        rewrites(
+            with_constant,
+            KIND,
+            (1, 3, 4, 5),
+            np.random.default_rng(0).standard_normal(shape).astype(np.float32),
+            first=True,
+        )
+        for shape in [(1,), (3, 1, 1)]
+    ),
+    rewrites(with_constant, KIND, (1, 3, 4, 5), np.ones(1, np.float32), first=True),
 )

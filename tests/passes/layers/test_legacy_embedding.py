@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.moving import LegacyEmbedding
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import assert_refuses
 
 STEP = LegacyEmbedding()
 ROWS, SIZE = 7, 4
@@ -34,47 +33,12 @@ def looked_up(indices: Shape, row: Row, *, bias: bool = False, rank5: bool = Fal
     return make_network({"x": indices}, layers, ["y"], rank5=rank5)
 
 
-def kinds_after(spec: Any, shape: Shape) -> list[str]:
-    after, session = apply_pass(STEP, spec)
-    assert session.changes, session.refusals
-    assert all(change.proof is not None for change in session.changes)
-    indices = np.random.default_rng(1).integers(0, ROWS, shape).astype(np.float32)
-    assert_same_numbers(spec, after, inputs={"x": indices}, rtol=STEP.tolerance.rtol)
-    assert not apply_pass(STEP, after)[1].changes
-    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
-
-
 def moved(*order: int) -> tuple[str, dict[str, Any]]:
     return "transpose", {"axes": order}
 
 
 def to(*shape: int) -> tuple[str, dict[str, Any]]:
     return "reshapeStatic", {"targetShape": shape}
-
-
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(
-    ("indices", "row", "expected"),
-    [
-        ((5, 1, 1, 1), [moved(0, 3, 1, 2)], ["embedding"]),
-        ((5, 1, 1, 1), [to(5, 4, 1, 1)], ["embedding"]),
-        ((1, 1, 1, 1), [to(1, 2, 2), to(1, 4, 1, 1)], ["embedding"]),
-        ((5, 1, 1, 1), [moved(0, 3, 1, 2), to(5, 4)], ["embedding", "reshapeStatic"]),
-        ((5, 1, 1, 1), [to(5, 1, 2, 2)], ["embedding", "reorganizeData"]),
-        ((3, 5, 1, 1, 1), [], ["embedding", "reshape"]),
-        ((3, 5, 1, 1, 1), [moved(0, 1, 4, 3, 2)], ["embedding"]),
-        ((5, 1, 1, 1, 1), [moved(3, 1, 4, 2, 0)], ["embedding", "permute"]),
-        ((3, 5, 1, 1, 1), [moved(1, 0, 2, 3, 4)], ["embedding", "reshape", "transpose"]),
-    ],
-)
-def test_shapes(indices: Shape, row: Row, expected: list[str], bias: bool) -> None:
-    assert kinds_after(looked_up(indices, row, bias=bias), indices) == expected
-
-
-def test_the_mapping_to_five_axes() -> None:
-    spec = looked_up((1, 1, 1), [("permute", {"axis": [0, 3, 1, 2]})], rank5=True)
-    assert kinds_after(spec, (1, 1, 1)) == ["embedding"]
 
 
 def test_vectors_that_others_read_stay_as_they_are() -> None:
@@ -97,4 +61,20 @@ test_cases, test_surroundings = table(
         ]
     ),
     stays(make_network, {"x": (1, 2, 3)}, [make_layer("transpose", ["x"], ["y"], axes=[0, 2, 1])], ["y"]),
+    *(
+        rewrites(looked_up, indices, row, bias=bias)
+        for indices, row in [
+            ((5, 1, 1, 1), [moved(0, 3, 1, 2)]),
+            ((5, 1, 1, 1), [to(5, 4, 1, 1)]),
+            ((1, 1, 1, 1), [to(1, 2, 2), to(1, 4, 1, 1)]),
+            ((5, 1, 1, 1), [moved(0, 3, 1, 2), to(5, 4)]),
+            ((5, 1, 1, 1), [to(5, 1, 2, 2)]),
+            ((3, 5, 1, 1, 1), []),
+            ((3, 5, 1, 1, 1), [moved(0, 1, 4, 3, 2)]),
+            ((5, 1, 1, 1, 1), [moved(3, 1, 4, 2, 0)]),
+            ((3, 5, 1, 1, 1), [moved(1, 0, 2, 3, 4)]),
+        ]
+        for bias in [False, True]
+    ),
+    rewrites(looked_up, (1, 1, 1), [("permute", {"axis": [0, 3, 1, 2]})], rank5=True),
 )

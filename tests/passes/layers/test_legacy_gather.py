@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 
 from anesurgery.mil import Array
 from anesurgery.neuralnetwork.making import make_layer, make_network, weights
 from anesurgery.passes.layers.cutting import LegacyGather
-from anesurgery.testing import apply_pass, assert_refuses, assert_same_numbers
+from anesurgery.testing import apply_pass, assert_refuses
 
 STEP = LegacyGather()
 Shape = tuple[int, ...]
@@ -26,62 +25,12 @@ def gathered(x: Shape, indices: Array, axis: int, *, rank5: bool = False) -> Any
     return make_network({"x": x}, layers, ["y"], rank5=rank5)
 
 
-def kinds_after(spec: Any, step: LegacyGather = STEP) -> list[str]:
-    after, session = apply_pass(step, spec)
-    assert session.changes, session.refusals
-    assert all(change.proof is not None for change in session.changes)
-    assert_same_numbers(spec, after, rtol=step.tolerance.rtol)
-    return [layer.WhichOneof("layer") for layer in after.neuralNetwork.layers][:-1]
-
-
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize(
-    ("x", "axis", "indices", "expected"),
-    [
-        ((1, 6, 3, 4), 1, [0, 1, 2, 3, 4, 5], []),
-        ((1, 6, 3, 4), 1, [2], ["slice"]),
-        ((1, 6, 3, 4), -3, [-1], ["slice"]),
-        ((1, 6, 3, 4), 1, [1, 2, 3], ["slice"]),
-        ((1, 6, 3, 4), 1, [0, 5], ["slice"]),
-        ((2, 3, 7, 4), 2, [0, 3, 6], ["slice"]),
-        ((2, 3, 7, 4), -1, [2, -1], ["slice"]),
-        ((2, 1, 3, 7, 4), 4, [1, 3], ["slice"]),
-        ((6, 4), 0, [1, 2], ["slice"]),
-        ((6,), 0, [1, 3, 5], ["slice"]),
-        ((6, 2, 3), 0, [4, 5, 0], ["slice", "slice", "concat"]),
-        ((2, 6, 3, 4), 1, [0, 1, 2, 4, 5], ["slice", "slice", "concat"]),
-        ((2, 6, 3, 4), 1, [3, 3, 2, 2], ["slice"] * 4 + ["concat"]),
-        ((2, 6, 3, 4), 1, [5, 4, 3, 2, 1, 0], ["convolution"]),
-        ((2, 3, 3, 4), 1, [0, 0, 0, 1, 1, 1, 2], ["convolution"]),
-        ((2, 1, 6, 3, 4), 2, [5, 3, 3, 2, 1], ["convolution"]),
-    ],
-)
-def test_indices(x: Shape, axis: int, indices: list[int], expected: list[str]) -> None:
-    assert kinds_after(gathered(x, np.array(indices), axis)) == expected
-
-
-@pytest.mark.parametrize(
-    ("axis", "indices", "expected"),
-    [(2, [1, 3, 5], ["slice"]), (-2, [0, 1], ["slice"]), (2, [5, 4, 3, 2, 1, 0], ["convolution"])],
-)
-def test_the_mapping_to_five_axes(axis: int, indices: list[int], expected: list[str]) -> None:
-    assert kinds_after(gathered((6, 3, 4), np.array(indices), axis, rank5=True)) == expected
-
-
 def test_a_scalar_index_takes_the_axis_away() -> None:
     spec = gathered((1, 6, 3, 4), np.array([2]), 1)
     drop = make_layer("squeeze", ["i"], ["s"], squeezeAll=True)
     spec.neuralNetwork.layers.insert(1, drop)
     spec.neuralNetwork.layers[2].input[1] = "s"
     assert_refuses(STEP, spec, "shape (), not [n]")
-
-
-def test_options() -> None:
-    indices = np.array([0, 2, 1, 5])
-    spec = gathered((1, 6, 3, 4), indices, 1)
-    assert kinds_after(spec) == ["slice", "slice", "concat"]
-    assert kinds_after(spec, LegacyGather(runs=1)) == ["convolution"]
-    assert_refuses(LegacyGather(runs=1, channels=5), spec, "6 channels are more than 5")
 
 
 def test_other_axes_may_be_of_any_size_for_slices() -> None:
@@ -119,5 +68,40 @@ test_cases, test_surroundings = table(
         {"x": (1, 6, 3, 4), "i": (2,)},
         [make_layer("gather", ["x", "i"], ["y"], axis=1)],
         ["y"],
+    ),
+    *(
+        rewrites(gathered, x, np.array(indices), axis)
+        for x, axis, indices in [
+            ((1, 6, 3, 4), 1, [0, 1, 2, 3, 4, 5]),
+            ((1, 6, 3, 4), 1, [2]),
+            ((1, 6, 3, 4), -3, [-1]),
+            ((1, 6, 3, 4), 1, [1, 2, 3]),
+            ((1, 6, 3, 4), 1, [0, 5]),
+            ((2, 3, 7, 4), 2, [0, 3, 6]),
+            ((2, 3, 7, 4), -1, [2, -1]),
+            ((2, 1, 3, 7, 4), 4, [1, 3]),
+            ((6, 4), 0, [1, 2]),
+            ((6,), 0, [1, 3, 5]),
+            ((6, 2, 3), 0, [4, 5, 0]),
+            ((2, 6, 3, 4), 1, [0, 1, 2, 4, 5]),
+            ((2, 6, 3, 4), 1, [3, 3, 2, 2]),
+            ((2, 6, 3, 4), 1, [5, 4, 3, 2, 1, 0]),
+            ((2, 3, 3, 4), 1, [0, 0, 0, 1, 1, 1, 2]),
+            ((2, 1, 6, 3, 4), 2, [5, 3, 3, 2, 1]),
+        ]
+    ),
+    *(
+        rewrites(gathered, (6, 3, 4), np.array(indices), axis, rank5=True)
+        for axis, indices in [(2, [1, 3, 5]), (-2, [0, 1]), (2, [5, 4, 3, 2, 1, 0])]
+    ),
+    rewrites(gathered, (1, 6, 3, 4), np.array([0, 2, 1, 5]), 1),
+    rewrites(gathered, (1, 6, 3, 4), np.array([0, 2, 1, 5]), 1, step=LegacyGather(runs=1)),
+    refuses(
+        "6 channels are more than 5",
+        gathered,
+        (1, 6, 3, 4),
+        np.array([0, 2, 1, 5]),
+        1,
+        step=LegacyGather(runs=1, channels=5),
     ),
 )

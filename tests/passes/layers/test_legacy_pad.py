@@ -63,14 +63,6 @@ def test_amounts(x: Shape, amounts: list[int], value: float, expected: list[str]
 
 
 @pytest.mark.parametrize(
-    ("amounts", "expected"),
-    [([0] * 6 + [1, 0, 0, 1], ["padding"]), ([0] * 4 + [0, 1] + [0] * 4, [*ONE, "concat"])],
-)
-def test_the_mapping_to_five(amounts: list[int], expected: list[str]) -> None:
-    assert kinds_after(STEP, padded((3, 4, 5), amounts, rank5=True)) == [*expected, "unary"]
-
-
-@pytest.mark.parametrize(
     ("sizes", "shape"),
     [
         ([0, 0, 0, 0, 0, 6, 7, 0], (2, 3, 6, 7)),
@@ -94,10 +86,6 @@ def test_amounts_from_a_constant() -> None:
     spec.neuralNetwork.layers.insert(0, constant)
     spec.neuralNetwork.layers[1].input.append("a")
     assert kinds_after(STEP, spec) == ["padding", "unary"]
-
-
-def test_nothing_padded_is_passed_on() -> None:
-    assert kinds_after(STEP, padded((2, 3, 4, 5), [0] * 8, read="z")) == ["unary"]
 
 
 def test_channels_that_are_there_stay_whatever_they_are() -> None:
@@ -129,4 +117,9 @@ test_cases, test_surroundings = table(
     refuses("it adds 9 channels to 1, more than 8", padded, (1, 1, 4, 5), [0, 0, 0, 9, 0, 0, 0, 0]),
     refuses("dynamic", with_any_batch, padded((1, 4), [0, 0, 0, 9], to_size=True)),
     refuses("its amounts are dynamic", _from_an_input),
+    *(
+        rewrites(padded, (3, 4, 5), amounts, rank5=True)
+        for amounts in [[0] * 6 + [1, 0, 0, 1], [0] * 4 + [0, 1] + [0] * 4]
+    ),
+    rewrites(padded, (2, 3, 4, 5), [0] * 8, read="z"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 from two_sided import layers_after, two, with_any_batch, with_constant
 
 from anesurgery.checking.grades import EXACT
@@ -77,15 +77,6 @@ def test_an_exponent_of_one_at_an_output_is_a_linear_activation() -> None:
     assert layer.activation.linear.alpha == 1
 
 
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize("exponent", [2, 3, 0.5, -1])
-def test_rank_5_and_an_unknown_batch(exponent: float) -> None:
-    old = with_constant(KIND, SHAPE[1:], one(exponent), rank5=True)
-    layers_after(STEP, old, {"x": base(0.1)["x"][0]})
-    flexible = with_any_batch(with_constant(KIND, SHAPE, one(exponent)))
-    layers_after(STEP, flexible, base(0.1))
-
-
 test_cases, test_surroundings = table(
     STEP,
     *(
@@ -99,4 +90,12 @@ test_cases, test_surroundings = table(
     ),
     refuses("the exponent is computed", two, KIND, SHAPE, SHAPE),
     refuses("the base is constant", with_constant, KIND, SHAPE, one(2), first=True),
+    *(
+        rewrites(with_constant, KIND, SHAPE[1:], one(exponent), rank5=True, inputs={"x": base(0.1)["x"][0]})
+        for exponent in [2, 3, 0.5, -1]
+    ),
+    *(
+        rewrites(with_any_batch, with_constant(KIND, SHAPE, one(exponent)), inputs=base(0.1))
+        for exponent in [2, 3, 0.5, -1]
+    ),
 )

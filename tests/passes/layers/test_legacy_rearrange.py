@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pass_cases import refuses, stays, table
+from pass_cases import refuses, rewrites, stays, table
 
 from anesurgery.network_editing.network import Network
 from anesurgery.neuralnetwork.making import make_layer, make_network
@@ -69,41 +69,6 @@ KERAS_FLATTEN = [axes(0, 2, 3, 1), to(2, 24, 1, 1)]
 """Keras' order: channels last."""
 
 
-@pytest.mark.one_of(3)
-@pytest.mark.parametrize(
-    ("shape", "row", "expected"),
-    [
-        ((1, 6, 1, 1), [to(1, 6), to(1, 6, 1, 1)], []),
-        ((1, 6, 1, 1), SQUEEZED, []),
-        ((2, 3, 4, 5), [axes(0, 2, 3, 1), axes(0, 3, 1, 2)], []),
-        ((2, 3, 4, 5), [("flattenTo2D", {"axis": 2}), to(2, 3, 4, 5)], []),
-        ((2, 3, 4, 5), [("rankPreservingReshape", {"targetShape": [0, 3, -1, 5]})], []),
-        ((4, 5), [to(20), to(4, 5)], []),
-        ((1, 6, 2, 4), SHUFFLE, ["convolution"]),
-        ((1, 6, 1, 1), [to(1, 2, 3, 1, 1), axes(0, 2, 1, 3, 4), to(1, 6, 1, 1)], ["convolution"]),
-        ((1, 2, 4, 6), TO_DEPTH, ["SPACE_TO_DEPTH 2"]),
-        ((1, 2, 4, 6), UNSHUFFLE, ["SPACE_TO_DEPTH 2", "convolution"]),
-        ((1, 8, 3, 4), TO_SPACE, ["DEPTH_TO_SPACE 2"]),
-        ((1, 8, 3, 4), TURNED, ["convolution", "DEPTH_TO_SPACE 2"]),
-        ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(2, 3, 0, 4, 1), to(2, 6, 8)], ["DEPTH_TO_SPACE 2"]),
-        ((2, 3, 4, 5), [to(2, 60, 1, 1)], ["flatten"]),
-        ((3, 4, 5), [("rankPreservingReshape", {"targetShape": [60, 1, 1]})], ["flatten"]),
-        ((2, 3, 2, 4), KERAS_FLATTEN, ["flatten last"]),
-        ((1, 2, 3, 4, 5), [to(1, 2, 5, 4, 3)], ["reshape[5, 4, 3]"]),
-        ((2, 1, 3, 4, 5), [to(3, 1, 2, 4, 5)], ["reshape[3, 2, 4, 5]"]),
-        ((1, 2, 3, 4, 5), [axes(0, 1, 3, 4, 2)], ["permute[0, 2, 3, 1]"]),
-        ((2, 3, 2, 4, 5), [axes(4, 1, 2, 0, 3)], ["permute[3, 1, 0, 2]"]),
-        (
-            (1, 2, 3, 4, 5),
-            [axes(0, 1, 3, 4, 2), to(1, 2, 5, 6, 2), axes(0, 1, 4, 2, 3)],
-            ["reshape last[2, 5, 6]"],
-        ),
-    ],
-)
-def test_rows(shape: Shape, row: Row, expected: list[str]) -> None:
-    assert written(row_of(shape, row)) == expected
-
-
 @pytest.mark.parametrize(
     ("version", "expected"), [(4, ["convolution", "DEPTH_TO_SPACE 2"]), (5, ["PIXEL_SHUFFLE 2"])]
 )
@@ -112,43 +77,6 @@ def test_a_pixel_shuffle_is_one_layer_where_the_version_has_it(version: int, exp
     assert written(spec) == expected
     after, _ = apply_pass(STEP, spec)
     assert after.specificationVersion == version
-
-
-@pytest.mark.parametrize(
-    ("shape", "row", "expected"),
-    [
-        # The sequence stands for the groups, as old converters write it.
-        (
-            (6, 2, 4),
-            [
-                ("reshape", {"targetShape": [2, 3, 2, 4]}),
-                ("permute", {"axis": [1, 0, 2, 3]}),
-                ("reshape", {"targetShape": [1, 6, 2, 4]}),
-            ],
-            ["convolution"],
-        ),
-        ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("permute", {"axis": [0, 3, 1, 2]})], []),
-        ((3, 4, 5), [("permute", {"axis": [0, 1, 2, 3]})], []),
-        ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("flatten", {})], ["flatten last"]),
-        (
-            (3, 4, 5),
-            [("flatten", {"mode": "CHANNEL_LAST"}), ("reshape", {"targetShape": [4, 5, 3]})],
-            ["permute[0, 2, 3, 1]"],
-        ),
-        (
-            (3, 4, 5),
-            [
-                ("reshape", {"targetShape": [5, 4, 3], "mode": "CHANNEL_LAST"}),
-                ("flatten", {"mode": "CHANNEL_LAST"}),
-            ],
-            ["flatten last"],
-        ),
-        ((3, 4, 5), [axes(0, 1, 3, 4, 2), to(1, 1, 4, 15, 1)], ["permute[0, 2, 3, 1]", "reshape[4, 15, 1]"]),
-        ((6, 1, 1), [to(6, 1), to(1, 1, 6, 1, 1)], []),
-    ],
-)
-def test_rows_in_the_mapping_to_five_axes(shape: Shape, row: Row, expected: list[str]) -> None:
-    assert written(row_of(shape, row, rank5=True)) == expected
 
 
 def test_a_dynamic_size_is_refused() -> None:
@@ -173,13 +101,6 @@ def test_an_output_inside_a_row_ends_it() -> None:
     assert_refuses(STEP, spec, "makes 2 axes of 4")
 
 
-def test_the_longest_parts_of_a_row_are_written() -> None:
-    row = [*SHUFFLE, axes(0, 2, 3, 1), to(1, 8, 6), to(1, 2, 4, 6), axes(0, 3, 1, 2), *SHUFFLE]
-    assert written(row_of((1, 6, 2, 4), row)) == ["convolution"]
-    row = [*SHUFFLE, to(1, 8, 6), axes(0, 2, 1)]
-    assert written(row_of((1, 6, 2, 4), row)) == ["convolution", "reshapeStatic", "transpose"]
-
-
 def test_an_output_that_nothing_moves_is_made_by_a_layer() -> None:
     layers = [make_layer("expandDims", ["x"], ["b"], axes=[0]), make_layer("squeeze", ["b"], ["y"], axes=[0])]
     after = """
@@ -189,18 +110,6 @@ network(%x: 2x3) {
 }
 """
     assert_rewrites(STEP, make_network({"x": (2, 3)}, layers, ["y"]), after)
-
-
-def test_a_shape_from_another_blob_goes_with_it() -> None:
-    layers = [
-        make_layer("reshapeStatic", ["x"], ["b"], targetShape=[6, 4]),
-        make_layer("getShape", ["x"], ["s"]),
-        make_layer("reshapeDynamic", ["b", "s"], ["c"]),
-        make_layer("reshapeLike", ["c", "z"], ["d"]),
-        make_layer("activation", ["d"], ["y"], linear={"alpha": -1}),
-    ]
-    spec = make_network({"x": (1, 2, 3, 4), "z": (1, 2, 3, 4)}, layers, ["y"])
-    assert written(spec) == []
 
 
 test_cases, test_surroundings = table(
@@ -236,5 +145,75 @@ test_cases, test_surroundings = table(
         (1, 2, 4, 6),
         TO_DEPTH,
         step=LegacyRearrange(blocks=(4,)),
+    ),
+    *(
+        rewrites(row_of, shape, row)
+        for shape, row in [
+            ((1, 6, 1, 1), [to(1, 6), to(1, 6, 1, 1)]),
+            ((1, 6, 1, 1), SQUEEZED),
+            ((2, 3, 4, 5), [axes(0, 2, 3, 1), axes(0, 3, 1, 2)]),
+            ((2, 3, 4, 5), [("flattenTo2D", {"axis": 2}), to(2, 3, 4, 5)]),
+            ((2, 3, 4, 5), [("rankPreservingReshape", {"targetShape": [0, 3, -1, 5]})]),
+            ((4, 5), [to(20), to(4, 5)]),
+            ((1, 6, 2, 4), SHUFFLE),
+            ((1, 6, 1, 1), [to(1, 2, 3, 1, 1), axes(0, 2, 1, 3, 4), to(1, 6, 1, 1)]),
+            ((1, 2, 4, 6), TO_DEPTH),
+            ((1, 2, 4, 6), UNSHUFFLE),
+            ((1, 8, 3, 4), TO_SPACE),
+            ((1, 8, 3, 4), TURNED),
+            ((8, 3, 4), [to(2, 2, 2, 3, 4), axes(2, 3, 0, 4, 1), to(2, 6, 8)]),
+            ((2, 3, 4, 5), [to(2, 60, 1, 1)]),
+            ((3, 4, 5), [("rankPreservingReshape", {"targetShape": [60, 1, 1]})]),
+            ((2, 3, 2, 4), KERAS_FLATTEN),
+            ((1, 2, 3, 4, 5), [to(1, 2, 5, 4, 3)]),
+            ((2, 1, 3, 4, 5), [to(3, 1, 2, 4, 5)]),
+            ((1, 2, 3, 4, 5), [axes(0, 1, 3, 4, 2)]),
+            ((2, 3, 2, 4, 5), [axes(4, 1, 2, 0, 3)]),
+            ((1, 2, 3, 4, 5), [axes(0, 1, 3, 4, 2), to(1, 2, 5, 6, 2), axes(0, 1, 4, 2, 3)]),
+        ]
+    ),
+    *(
+        rewrites(row_of, shape, row, rank5=True)
+        for shape, row in [
+            (
+                (6, 2, 4),
+                [
+                    ("reshape", {"targetShape": [2, 3, 2, 4]}),
+                    ("permute", {"axis": [1, 0, 2, 3]}),
+                    ("reshape", {"targetShape": [1, 6, 2, 4]}),
+                ],
+            ),
+            ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("permute", {"axis": [0, 3, 1, 2]})]),
+            ((3, 4, 5), [("permute", {"axis": [0, 1, 2, 3]})]),
+            ((3, 4, 5), [("permute", {"axis": [0, 2, 3, 1]}), ("flatten", {})]),
+            ((3, 4, 5), [("flatten", {"mode": "CHANNEL_LAST"}), ("reshape", {"targetShape": [4, 5, 3]})]),
+            (
+                (3, 4, 5),
+                [
+                    ("reshape", {"targetShape": [5, 4, 3], "mode": "CHANNEL_LAST"}),
+                    ("flatten", {"mode": "CHANNEL_LAST"}),
+                ],
+            ),
+            ((3, 4, 5), [axes(0, 1, 3, 4, 2), to(1, 1, 4, 15, 1)]),
+            ((6, 1, 1), [to(6, 1), to(1, 1, 6, 1, 1)]),
+        ]
+    ),
+    rewrites(
+        row_of,
+        (1, 6, 2, 4),
+        [*SHUFFLE, axes(0, 2, 3, 1), to(1, 8, 6), to(1, 2, 4, 6), axes(0, 3, 1, 2), *SHUFFLE],
+    ),
+    rewrites(row_of, (1, 6, 2, 4), [*SHUFFLE, to(1, 8, 6), axes(0, 2, 1)]),
+    rewrites(
+        make_network,
+        {"x": (1, 2, 3, 4), "z": (1, 2, 3, 4)},
+        [
+            make_layer("reshapeStatic", ["x"], ["b"], targetShape=[6, 4]),
+            make_layer("getShape", ["x"], ["s"]),
+            make_layer("reshapeDynamic", ["b", "s"], ["c"]),
+            make_layer("reshapeLike", ["c", "z"], ["d"]),
+            make_layer("activation", ["d"], ["y"], linear={"alpha": -1}),
+        ],
+        ["y"],
     ),
 )

@@ -62,28 +62,6 @@ def test_what_stays(name: str) -> None:
     np.testing.assert_array_equal(run(program, {"x": x})["y"], x[parts])
 
 
-@pytest.mark.parametrize(
-    ("x", "parts", "expected"),
-    [
-        ((7,), (slice(2, 4),), ["slice"]),
-        ((5, 7), (slice(2, 4), slice(1, 3)), ["slice", "slice"]),
-        ((5, 6, 7), (ALL, slice(2, 4), slice(1, 3)), ["crop"]),
-        ((2, 3, 5, 6, 7), (ALL, ALL, slice(1, 3), slice(2, 4), ALL), ["slice", "slice"]),
-    ],
-)
-def test_other_ranks(x: Shape, parts: tuple[slice, ...], expected: list[str]) -> None:
-    assert kinds_after(STEP, sliced(x, *parts)) == [*expected, "unary"]
-
-
-def test_the_mapping_to_five() -> None:
-    spec = sliced((6, 7, 8), ALL, ALL, slice(1, 3), slice(1, -1), slice(0, 5), rank5=True)
-    assert kinds_after(STEP, spec) == ["slice", "crop", "unary"]
-
-
-def test_nothing_sliced_is_passed_on() -> None:
-    assert kinds_after(STEP, sliced(X, *[ALL] * 4, read="z")) == ["unary"]
-
-
 def by_size(x: Shape, axis: int, size: int, begin: float | None) -> Any:
     inputs = {"x": x} if begin is not None else {"x": x, "b": (1,)}
     number = make_layer("loadConstantND", [], ["b"], shape=[1], data=weights(np.array([begin or 0])))
@@ -103,10 +81,21 @@ test_cases, test_surroundings = table(
     rewrites(with_any_batch, sliced(X, ALL, slice(1, 3), ALL, ALL)),
     refuses("it slices axis -4 of 4", sliced, X, slice(1, 2), ALL, ALL, ALL),
     refuses("stride along axis -2 is -1", sliced, X, ALL, ALL, slice(None, None, -1), ALL),
-    refuses("it removes an axis", sliced, X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)),
+    refuses("removes an axis", sliced, X, ALL, ALL, slice(2, 3), ALL, squeeze=(False, False, True, False)),
     refuses("states 4 axes for a blob of 5", sliced, (1, *X), ALL, slice(1, 3), ALL, ALL),
     refuses("dynamic", with_any_batch, sliced((4,), slice(1, 3))),
     refuses("it slices axis -4 of 4", by_size, X, 0, 1, 0),
     refuses("its beginning is dynamic", by_size, X, 1, 3, None),
     refuses("it takes 3 from -3 on, of 6", by_size, X, 1, 3, -3),
+    *(
+        rewrites(sliced, x, *parts)
+        for x, parts in [
+            ((7,), (slice(2, 4),)),
+            ((5, 7), (slice(2, 4), slice(1, 3))),
+            ((5, 6, 7), (ALL, slice(2, 4), slice(1, 3))),
+            ((2, 3, 5, 6, 7), (ALL, ALL, slice(1, 3), slice(2, 4), ALL)),
+        ]
+    ),
+    rewrites(sliced, (6, 7, 8), ALL, ALL, slice(1, 3), slice(1, -1), slice(0, 5), rank5=True),
+    rewrites(sliced, X, *[ALL] * 4, read="z"),
 )

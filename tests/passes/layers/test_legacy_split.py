@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from pass_cases import refuses, table
-from two_sided import Shape, kinds_after, layers_after, with_any_batch
+from pass_cases import refuses, rewrites, table
+from two_sided import Shape, layers_after, with_any_batch
 
 from anesurgery.errors import PassError, Refusal
 from anesurgery.network_editing.layer_pass import LayerRewrite, Site
@@ -28,31 +28,6 @@ def parts(
     return make_network({"x": x}, [layer], [names[i] for i in read or range(count)], rank5=rank5)
 
 
-@pytest.mark.parametrize(
-    ("x", "axis", "sizes", "expected"),
-    [
-        ((1, 6, 4, 5), 1, 3, ["split"]),
-        ((1, 6, 4, 5), -3, [2, 2, 2], ["split"]),
-        ((6, 4, 5), 0, 2, ["split"]),
-        ((2, 3, 6, 4, 5), 2, 2, ["split"]),
-        ((1, 6, 4, 5), 1, [1, 5], ["slice", "slice"]),
-        ((1, 6, 4, 5), 2, 2, ["slice", "slice"]),
-        ((1, 6, 4, 5), -1, [1, 3, 1], ["slice", "slice", "slice"]),
-        ((6,), 0, 2, ["slice", "slice"]),
-        ((4, 6), 0, 2, ["slice", "slice"]),
-    ],
-)
-def test_parts(x: Shape, axis: int, sizes: list[int] | int, expected: list[str]) -> None:
-    assert kinds_after(STEP, parts(x, axis, sizes)) == expected
-
-
-@pytest.mark.parametrize(
-    ("axis", "sizes", "expected"), [(2, 3, ["split"]), (2, [1, 5], ["slice"] * 2), (4, 5, ["slice"] * 5)]
-)
-def test_parts_in_the_mapping_to_five(axis: int, sizes: list[int] | int, expected: list[str]) -> None:
-    assert kinds_after(STEP, parts((6, 4, 5), axis, sizes, rank5=True)) == expected
-
-
 def test_parts_that_nobody_reads_need_no_layer() -> None:
     (layer,) = layers_after(STEP, parts((1, 6, 4, 5), 2, [1, 2, 1], read=(1,)))
     assert list(layer.output) == ["y1"]
@@ -72,12 +47,6 @@ def test_what_is_read_is_never_left_out() -> None:
         apply_pass(Forgets(), parts((1, 6, 4, 5), 1, [6, 0]))
 
 
-def test_a_single_part_is_the_input() -> None:
-    one = make_layer("splitND", ["x"], ["y"], axis=0, numSplits=1)
-    spec = make_network({"x": (7,)}, [one, make_layer("unary", ["y"], ["z"], type="ABS")], ["z"])
-    assert kinds_after(STEP, spec) == ["unary"]
-
-
 def test_a_dynamic_batch() -> None:
     after, session = apply_pass(STEP, with_any_batch(parts((1, 6, 4, 5), 1, 2)))
     assert session.changes, session.refusals
@@ -89,4 +58,28 @@ test_cases, test_surroundings = table(
     refuses("it splits axis -4 of 4", parts, (4, 6, 4, 5), 0, 2),
     refuses("7 do not divide into 2 equal parts", parts, (1, 7, 4, 5), 1, 2),
     refuses("dynamic", with_any_batch, parts((3, 4), 0, [1, 2])),
+    *(
+        rewrites(parts, x, axis, sizes)
+        for x, axis, sizes in [
+            ((1, 6, 4, 5), 1, 3),
+            ((1, 6, 4, 5), -3, [2, 2, 2]),
+            ((6, 4, 5), 0, 2),
+            ((2, 3, 6, 4, 5), 2, 2),
+            ((1, 6, 4, 5), 1, [1, 5]),
+            ((1, 6, 4, 5), 2, 2),
+            ((1, 6, 4, 5), -1, [1, 3, 1]),
+            ((6,), 0, 2),
+            ((4, 6), 0, 2),
+        ]
+    ),
+    *(rewrites(parts, (6, 4, 5), axis, sizes, rank5=True) for axis, sizes in [(2, 3), (2, [1, 5]), (4, 5)]),
+    rewrites(
+        make_network,
+        {"x": (7,)},
+        [
+            make_layer("splitND", ["x"], ["y"], axis=0, numSplits=1),
+            make_layer("unary", ["y"], ["z"], type="ABS"),
+        ],
+        ["z"],
+    ),
 )

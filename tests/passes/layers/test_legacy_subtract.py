@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from pass_cases import refuses, table
-from two_sided import Shape, kinds_after, layers_after, two, with_constant
+from pass_cases import refuses, rewrites, table
+from two_sided import Shape, layers_after, two, with_constant
 
 from anesurgery.neuralnetwork.making import make_layer, make_network
 from anesurgery.passes.layers.broadcasting import LegacySubtract
@@ -31,34 +31,6 @@ def test_computed_blobs(x: Shape, z: Shape, negated_first: bool) -> None:
     assert (negative.WhichOneof("layer"), added.WhichOneof("layer")) == ("activation", "add")
     assert list(negative.input) == ["z"]
     assert list(added.input).index(negative.output[0]) == (0 if negated_first else 1)
-
-
-@pytest.mark.parametrize("z", [(3, 4, 5), (3, 1, 1)])
-def test_blobs_of_rank_5(z: Shape) -> None:
-    assert kinds_after(STEP, two(KIND, (3, 4, 5), z, rank5=True)) == ["activation", "add"]
-
-
-def test_a_blob_less_itself() -> None:
-    spec = make_network({"x": (1, 3, 4, 5)}, [make_layer(KIND, ["x", "x"], ["y"])], ["y"])
-    assert kinds_after(STEP, spec) == ["activation", "add"]
-
-
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize(
-    ("shape", "first", "expected"),
-    [
-        ((1,), False, ["activation"]),
-        ((1,), True, ["activation"]),
-        ((3, 1, 1), False, ["bias"]),
-        ((3, 1, 1), True, ["activation", "bias"]),
-        ((1, 1, 4, 5), False, ["bias"]),
-        ((3, 4, 5), True, ["activation", "bias"]),
-    ],
-)
-def test_constants(shape: Shape, first: bool, expected: list[str], rank5: bool) -> None:
-    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    x = (3, 4, 5) if rank5 else (2, 3, 4, 5)
-    assert kinds_after(STEP, with_constant(KIND, x, value, first, rank5)) == expected
 
 
 def test_one_number_is_negated_or_stays() -> None:
@@ -97,5 +69,26 @@ test_cases, test_surroundings = table(
             ((4, 5), (5,), "take 3 axes"),
         ]
         for first in [False, True]
+    ),
+    *(rewrites(two, KIND, (3, 4, 5), z, rank5=True) for z in [(3, 4, 5), (3, 1, 1)]),
+    rewrites(make_network, {"x": (1, 3, 4, 5)}, [make_layer(KIND, ["x", "x"], ["y"])], ["y"]),
+    *(
+        rewrites(
+            with_constant,
+            KIND,
+            (3, 4, 5) if rank5 else (2, 3, 4, 5),
+            np.random.default_rng(0).standard_normal(shape).astype(np.float32),
+            first,
+            rank5,
+        )
+        for shape, first in [
+            ((1,), False),
+            ((1,), True),
+            ((3, 1, 1), False),
+            ((3, 1, 1), True),
+            ((1, 1, 4, 5), False),
+            ((3, 4, 5), True),
+        ]
+        for rank5 in [False, True]
     ),
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
+from pass_cases import rewrites, table
 
 import anesurgery as ane
 from anesurgery.mil import Array
@@ -71,28 +72,6 @@ def test_the_nearest_pixel_of_three_axes_in_twos() -> None:
     np.testing.assert_array_equal(new, old)
 
 
-@pytest.mark.one_of(100)
-@pytest.mark.parametrize("rank5", [False, True])
-@pytest.mark.parametrize("size", [(4, 5), (1, 7), (2, 1)])
-@pytest.mark.parametrize("mode", ["DEFAULT", "ALIGN_CORNERS_FALSE"])
-@pytest.mark.parametrize(
-    ("factors", "kinds"),
-    [
-        ((4, 4), [PAD, CONV]),
-        ((3, 3), [PAD, CONV]),
-        ((1, 4), [PAD, CONV]),
-        ((5, 2), [PAD, CONV]),
-        ((6, 3), [PAD, CONV]),
-        ((8, 8), ["upsample", "upsample", "upsample", PAD, CONV]),
-        ((11, 4), [CONV, "upsample", "upsample", PAD, CONV]),
-    ],
-)
-def test_interpolation(mode: str, factors: Pair, kinds: list[str], size: Pair, rank5: bool) -> None:
-    shape = (2, *size) if rank5 else (1, 2, *size)
-    spec = upsampled(shape, factors, rank5, mode="BILINEAR", linearUpsampleMode=mode)
-    assert both(spec, floats(*shape))[2] == kinds
-
-
 @pytest.mark.one_of(9)
 @pytest.mark.parametrize(
     ("size", "factors", "kinds"),
@@ -130,12 +109,6 @@ def test_whole_factors_written_as_fractional_ones(mode: str) -> None:
     form: dict[str, Any] = {"fractionalScalingFactor": [4.0, 4.0], "linearUpsampleMode": mode}
     spec = upsampled((1, 2, 4, 4), (), mode="BILINEAR", **form)
     assert CONV in both(spec, floats(1, 2, 4, 4))[2]
-
-
-def test_places_far_from_the_first_pixel() -> None:
-    """The proof holds on large images: the interpreter takes the places of samples exactly."""
-    spec = upsampled((1, 1, 1, 2000), (1, 3), mode="BILINEAR", linearUpsampleMode=MODES[2])
-    both(spec, floats(1, 1, 1, 2000))
 
 
 @pytest.mark.parametrize(
@@ -179,3 +152,24 @@ def test_factors_within_the_limits_stay() -> None:
         after, session = apply_pass(STEP, spec)
         assert after == spec
         assert not session.refusals
+
+
+test_cases, test_surroundings = table(
+    STEP,
+    *(
+        rewrites(
+            upsampled,
+            (2, *size) if rank5 else (1, 2, *size),
+            factors,
+            rank5,
+            mode="BILINEAR",
+            linearUpsampleMode=mode,
+        )
+        for factors in [(4, 4), (3, 3), (1, 4), (5, 2), (6, 3), (8, 8), (11, 4)]
+        for mode in ["DEFAULT", "ALIGN_CORNERS_FALSE"]
+        for size in [(4, 5), (1, 7), (2, 1)]
+        for rank5 in [False, True]
+    ),
+    # The proof holds on large images: the interpreter takes the places of samples exactly.
+    rewrites(upsampled, (1, 1, 1, 2000), (1, 3), mode="BILINEAR", linearUpsampleMode=MODES[2]),
+)

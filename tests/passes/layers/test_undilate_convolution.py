@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from closeness import assert_close
 from one_layer import floats
-from pass_cases import refuses, table
+from pass_cases import refuses, rewrites, table
 from two_sided import with_any_batch
 
 import anesurgery as ane
@@ -141,11 +141,6 @@ def test_the_price_that_zeros_may_have() -> None:
 
 
 @pytest.mark.parametrize("dilation", [(2, 2), (4, 4)])
-def test_any_batch(dilation: Pair) -> None:
-    both(with_any_batch(dilated((3, 3), dilation)), batch=3)
-
-
-@pytest.mark.parametrize("dilation", [(2, 2), (4, 4)])
 def test_fp16_stays_fp16(dilation: Pair) -> None:
     after, _ = both(dilated((3, 3), dilation, half=True))
     (conv,) = [n.convolution for n in after.neuralNetwork.layers if n.HasField("convolution")]
@@ -206,4 +201,5 @@ test_cases, test_surroundings = table(
     refuses("20x20 phases of 164 channels are", dilated, (3, 3), (20, 20), (64, 64), channels=(4, 164)),
     refuses("20x20 times 44100 weights are more", dilated, (3, 3), (20, 20), (64, 64), channels=(70, 70)),
     refuses("it is a deconvolution", dilated, (3, 3), (2, 2), isDeconvolution=True, channels=(4, 4)),
+    *(rewrites(with_any_batch, dilated((3, 3), dilation)) for dilation in [(2, 2), (4, 4)]),
 )

@@ -60,18 +60,6 @@ CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.one_of(40)
-@pytest.mark.parametrize("width", [13, 5])
-@pytest.mark.parametrize("name", CASES)
-def test_numbers_are_the_same_in_another_order(name: str, width: int) -> None:
-    program = conv(*CASES[name][:2], **CASES[name][2])
-    after, session = apply_pass(LongConvolution(most_width=width, most_height=2 * width), program)
-    kernels = [(1, *op.weight.shape[2:])[-2:] for op in walk_ops(after) if op.op_type == "conv"]
-    assert [h <= 2 * width and w <= width for h, w in kernels] == [True], (kernels, session.refusals)
-    assert all(change.proof is not None for change in session.changes)
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 @pytest.mark.one_of(10)
 @pytest.mark.parametrize("name", CASES)
 def test_pieces_give_the_same_numbers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,26 +122,11 @@ def test_real_models_have_no_wide_kernel_left(name: str, wide: int, corpus: Path
     assert comparison.psnr > 105, "the logarithm in basic_pitch makes rounding visible"
 
 
-LONG = [
+LONG: list[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any], int]] = [
     ((1, 1, 60), (4, 1, 10), {"strides": [5]}, 12),
     ((2, 3, 61), (4, 3, 8), {"strides": [4], "pad_type": "custom", "pad": [2, 3]}, 20),
     ((1, 1, 40, 6), (2, 1, 3, 3), {"strides": [2, 1], "pad_type": "same"}, 21),
 ]
-
-
-@pytest.mark.one_of(2)
-@pytest.mark.parametrize(("shape", "weight", "how", "longest"), LONG)
-def test_only_the_input_is_too_long(
-    shape: tuple[int, ...], weight: tuple[int, ...], how: dict[str, Any], longest: int
-) -> None:
-    program = conv(shape, weight, **how)
-    after, session = apply_pass(LongConvolution(longest=longest), program)
-    (small,) = [op for op in walk_ops(after) if op.op_type == "conv"]
-    assert max(small.x.shape[2:]) <= longest, session.refusals
-    assert session.changes[0].proof is not None
-    assert_same_numbers(program, after, rtol=1e-5)
-    assert not apply_pass(LongConvolution(), program)[1].changes
-    assert not apply_pass(LongConvolution(longest=shape[2]), program)[1].changes
 
 
 def test_a_waveform_is_read_in_frames_on_an_m1() -> None:
@@ -188,16 +161,6 @@ KERNELS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_a_compressed_kernel_stays_compressed_where_its_form_holds_zeros(name: str) -> None:
-    program = framed_by(KERNELS[name])
-    after, session = apply_pass(LongConvolution(), program)
-    assert session.changes, session.refusals
-    (conv,) = (op for op in walk_ops(after) if op.op_type == "conv")
-    assert conv.weight.op.op_type.startswith("constexpr")
-    assert_same_numbers(program, after, rtol=1e-5)
-
-
 test_cases, test_surroundings = table(
     LongConvolution(),
     stays(conv, (1, 3, 50), (4, 3, 13)),
@@ -213,4 +176,34 @@ test_cases, test_surroundings = table(
             x=x, weight=np.random.default_rng(0).standard_normal((2, 1, 32)).astype(np.float16), pad_type="same"
         ),
     ),
+    *(
+        rewrites(
+            conv,
+            *CASES[name][:2],
+            **CASES[name][2],
+            step=LongConvolution(most_width=width, most_height=2 * width),
+            rtol=1e-5,
+            id=f"{name}, {width} wide",
+        )
+        for name in CASES
+        for width in (13, 5)
+        if (name, width) != ("high and dilated", 13)  # it fits
+    ),
+    *(
+        rewrites(
+            conv,
+            shape,
+            weight,
+            **how,
+            step=LongConvolution(longest=longest),
+            rtol=1e-5,
+            id=f"inputs up to {longest}",
+        )
+        for shape, weight, how, longest in LONG
+    ),
+    *(
+        stays(conv, shape, weight, **how, step=LongConvolution(longest=shape[2]))
+        for shape, weight, how, _ in LONG
+    ),
+    *(rewrites(framed_by, KERNELS[name], rtol=1e-5, id=name) for name in KERNELS),
 )

@@ -28,7 +28,7 @@ what the function takes. `auto` never tries it. Which functions are replaced: th
 `functions`.
 
 Why it helps: asin, acos, tan, sinh, cosh and atanh were not placed on the ANE in any form
-(measured through Core ML on M4, macOS 27); the tables of the compiler have no sine before A17 and M3
+(measured through Core ML on M4, macOS 27); the tables of the compiler have no sine before A16 and M3
 (reported). What it gains in time was not measured.
 
 Grade: checked: it is an approximation.

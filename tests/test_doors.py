@@ -225,7 +225,7 @@ def test_a_proof_that_finds_too_little_memory(
 ) -> None:
     """What runs numbers fails; nothing is written, and the call says what needs less."""
     error, _, words = NO_MEMORY[0]
-    place = "rewriting.driver.check_site" if prove == "sites" else "checking.comparison.run"
+    place = "checking.site.check_site" if prove == "sites" else "checking.comparison.run"
     monkeypatch.setattr(f"anesurgery.{place}", failing(error))
     program = one_input(lambda x: mb.relu(x=mb.relu(x=x), name="y"))
     with pytest.raises(OutOfMemory, match=words) as caught:

@@ -103,7 +103,7 @@ COMMANDS = {
     "reviewing": "review",
     "serving_models": "serve",
 }
-"""File of this room -> its commands, in the order in which the help lists them; the others follow below."""
+"""Module of `anesurgery.commands` -> its commands, in the order in which the help lists them."""
 
 ALIASES = {"inspect": "see", "apply": "fix"}
 """Command -> its other name."""

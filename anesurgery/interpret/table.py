@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -35,12 +36,15 @@ class _Implementations(MutableMapping[str, Implementation]):
     def __init__(self) -> None:
         self.known: dict[str, Implementation] = {}
         self.filled = False
+        self.lock = threading.RLock()
 
     def fill(self) -> None:
-        """Import the families, once."""
-        if not self.filled:
-            self.filled = True
+        """Import the families, once; another thread waits until all are there."""
+        if self.filled:
+            return
+        with self.lock:
             importlib.import_module("anesurgery.interpret.ops").load_implementations()
+            self.filled = True
 
     def __getitem__(self, op_type: str) -> Implementation:
         if op_type not in self.known:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import networkx as nx
 import numpy as np
-from markupsafe import Markup
 
 from anesurgery.display import printable, short_name
 from anesurgery.show.page import environment
@@ -123,7 +122,7 @@ def graph_page(flow: nx.DiGraph, heading: str, target: str | None) -> str:
             ops=len(ops),
             units=[(unit or "unknown", UNIT_WORDS[unit], counts[unit or "unknown"]) for unit in UNIT_WORDS],
             graph=graph,
-            libraries=Markup("\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES)),
+            libraries="\n".join((VENDOR / name).read_text(encoding="utf-8") for name in LIBRARIES),
         )
     )
 

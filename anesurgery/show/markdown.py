@@ -98,7 +98,7 @@ def _left(one: Review) -> list[str]:
     rows = one.left()
     if not rows or one.before is None:
         return []
-    lines = ["| op that is not expected on the ANE any more | type | where | why |", "|---|---|---|---|"]
+    lines = ["| op that is not expected on the ANE now | type | where | why |", "|---|---|---|---|"]
     for row in rows[:NAMED]:
         uses = one.after.target.uses_ane
         said = (f.message for f in row.findings if f.kind not in SOFT)

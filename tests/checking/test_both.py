@@ -99,7 +99,7 @@ def with_logarithm(unlike: float) -> Program:
 
 def test_a_repair_is_right_where_the_model_before_it_is_not() -> None:
     surgery = ane.apply(with_logarithm(5.0), "fuse_exponential", prove="both", quiet=True)
-    (note,) = [note for note in surgery.notes if "what fuse_exponential repairs" in note]
+    (note,) = [note for note in surgery.notes if "the repairs by fuse_exponential" in note]
     assert "old inf" in note
     assert surgery.proof is not None
     assert surgery.proof.ok

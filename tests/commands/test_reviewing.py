@@ -70,7 +70,7 @@ def test_a_model_that_loses_share_is_worse_and_the_op_is_named(repository: Path)
     assert "worse: share of the ops on the ANE 100.0% -> " in shown.output
     assert "| max_pool |" in shown.output
     assert "the outputs differ" in shown.output
-    assert "| op that is not expected on the ANE any more |" in shown.output
+    assert "| op that is not expected on the ANE now |" in shown.output
     assert git(repository, "worktree", "list").count("\n") == 0
 
 

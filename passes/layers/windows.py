@@ -481,14 +481,12 @@ class UndilateConvolution(LayerRewrite):
     """Convolve without dilation: zeros between the taps of the kernel, or each phase of the image by itself.
 
     1. With zeros between its taps, a kernel of k taps at a distance of d has (k - 1) d + 1. All chips take one
-    of at
-       most 13, or a column of at most 29. It multiplies that many times more: for 3 x 3 at a distance of 2 it
-       is 25/9 times the work, of 4 81/9 times. So it is taken if it costs at most `factor` times.
-    2. Else the image is padded, and SPACE_TO_DEPTH with blocks of d x d makes channels of its d d phases, each
-    of which
-       a group of its own convolves with the same weights and a distance of 1; DEPTH_TO_SPACE and a crop put the
-       results together. It multiplies as often as before, but for padding up to whole blocks; the weights are
-       stored d d times.
+       of at most 13, or a column of at most 29. It multiplies that many times more: for 3 x 3 at a distance of
+       2 it is 25/9 times the work, of 4 81/9 times. So it is taken if it costs at most `factor` times.
+    2. Else the image is padded, and SPACE_TO_DEPTH with blocks of d x d makes channels of its d d phases. A
+       group of its own convolves each with the same weights and a distance of 1; DEPTH_TO_SPACE and a crop put
+       the results together. It multiplies as often as before, but for padding up to whole blocks; the weights
+       are stored d d times.
 
     Weights that were stored in fp32 or fp16 are again; quantized ones become fp32.
 

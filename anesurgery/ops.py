@@ -45,6 +45,9 @@ UNARY = names(
 POINTWISE = UNARY | BROADCASTING
 """Ops of which each element depends on the elements of the operands at the same place only."""
 
+BY_ROWS = POINTWISE | names("conv max_pool avg_pool batch_norm instance_norm")
+"""Ops that can work on the rows of a long axis, as `fold_long_axis` cuts it."""
+
 MONOTONE = names(
     """
     asin atan atanh ceil clip erf exp exp2 floor identity log relu relu6 round sigmoid sign sinh softplus

@@ -39,7 +39,7 @@ class FoldLongAxis(Rewrite):
     """Ops over an axis that is too long work on rows."""
 
     name = "fold_long_axis"
-    kinds = an.ops.POINTWISE | POOLS | BY_CHANNEL | {"cast", "conv"}
+    kinds = an.ops.BY_ROWS
     """Every op that knows how to work on rows."""
     tolerance = an.REASSOCIATED
     static = True

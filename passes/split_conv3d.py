@@ -8,7 +8,7 @@ Refuses when a shape is symbolic, when the weight is dynamic, and when the kerne
 `most_depth`.
 
 Why it helps: the tables of the compiler have no 3-D convolution (reported), while Core ML placed one on an M4
-with macOS 27: on chips before that generation (A17, A18, M4) it is in doubt. What it gains in time was not
+with macOS 27: on chips of other generations than A17, A18 and M4 it is in doubt. What it gains in time was not
 measured. The same products are summed in another order; zeros at the edges take finite weights.
 
 Grade: proved.

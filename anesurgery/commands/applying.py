@@ -165,7 +165,7 @@ def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format
 def _write(
     surgery: Any, place: Path | None, format: str | None, overwrite: bool, quiet: bool
 ) -> tuple[list[Path], dict[str, Any]]:
-    """Write the model; the places, and what is said of two formats."""
+    """Write the model, and return the paths and, for both formats, how well they agree as plain data."""
     from anesurgery.rewriting.both_formats import ASSET, BOTH
 
     if place is None:

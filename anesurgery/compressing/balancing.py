@@ -85,7 +85,7 @@ TINY = float(np.finfo(np.float64).tiny)
 
 @dataclass(frozen=True)
 class CorrectedNorm:
-    """A norm whose gain and shift were fitted, and what that did on the samples that judged."""
+    """A norm with fitted gain and shift, and what they changed on held-out samples."""
 
     norm: str
     error: tuple[float, float]
@@ -114,7 +114,7 @@ class Norm:
     shift: str | None
     """The one that is added to each; None where there is none."""
     axis: int
-    """Of the result, along which the channels lie."""
+    """The axis of the result that holds the channels."""
     twins: tuple[Operation, ...] = ()
     """The same norm in other functions."""
 
@@ -134,7 +134,7 @@ class Norm:
         return (self.op.op_type, self.gain, self.shift, self.axis, *map(key_of, self.held))
 
     def sums(self, step: Step, read: Values, wanted: Values) -> _Sums:
-        """Of what the norm makes of a sample, and of what it makes in the plain model."""
+        """Return the sums of what the norm makes of a sample, here and in the plain model."""
         return _Sums.of([self._made(step, values) for values in (read, wanted)])
 
     def fitted(self, factor: Array, more: Array) -> dict[str, Array]:
@@ -162,7 +162,7 @@ def judging(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Sums:
-    """Of the numbers of each channel, of those of the plain model, and of their products."""
+    """Sums for each channel: of its numbers, of those in the plain model, and of their products."""
 
     count: int
     own: Any
@@ -173,7 +173,7 @@ class _Sums:
 
     @classmethod
     def of(cls, both: Sequence[torch.Tensor]) -> _Sums:
-        """Of what a norm made and should have made, [number, channels] each."""
+        """Return the sums of what a norm made and should have made, [number, channels] each."""
         if not both:
             return cls(0, 0.0, 0.0, 0.0, 0.0, 0.0)
         own, plain = (np.asarray(each) for each in both)
@@ -208,7 +208,7 @@ class Norms:
 
     norms: dict[Operation, Norm]
     fitted: list[CorrectedNorm] = field(default_factory=list)
-    """Of each that was fitted."""
+    """One entry for each norm that was fitted."""
     constants: dict[Operation, dict[str, Array]] = field(default_factory=dict)
     """What those that are kept hold, by input."""
 

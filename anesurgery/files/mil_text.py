@@ -76,7 +76,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
     "int64": ("longInts", np.int64),
     "uint64": ("longInts", np.int64),
 }
-"""The other element types -> the field of the protobuf, and what it holds."""
+"""Element type -> the field of the protobuf that holds it, for the other types."""
 BOOLS = {"true": True, "false": False}
 
 

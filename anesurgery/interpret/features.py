@@ -108,10 +108,12 @@ def _array(name: str, kind: Any, value: Any) -> Any:
         raise InterpretError(
             f"input {name!r} has shape {shape}, expected {' or '.join(map(_shape_text, allowed))}"
         )
-    whole = kind.multiArrayType.dataType == kind.multiArrayType.INT32
-    if whole and array.dtype.kind == "f" and not (np.isfinite(array) & (array == np.round(array))).all():
-        strange = array[~(np.isfinite(array) & (array == np.round(array)))].flat[0]
-        raise InterpretError(f"input {name!r} holds {strange:g}, and the model takes integers; give int32")
+    if kind.multiArrayType.dataType == kind.multiArrayType.INT32 and array.dtype.kind == "f":
+        strange = array[~np.isfinite(array) | (array != np.round(array))]
+        if strange.size:
+            raise InterpretError(
+                f"input {name!r} holds {strange[0]:g}, and the model takes integers; give int32"
+            )
     return value
 
 

@@ -250,7 +250,8 @@ def _of_values(values: dict[Var, int], largest: Var | None, target: Target) -> I
             f"%{largest.name} {shape_in_words(largest.shape)}, takes {in_words(values[largest])}"
         )
     if 2 * elements(largest) >= FAILED_IMAGE:
-        yield IMAGE.finding(f"%{largest.name} is {shape_in_words(largest.shape)}, too large for its compiler")
+        words = f"%{largest.name} is {shape_in_words(largest.shape)}"
+        yield IMAGE.finding(f"{words}: an image this large did not compile for the engine")
 
 
 RULES = (OVER, ADDRESS, DENSE, WORKING, IMAGE)

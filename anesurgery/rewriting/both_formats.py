@@ -21,7 +21,7 @@ from anesurgery.semantics.reading import in_decibels
 CORE_ML, CORE_AI, BOTH = FORMATS = ("coreml", "coreai", "both")
 """What a model may be written in."""
 ONE = FORMATS[:2]
-"""Of these, what one object can be in."""
+"""The formats that one object can have."""
 ASSET = ".aimodel"
 ASSET_NAME = f"model{ASSET}"
 

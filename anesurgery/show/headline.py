@@ -30,7 +30,8 @@ def headline(surgery: Surgery) -> str:
         )
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
     mended = _mended(surgery)
-    said = [loads, mended, _gain(surgery), "" if mended else _exactness(surgery)]
+    exactness = _exactness(surgery) if not mended or surgery.proof is not None else ROUNDED * _rounds(surgery)
+    said = [loads, mended, _gain(surgery), exactness]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
 
@@ -65,6 +66,7 @@ def _for_nothing(surgery: Surgery) -> bool:
     return surgery.plan.gain.startswith("nothing to gain")
 
 
+ROUNDED = "values are rounded now"
 LARGER = 1.01
 """Times the weights from which on a model counts as larger."""
 
@@ -182,10 +184,10 @@ def _exactness(surgery: Surgery) -> str:
         return _outputs(surgery.proof)
     if near := surgery.plan.outputs[1]:
         worst = min(near, key=lambda name: near[name])
-        rounded = "values are rounded now; " * _rounds(surgery)
+        rounded = f"{ROUNDED}; " * _rounds(surgery)
         words = in_decibels(near[worst], "within ")
         return f"{rounded}outputs on the inputs at hand are {words} of what the model means in fp32 ({worst})"
-    return "; ".join(["values are rounded now"] * _rounds(surgery) + [_by_edits(surgery)])
+    return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
 
 
 def _by_edits(surgery: Surgery) -> str:

@@ -60,7 +60,7 @@ class Sets(NamedTuple):
 
 
 class _Made(NamedTuple):
-    """Names of extremes, sorted, and what they are."""
+    """The sorted names of extremes, and the sets that they are the extremes of."""
 
     names: Tensor
     sets: Sets

@@ -233,8 +233,7 @@ FAULTS: tuple[Fault, ...] = (
         "MobileNetV3 Small was off by 0.19 to 0.26 with ALL and by 0.06 to 0.09 on the CPU, ResNet18 not; on "
         "Core AI it was the hard swish behind a product of rank 2",
         f"{COREML.format('issue 2625')}; {COREAI.format('issue 51')}",
-        "M4, ALL, coremltools 9.0, the system is not named",
-        chips=("M4",),
+        "M4 with ALL, as a whole model; the op alone on a Mac with Core AI, the chip is not named",
         form=_flat_hard_swish,
         half=True,
         remedy="replace_faulty_ops",

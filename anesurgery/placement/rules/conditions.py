@@ -23,7 +23,7 @@ from anesurgery.mil import (
     np_dtype,
     operands,
 )
-from anesurgery.ops import CARRIERS, COMPARISONS, LOGICAL, POINTWISE, names
+from anesurgery.ops import BY_ROWS, CARRIERS, COMPARISONS, LOGICAL, names
 from anesurgery.placement.rules.slow import lut, palette_scale
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
@@ -307,13 +307,9 @@ def long_axis(op: Operation, target: Target) -> str:
     return ""
 
 
-FOLDED = POINTWISE | {"conv", "max_pool", "avg_pool", "batch_norm", "instance_norm"}
-"""Ops that work on rows of a long axis."""
-
-
 def of_long_axis(op: Operation, target: Target) -> str | None:
     """The pass for an op with a long axis: of a product with stored weights for its outputs alone."""
-    if op.op_type in FOLDED:
+    if op.op_type in BY_ROWS:
         return "fold_long_axis"
     limit, _ = target.least("axis")
     long = [var for var in values(op) if is_tensor(var) and max(shape_of(var)[-2:], default=0) > limit]

@@ -13,9 +13,9 @@ from functools import partial
 
 from anesurgery.errors import Refusal
 from anesurgery.placement.target import Target, spans
-from anesurgery.rewriting.edit_plan import Plan, Planned, figures
+from anesurgery.rewriting.edit_plan import MAY, Plan, Planned, figures
 from anesurgery.rewriting.ml_program import Subject
-from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, repairs_of
+from anesurgery.rewriting.outputs import FLOP, WRONG, Near, Outputs, Repairs, exact, hazards_of, repairs_of
 from anesurgery.rewriting.passes import Pass, in_order
 from anesurgery.rewriting.searching import Search, Searching
 from anesurgery.rewriting.session import Session
@@ -170,6 +170,8 @@ class _Composed:
         for trial in self.end.way:
             step, old = trial.steps[-1], trial.before
             why = kept.get(step) or search.wanted.get(step.name, "")
+            if why == ASKED and self.wish.exact and (rules := hazards_of(trial)):
+                why = MAY + rules
             if not why and self.timed and trial.scored is not None and old is not None:
                 why = trial.score.gain(old.score) or search.needed.get(step, "")
             yield Planned(step, why or f"a step of {self.wish.name}", step in kept or step in repairing)

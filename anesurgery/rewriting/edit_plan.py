@@ -21,6 +21,8 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.passes import Pass
 
 FORMAT = "anesurgery.steps/1"
+MAY = "repairs what may go wrong: "
+"""Before the names of the rules that a step answers, where no inputs show that they matter."""
 
 
 @dataclass(frozen=True)

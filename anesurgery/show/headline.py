@@ -12,6 +12,7 @@ from anesurgery.placement.durations import SHORTEST, Change, change, from_to
 from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.score import Score
 from anesurgery.placement.target import Target
+from anesurgery.rewriting.edit_plan import MAY
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
@@ -31,7 +32,7 @@ def headline(surgery: Surgery) -> str:
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
     mended = _mended(surgery)
     exactness = _exactness(surgery) if not mended or surgery.proof is not None else ROUNDED * _rounds(surgery)
-    said = [loads, mended, _gain(surgery), exactness]
+    said = [loads, mended or _hazards(surgery), _gain(surgery), exactness]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
 
@@ -176,6 +177,15 @@ def _mended(surgery: Surgery) -> str:
         return ""
     change = f"{in_decibels(before[worst])} -> {in_decibels(after[worst])}"
     return f"outputs on the inputs at hand are repaired: {change} of what the model means in fp32 ({worst})"
+
+
+def _hazards(surgery: Surgery) -> str:
+    """What may go wrong in fp16 and was repaired, by rule; "" where no step is there for that."""
+    reasons = [one.why.removeprefix(MAY) for one in surgery.plan.steps if one.why.startswith(MAY)]
+    if not (rules := list(dict.fromkeys(", ".join(reasons).split(", ") * bool(reasons)))):
+        return ""
+    more = f" and {len(rules) - 2} more" if len(rules) > 2 else ""
+    return f"numbers that may go wrong in fp16 are repaired ({', '.join(rules[:2])}{more})"
 
 
 def _exactness(surgery: Surgery) -> str:

@@ -29,6 +29,7 @@ After::
 | `resample-pixels` | `resample` at pixels | the points between -1 and 1 |
 | `depthwise-concat` | a depthwise `conv` of a wide `concat` | the parts convolved, and their concat |
 | `batch-norm-volume` | `batch_norm` of rank 5 | a product and a sum |
+| `int8-zero-point` | weights of int8 with zero point 0 | uint8 with zero point 128, the same numbers |
 
 A softplus or a sum whose values are known to stay below the range that is wrong is left as it is.
 
@@ -52,7 +53,7 @@ import numpy as np
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Match, Refusal, Rewrite, Var, mb
 from anesurgery.facts import window_pads
-from anesurgery.interpret.arithmetic.engine_faults import FAULTS
+from anesurgery.interpret.arithmetic.engine_faults import FAULTS, decoder_of
 from anesurgery.interpret.ops.conv import cuts
 from anesurgery.placement.rules.faulty_ops import reached
 from anesurgery.regions import formulas
@@ -188,6 +189,22 @@ def _scaled_volume(mb: Builder, op: an.Operation) -> Var:
     return mb.add(x=scaled, y=shift.reshape(shape).astype(kind))
 
 
+def _unsigned_weights(mb: Builder, op: an.Operation) -> Var:
+    """The product with a weight whose data and zero point are 128 higher."""
+    decoder = decoder_of(op, "constexpr_affine_dequantize")
+    assert decoder is not None
+    data, zero = (np.asarray(an.constant(decoder.inputs[name])) for name in ("quantized_data", "zero_point"))
+    moved = {
+        "quantized_data": (data.astype(np.int16) + 128).astype(np.uint8),
+        "zero_point": np.full_like(zero, 128, np.uint8),
+    }
+    rest, old = an.op_inputs(decoder, *moved), decoder.outputs[0]
+    new = mb.shared_value(("unsigned", old), [old], lambda mb: mb.constexpr_affine_dequantize(**rest, **moved))
+    inputs = {n: new if v is old else v for n, v in an.op_inputs(op).items()}
+    made: Var = getattr(mb, op.op_type)(**inputs)
+    return made
+
+
 def _swish_ops(op: an.Operation) -> tuple[an.Operation, list[an.Operation], an.Operation] | None:
     """The product that a hard swish reads, the ops between it and its end, and the end."""
     ends = [r for r in an.consumers(op.outputs[0]) if r.op_type in ("mul", "real_div")]
@@ -266,6 +283,7 @@ FORMS: dict[str, _Form] = {
     "conv-transpose-shape": _Form(_written_padding, _no_written_padding),
     "resample-pixels": _Form(_normalized_points, _no_normalized_points),
     "depthwise-concat": _Form(_parts, _no_parts),
+    "int8-zero-point": _Form(_unsigned_weights),
     "batch-norm-volume": _Form(_scaled_volume, _no_scaled_volume),
 }
 """Name of a row of the table of faults -> the form that was right."""

@@ -95,7 +95,25 @@ def stored(dtype: Any, zero: int) -> Program:
     return program
 
 
+def upsampled(**cuts: Any) -> Program:
+    """A result of 9 that becomes one of 7 or 8, as coremltools writes it from PyTorch."""
+
+    @mb.program(input_specs=[mb.TensorSpec((1, 2, 4), dtype=types.fp16)], opset_version=ct.target.iOS15)
+    def program(x: Var) -> Var:
+        return mb.conv_transpose(x=x, weight=np.ones((2, 3, 3), np.float16), strides=[2], **cuts, name="y")
+
+    return program
+
+
 SAYS = [
+    (upsampled(pad_type="custom", pad=[1, 1], output_shape=[1, 3, 7]), "M1/macOS 14", "", ""),
+    (
+        upsampled(pad_type="custom", pad=[1, 0], output_shape=[1, 3, 8]),
+        "M1/macOS 14",
+        "fault-conv-transpose-shape",
+        "reported",
+    ),
+    (upsampled(output_shape=[1, 3, 7]), "A15/iOS 16", "fault-conv-transpose-shape-elsewhere", "guess"),
     (fused(512), "M4/macOS 26", "fault-attention-wide-heads-elsewhere", "guess"),
     (fused(256), "M4/macOS 26", "", ""),
     (fused(512, queries=1), "M4/macOS 26", "", ""),

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from anesurgery import fp16
+from anesurgery.interpret.ops.conv import transposed_cuts
 from anesurgery.mil import (
     Operation,
     Var,
@@ -122,9 +123,20 @@ def _uneven_kernel(op: Operation) -> str:
     return f"kernel {'x'.join(map(str, kernel))}, stride {'x'.join(map(str, strides))}, with padding"
 
 
-def _with_output_shape(op: Operation) -> str:
-    shaped = op.inputs.get("output_shape") is not None
-    return f"%{op.outputs[0].name} is a conv_transpose with output_shape" if shaped else ""
+def _cut_by_output_shape(op: Operation) -> str:
+    """A transposed convolution whose output_shape takes more from one end than from the other.
+
+    coremltools writes the output_shape that even padding gives anyway into every conversion from PyTorch; of
+    that nobody reports anything.
+    """
+    if op.inputs.get("output_shape") is None:
+        return ""
+    name, shapes = op.outputs[0].name, (static_shape(op.x), static_shape(op.outputs[0]), op.weight.shape)
+    if any(shape is None for shape in shapes):
+        return f"%{name} is a conv_transpose with output_shape"
+    ends = transposed_cuts(op)
+    uneven = any(begin != end for begin, end in ends)
+    return f"the output_shape of %{name} cuts {ends} from the ends of each axis" if uneven else ""
 
 
 def _unnormalized(op: Operation) -> str:
@@ -347,13 +359,13 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "conv-transpose-shape",
         names("conv_transpose"),
-        "conv_transpose with output_shape gave other outputs on all units than on the CPU, and shifted ones in "
-        "fp16",
+        "conv_transpose with an output_shape that cuts unevenly gave other outputs on all units than on the "
+        "CPU, and shifted ones in fp16",
         COREML.format("issues 2281, 2324"),
         "a Mac, CPU_ONLY beside ALL, the chip is not named; shifted in fp16 on M1, macOS 14.3",
         chips=("M1",),
         systems=(("macOS", 14),),
-        form=_with_output_shape,
+        form=_cut_by_output_shape,
         any_unit=True,
         remedy="replace_faulty_ops",
         advice="leave output_shape out and write the padding",

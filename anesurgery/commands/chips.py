@@ -29,9 +29,9 @@ def chips(
     from anesurgery.placement.rules.faulty_ops import faults_on
     from anesurgery.placement.target import CHIPS, SOURCES, Target, products_of
 
-    aim = Target.parse(target)
-    chosen = [CHIPS[name] for name in aim.chips]
-    faults = [_fault(fault) for fault in faults_on(aim)]
+    named = Target.parse(target)
+    chosen = [CHIPS[name] for name in named.chips]
+    faults = [_fault(fault) for fault in faults_on(named)]
     plain = {
         "chips": [asdict(chip) | {"devices": products_of(chip.name)} for chip in chosen],
         "sources": SOURCES,

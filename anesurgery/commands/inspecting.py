@@ -115,8 +115,8 @@ def inspect(
         second = look(after) if after is not None else None
     wrong, passes = "", list[str]()
     if fix is not None:
-        aimed = {"target": target, "inputs": inputs, "gate": gate}
-        wrong, passes = _repair(model, fix, compute_units, aimed, overwrite, quiet or as_json)
+        how = {"target": target, "inputs": inputs, "gate": gate}
+        wrong, passes = _repair(model, fix, compute_units, how, overwrite, quiet or as_json)
         with waiting("inspecting the repaired model", quiet):
             second = look(fix)
     if html is not None:

@@ -35,7 +35,7 @@ class Searching(Pass, abstract=True):
     trials: int
     """Most sequences of passes that are tried."""
 
-    def aim(self, session: Session) -> Target:
+    def judged_on(self, session: Session) -> Target:
         """Where the model is to run."""
         raise NotImplementedError
 

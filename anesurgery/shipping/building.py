@@ -239,8 +239,8 @@ def _options(
     _steps(context=context, prefill=prefill, cache=cache, **functions)  # says what it does not take
     if (largest := max(functions["contexts"], default=0)) >= context:
         raise SurgeryError(f"contexts: {largest} is no smaller context than that of {context} tokens")
-    aim = None if target is None else str(Target.parse(target))
-    return Options(context, aim, bits, limit, prefill, cache, **functions)
+    chip = None if target is None else str(Target.parse(target))
+    return Options(context, chip, bits, limit, prefill, cache, **functions)
 
 
 def _check_out(place: Path, overwrite: bool) -> None:

@@ -195,8 +195,9 @@ def _exactness(surgery: Surgery) -> str:
     if near := surgery.plan.outputs[1]:
         worst = min(near, key=lambda name: near[name])
         rounded = f"{ROUNDED}; " * _rounds(surgery)
-        words = in_decibels(near[worst], "within ")
-        return f"{rounded}outputs on the inputs at hand are {words} of what the model means in fp32 ({worst})"
+        exact = math.isinf(near[worst]) and near[worst] > 0
+        words = "identical to" if exact else f"{in_decibels(near[worst], 'within ')} of"
+        return f"{rounded}outputs on the inputs at hand are {words} what the model means in fp32 ({worst})"
     return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
 
 

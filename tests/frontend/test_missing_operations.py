@@ -43,6 +43,11 @@ CASES: dict[str, dict[str, Torch]] = {
         "repeats_by_a_list": lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 3]), dim=-2),
         "known_values_flipped": lambda x: x * torch.tril(x.new_ones(4, 6)).flip(dims=[0]).to(torch.float32),
     },
+    "limits": {
+        "whole_least": lambda x: x.clamp_min(0),
+        "whole_most": lambda x: torch.clamp_max(x, 1),
+        "fraction_of_integers": lambda x: (9 * x).int().clamp_min(0.5).float(),
+    },
     "triangular": {
         "lower": lambda x: solve(x[..., :4] + EYE, x[..., 4:], upper=False),
         "lower_of_unit_diagonal": lambda x: solve(x[..., :4], x[..., 4:], upper=False, unitriangular=True),
@@ -87,6 +92,7 @@ CASES: dict[str, dict[str, Torch]] = {
     },
     "decomposing": {
         "logcumsumexp": lambda x: (30 * x).logcumsumexp(1),
+        "logcumsumexp_far_below_the_largest": lambda x: (x + 150 * (x.cumsum(2) > 1)).logcumsumexp(2),
         "logsigmoid": F.logsigmoid,
         "logaddexp": lambda x: torch.logaddexp(x, 2 * x.flip(0)),
         "moved": lambda x: x.moveaxis(0, -1),

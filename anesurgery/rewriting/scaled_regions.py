@@ -16,6 +16,7 @@ from anesurgery import fp16, mil
 from anesurgery.checking.ranges import OpRange
 from anesurgery.errors import Refusal
 from anesurgery.mil import Array, Function, Operation, Var, constant, consumers, np_dtype, operands, producer
+from anesurgery.numeric.squares import norm_of
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.session import Session
 from anesurgery.semantics import degrees
@@ -148,7 +149,8 @@ class ScaledRegions:
             for op in [op for op in self.function.operations if squared(op) is not None]:
                 source = squared(op)
                 assert source is not None
-                readers = [r for r in consumers(source) if r is op or _normalises(r, source)]
+                norms = {r: norm_of(r) for r in consumers(source)}
+                readers = [r for r, norm in norms.items() if r is op or (norm and source in norm.rows)]
                 if len(readers) < 2 or not is_float(source):
                     continue
                 name = self.session.fresh_name(self.function, f"{source.name}_scaled")
@@ -348,20 +350,6 @@ def source_of(var: Var) -> Var:
             return source
         op, steps = op.x.op, steps - 1
     return var
-
-
-def _normalises(op: Operation, source: Var) -> bool:
-    """Does an op multiply a value with the inverse root of the mean of its squares, or divide by the root?"""
-    if op.op_type not in ("mul", "real_div"):
-        return False
-    other = op.y if op.x is source else op.x
-    for _ in range(5):
-        if other.op is None or other.op.op_type not in WITHIN_NORMS | {"rsqrt", "sqrt"}:
-            return False
-        if squared(other.op) is source:
-            return True
-        other = other.op.x
-    return False
 
 
 def scaled(op: Operation, of: Callable[[Var], int]) -> Scaled | None:

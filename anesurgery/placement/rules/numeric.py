@@ -11,16 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from anesurgery import fp16
 from anesurgery.facts import overflow_regions
 from anesurgery.facts.attention import attention_of
-from anesurgery.facts.cosines import cosine
-from anesurgery.facts.log_mel import spectrum
 from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
-from anesurgery.facts.sums_of_squares import SumOfSquares, read_by_root, sum_of_squares
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
     Operation,
@@ -35,6 +33,9 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
+from anesurgery.numeric import squares
+from anesurgery.numeric.forms import ROOTS, form_of
+from anesurgery.numeric.hazard import Hazard, in_words
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, REARRANGING, SINGULAR, names
 from anesurgery.placement.evidence import Grade, Rule, Scope
 from anesurgery.placement.rules.conditions import (
@@ -67,11 +68,6 @@ def _half(op: Operation) -> bool:
     return bounds.is_half(op.outputs[0])
 
 
-def _size(most: float) -> str:
-    """How large a value may be, in words."""
-    return "has no known bound" if math.isinf(most) else f"may be {most:.4g}"
-
-
 def _by_weights(var: Var) -> float:
     """The largest magnitude of a value as weights bound it."""
     return bounds.magnitude(var, products=1)
@@ -102,7 +98,7 @@ def large_square(op: Operation, target: Target) -> str:
     limit, most = fp16.LARGEST ** (1 / exponent), _reached(op.x)
     if most <= limit or (limit > 2 * LOGARITHM and _of_logarithms(op.x)):
         return ""
-    return f"%{op.x.name} {_size(most)}, and its power {exponent:g} overflows above {limit:.0f}"
+    return f"%{op.x.name} {in_words(most)}, and its power {exponent:g} overflows above {limit:.0f}"
 
 
 LOGARITHM = 16.7
@@ -159,7 +155,7 @@ def _under_root(op: Operation) -> bool:
             if reader.op_type in ("sqrt", "rsqrt", "log") or (
                 reader.op_type == "pow" and number(reader.y) == 0.5
             ):
-                return read_by_root(reader) is not None or spectrum(reader) is not None
+                return squares.root(reader) is not None or squares.spectrum(reader) is not None
             pending += reader.outputs if reader.op_type in BETWEEN else []
     return False
 
@@ -170,52 +166,20 @@ BETWEEN = frozenset(
 """What stands between squares and their root."""
 
 
-def _squares_overflow(squares: SumOfSquares, size: Callable[[Var], float]) -> str:
-    most = _size(max(map(size, squares.values)))
-    return f"%{squares.values[0].name} {most}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
-
-
-def square_under_root(op: Operation, target: Target) -> str:
-    """Squares that add up under a root or a logarithm, of values that are not known to be small."""
-    read = read_by_root(op) if _half(op) else None
-    if read is None:
-        return ""
-    squares = read[0]
-    if squares.reaches(_reached) <= fp16.LARGEST:
-        return ""
-    return _squares_overflow(squares, _reached)
+def row_of(hazard: Hazard[Any], size: Callable[[Var], float]) -> Callable[[Operation, Target], str]:
+    """The test of a hazard, where `size` bounds values."""
+    return lambda op, target: hazard.told(op, size)
 
 
 def folded_cast(op: Operation, target: Target) -> str:
     """Squares under a root in fp32, of numbers that are fp16 before a cast."""
-    total = None if _half(op) else sum_of_squares(op.x)
-    casts = [producer(x, "cast") for x in total.values] if total is not None else []
-    if total is None or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
+    form = None if _half(op) else form_of(op)
+    casts = [producer(x, "cast") for x in form.rows] if form is not None and form.powers[op.x] == (2.0,) else []
+    if form is None or not casts or not all(cast is not None and bounds.is_half(cast.x) for cast in casts):
         return ""
-    if total.reaches(_by_weights) <= fp16.LARGEST and (total.epsilon or 0.0) >= fp16.NORMAL:
+    if form.reaches(_by_weights) <= fp16.LARGEST and form.epsilon >= fp16.NORMAL:
         return ""
-    return f"%{total.values[0].name} is cast from fp16, and {_size(max(map(_by_weights, total.values)))}"
-
-
-def large_spectrum(op: Operation, target: Target) -> str:
-    """A logarithm of bands of a power of numbers that are not known to be small."""
-    bands = spectrum(op) if _half(op) else None
-    if bands is None:
-        return ""
-    if bands.reaches(_by_weights) <= fp16.LARGEST:
-        return ""
-    return _squares_overflow(bands.squares, _by_weights)
-
-
-def large_cosine(op: Operation, target: Target) -> str:
-    """A cosine of rows that are not known to be small."""
-    parts = cosine(op) if _half(op) else None
-    if parts is None:
-        return ""
-    if parts.reaches(_by_weights) ** 2 <= fp16.LARGEST:
-        return ""
-    name = parts.rows[0].name
-    return f"%{name} and %{parts.rows[1].name} are multiplied before they are divided by their lengths"
+    return f"%{next(iter(form.rows)).name} is cast from fp16, and {in_words(max(map(_by_weights, form.rows)))}"
 
 
 def cancelled_variance(op: Operation, target: Target) -> str:
@@ -270,7 +234,7 @@ def large_angle(op: Operation, target: Target) -> str:
     most = _by_weights(op.x) if _half(op) else 0.0
     if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
         return ""
-    return f"%{op.x.name} {_size(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"
+    return f"%{op.x.name} {in_words(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"
 
 
 ANGLE = 64.0
@@ -298,9 +262,8 @@ def wide_between(op: Operation, target: Target) -> str:
 
 def _is_known_form(op: Operation) -> bool:
     """Does another rule name what an op ends, with a repair of its own?"""
-    forms = (written_exponential, spectrum, cosine, quotient_of_sums)
-    rooted = op.op_type in ("sqrt", "rsqrt", "pow", "log") and read_by_root(op) is not None
-    return rooted or any(form(op) is not None for form in forms)
+    forms = (written_exponential, squares.root, squares.spectrum, squares.cosine, quotient_of_sums)
+    return any(form(op) is not None for form in forms)
 
 
 def cancelled(op: Operation, target: Target) -> str:
@@ -610,7 +573,7 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
         return ""
     grows = form.exponential
     return (
-        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {_size(most)}, "
+        f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {in_words(most)}, "
         f"overflows above {EXP_LIMIT:.2f}"
     )
 
@@ -816,10 +779,10 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-root",
-        frozenset({"sqrt", "rsqrt", "pow", "log"}),
+        squares.ROOT.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though its root or logarithm would be small",
         STUDY,
-        test=square_under_root,
+        test=row_of(squares.ROOT, _reached),
         remedy="scale_roots",
         advice="divide by the largest magnitude first",
     ),
@@ -836,19 +799,19 @@ RULES: tuple[Rule, ...] = (
     ),
     _numeric(
         "num-spectrum",
-        frozenset({"log"}),
+        squares.SPECTRUM.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though the logarithm of a band would be small",
         f"{STUDY}; findit-studio/coremlit (a log-mel front end with a cosine of 0.046 on M1 Max)",
-        test=large_spectrum,
+        test=row_of(squares.SPECTRUM, _by_weights),
         remedy="scale_spectra",
         advice="divide each frame by its largest magnitude first",
     ),
     _numeric(
         "num-cosine",
-        frozenset({"real_div"}),
+        squares.COSINE.kinds,
         "the elementwise unit is fp16: 256 * 256 is infinite, though a cosine is at most 1",
         STUDY,
-        test=large_cosine,
+        test=row_of(squares.COSINE, _by_weights),
         remedy="scale_cosines",
         advice="divide each row by its length first, and multiply then",
     ),
@@ -1109,23 +1072,13 @@ def _product(op: Operation, search: _Search) -> _Size:
     return search.of(values[0]).scaled(search.of(other).beside)
 
 
-def _norm(op: Operation) -> tuple[Var, list[int]] | None:
+def _norm(op: Operation) -> tuple[Var, tuple[int, ...]] | None:
     """The value and axes of a norm: divided by the root of the mean, or the sum, of its squares, or by more."""
-    if op.op_type == "real_div":
-        pairs = [(op.x, producer(op.y, "sqrt"))]
-    else:
-        pairs = [(one, producer(other, "rsqrt")) for one, other in ((op.x, op.y), (op.y, op.x))]
-    for x, root in pairs:
-        squares = None if root is None else sum_of_squares(root.x)
-        if squares is not None and squares.values == (x,) and _is_length(squares):
-            assert squares.total is not None
-            return x, ints(squares.total, "axes")
-    return None
-
-
-def _is_length(squares: SumOfSquares) -> bool:
-    """Is a sum of squares at least their mean?"""
-    return squares.total is not None and squares.factor * squares.count >= 1
+    form = squares.norm_of(op)
+    if form is None or not form.axes:
+        return None
+    inside = next(of.x for of in form.ops if of.op_type in ROOTS and of.x in form.gains)
+    return (next(iter(form.rows)), form.axes) if form.gains[inside] >= 1 else None
 
 
 def _divided(op: Operation, search: _Search) -> _Size:

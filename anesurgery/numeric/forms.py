@@ -61,7 +61,7 @@ class Form:
     """What is squared, or multiplied with another row -> its unit; rows that are added up share one."""
     same: Mapping[Var, Var]
     """A second difference of a row from its mean -> the first, which is a row."""
-    ops: tuple[Operation, ...]
+    steps: tuple[Operation, ...]
     """All of it, each after what it reads; the root is the last."""
     powers: Mapping[Var, tuple[float, ...]]
     """Each row, and each value between -> its degree in each unit."""
@@ -92,10 +92,15 @@ class Form:
         return row.op.x if self.is_centred and row.op is not None else row
 
     @property
+    def ops(self) -> tuple[Operation, ...]:
+        """Its ops, the last one first."""
+        return self.steps[::-1]
+
+    @property
     def all_ops(self) -> tuple[Operation, ...]:
         """Its ops, the last one first, and those that take the mean away."""
         rests = [v.op for v in (*self.rows, *self.same) if self.is_centred and v.op is not None]
-        return (*self.ops[::-1], *(op for rest in rests for op in (rest, rest.y.op)))
+        return (*self.ops, *(op for rest in rests for op in (rest, rest.y.op)))
 
     @property
     def is_static(self) -> bool:
@@ -122,7 +127,7 @@ class Form:
         """What a value between comes to at most, guards left out, where `size` bounds the numbers of a row."""
         most = [max(map(size, rows)) for rows in self.units]
         peaks = [0.0]
-        for op in self.ops[:-1]:
+        for op in self.steps[:-1]:
             powers, gain = self.powers[op.outputs[0]], self.gains[op.outputs[0]]
             if min(powers) >= 0:
                 peak = math.prod((m**p for m, p in zip(most, powers, strict=True) if p), start=gain)

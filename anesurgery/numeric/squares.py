@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -62,45 +62,38 @@ def cosine(op: Operation) -> Form | None:
     return form if plain and form.powers[op.outputs[0]] == (0.0, 0.0) else None
 
 
-def _safe(words: str) -> Callable[[Form, Size], str]:
-    """What says so where all values are small."""
-
-    def safe(form: Form, size: Size) -> str:
-        most = form.reaches(size)
-        return words.format(most=f"{most:g}") if most <= fp16.LARGEST else ""
-
-    return safe
-
-
 def _overflow(form: Form, size: Size) -> str:
     most = in_words(max(map(size, form.rows)))
     return f"%{next(iter(form.rows)).name} {most}, and its squares overflow above {math.sqrt(fp16.LARGEST):.0f}"
-
-
-def _products_overflow(form: Form, size: Size) -> str:
-    first, second = (row.name for row in form.rows)
-    return f"%{first} and %{second} are multiplied before they are divided by their lengths"
 
 
 def _build(mb: Maker, form: Form) -> Var:
     return rebuilt(mb, form, divided(mb, form))
 
 
-ROOT: Hazard[Form] = Hazard(
-    ROOTS | {"log"}, root, _safe("the squares add up to at most {most}, and do not overflow"), _overflow, _build
-)
-SPECTRUM: Hazard[Form] = Hazard(
-    frozenset({"log"}),
-    spectrum,
-    _safe("the powers and bands are at most {most}, and no band overflows"),
+ROOT = Hazard(
+    ROOTS | {"log"},
+    root,
+    Form.reaches,
+    fp16.LARGEST,
+    "the squares add up to at most {most:g}, and do not overflow",
     _overflow,
     _build,
 )
-COSINE: Hazard[Form] = Hazard(
+SPECTRUM = replace(
+    ROOT,
+    kinds=frozenset({"log"}),
+    match=spectrum,
+    safe="the powers and bands are at most {most:g}, and no band overflows",
+)
+COSINE = Hazard(
     frozenset({"real_div"}),
     cosine,
-    _safe("what is summed is at most {most}, and does not overflow"),
-    _products_overflow,
+    Form.reaches,
+    fp16.LARGEST,
+    "what is summed is at most {most:g}, and does not overflow",
+    "%{at.root.x.op.x.op.x.name} and %{at.root.x.op.x.op.y.name} are multiplied before they are divided by "
+    "their lengths",
     lambda mb, form: cosine_of(mb, form, divided(mb, form)),
 )
 

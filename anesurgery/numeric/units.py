@@ -112,7 +112,7 @@ def floor_of(guards: Sequence[Guard]) -> float:
 def rebuilt(mb: Maker, form: Form, units: Units) -> Var:
     """What a form makes of numbers over units, times the powers of the units."""
     made = {**units.values, **{var: units.values[row] for var, row in form.same.items()}}
-    for op in form.ops:
+    for op in form.steps:
         made[op.outputs[0]] = _again(mb, op, made, {g.op: g for g in form.guards}.get(op), units)
     result, root = made[form.root.outputs[0]], form.root
     (unit,), degree = units.units, form.powers.get(root.outputs[0], form.powers[root.x])[0]

@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 from anesurgery import fp16
 from anesurgery.checking.grades import REASSOCIATED
-from anesurgery.errors import NO_MATCH, Refusal
+from anesurgery.errors import Refusal
 from anesurgery.mil import Var
 from anesurgery.numeric.hazard import Hazard
 from anesurgery.rewriting.builder import Builder
 from anesurgery.rewriting.pattern import Match, OpPattern, Ops
 from anesurgery.rewriting.rewrite import Rewrite
-from anesurgery.semantics.intervals import is_half, magnitude
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,8 @@ class Repair(Rewrite, abstract=True):
 
     def check(self, m: Match) -> Match | Refusal:
         """Something may go wrong, and the repair applies."""
-        site = self.hazard.match(m.root) if is_half(m.root.outputs[0]) else None
-        if site is None:
-            return NO_MATCH
-        if why := self.hazard.safe(site, magnitude):
-            return Refusal(why, m.root)
-        ops = (m.root, *(op for op in site.ops if op is not m.root))
-        return self.hazard.unable(site) or m.bind(ops=ops, site=site)
+        site = self.hazard.found(m.root)
+        return site if isinstance(site, Refusal) else m.bind(ops=site.ops, site=site)
 
     def rewrite(self, mb: Builder, m: Match) -> Var:
         """The same, where nothing goes wrong."""

@@ -32,7 +32,7 @@ from anesurgery.semantics.bounds import (
     outwards,
     row_length,
 )
-from anesurgery.semantics.reading import axes_of, axis_of, flag, ints, scaled
+from anesurgery.semantics.reading import axis_of, flag, ints, scaled
 from anesurgery.semantics.rows import SPECS, OpSpec, reach
 
 STEPS = 48
@@ -315,24 +315,3 @@ ROUNDED = 1 + 1e-4
 """More than rounding does to a singular value in fp32."""
 ROUNDED_HALVES = 1.1
 """What rounding in fp16 does to lengths and scores: a sum of 128 terms in a row is off by 6 %."""
-
-
-UNKNOWN = 2048.0
-"""The assumed size of an unbounded value, as in `facts.overflow_regions`."""
-
-
-def overflows_scaled(softmax: Operation) -> bool:
-    """May the scores of a softmax overflow in fp16 because a constant makes them larger?
-
-    Not where the largest of each row was taken away before.
-    """
-    maker = softmax.x.op
-    factor = None if maker is None else scaled(maker)
-    if factor is None or abs(factor[1]) <= 1 or interval(softmax.x)[1] <= fp16.LARGEST:
-        return False
-    less = producer(factor[0], "sub")
-    end = None if less is None else producer(less.y, "reduce_max" if factor[1] > 0 else "reduce_min")
-    if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(softmax)]:
-        return False
-    most = magnitude(factor[0], products=1)
-    return abs(factor[1]) * (UNKNOWN if math.isinf(most) else most) > fp16.LARGEST

@@ -17,7 +17,6 @@ import numpy as np
 
 from anesurgery import fp16
 from anesurgery.facts import overflow_regions
-from anesurgery.facts.attention import attention_of
 from anesurgery.facts.quotients import FOLLOWED, QuotientOfSums, may_divide_by_zero, quotient_of_sums
 from anesurgery.facts.written_exponentials import LOGS_OF_SHARES, written_exponential
 from anesurgery.mil import (
@@ -33,7 +32,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.numeric import squares
+from anesurgery.numeric import products, squares
 from anesurgery.numeric.forms import ROOTS, form_of
 from anesurgery.numeric.hazard import Hazard, in_words
 from anesurgery.ops import CARRIERS, COMPARISONS, NORMS, ORDERINGS, PRODUCTS, REARRANGING, SINGULAR, names
@@ -49,9 +48,8 @@ from anesurgery.placement.rules.conditions import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.bounds import ANY, norms, of_constant, squared
-from anesurgery.semantics.intervals import largest_score, overflows_scaled
 from anesurgery.semantics.lost_digits import is_given
-from anesurgery.semantics.reading import exponential, ints, number, readers_after, scaled, sliced, weight
+from anesurgery.semantics.reading import exponential, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
@@ -76,16 +74,6 @@ def _by_weights(var: Var) -> float:
 def _reached(var: Var) -> float:
     """The largest magnitude of a value as weights bound it, or as far from 0 as what is behind norms comes."""
     return min(_by_weights(var), far_end(var))
-
-
-def long_product(op: Operation, target: Target) -> str:
-    """A sum of products that reaches the ceiling for some input that the program allows."""
-    if not _half(op) or weight(op) is None:
-        return ""
-    most = bounds.product(op)
-    if not fp16.CEILING <= most < math.inf:
-        return ""
-    return f"for some input a partial sum reaches {most:.3g}; the ceiling is {fp16.CEILING:.0f}"
 
 
 def large_square(op: Operation, target: Target) -> str:
@@ -166,7 +154,9 @@ BETWEEN = frozenset(
 """What stands between squares and their root."""
 
 
-def row_of(hazard: Hazard[Any], size: Callable[[Var], float]) -> Callable[[Operation, Target], str]:
+def row_of(
+    hazard: Hazard[Any], size: Callable[[Var], float] = bounds.magnitude
+) -> Callable[[Operation, Target], str]:
     """The test of a hazard, where `size` bounds values."""
     return lambda op, target: hazard.told(op, size)
 
@@ -327,39 +317,9 @@ def quantized_product(op: Operation, target: Target) -> str:
     return f"%{product.outputs[0].name} has a quantized factor, and is quantized by another scale"
 
 
-def small_shares(op: Operation, target: Target) -> str:
-    """Weights of attention over so many keys that they are small."""
-    shares = producer(op.x, "softmax")
-    shape = static_shape(op.x)
-    if not _half(op) or shares is None or shape is None or shape[-1] < KEYS or is_stored(op.y):
-        return ""
-    return f"the weights %{op.x.name} of {shape[-1]} keys are about {1 / shape[-1]:.1g} each"
-
-
-KEYS = 2048
-"""Half of the keys over which such a product was measured to be wrong: others may be wrong somewhat earlier."""
-
-
 def scale_after(op: Operation, target: Target) -> str:
     """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
-    if not _half(op) or is_stored(op.x) or is_stored(op.y):
-        return ""
-    attention = attention_of(op)
-    between = consumers(op.outputs[0])[:1] if attention is None else attention.between
-    factor = scaled(between[0]) if between else None
-    if factor is None or abs(factor[1]) >= 1 or largest_score(op, fp16.CEILING) < fp16.CEILING:
-        return ""
-    what, after = "scores" if attention is not None else "sums", between[0].outputs[0].name
-    return f"the {what} are multiplied by {abs(factor[1]):.4g} only after the product (%{after})"
-
-
-def large_scores(op: Operation, target: Target) -> str:
-    """Scores that a constant makes so large that they overflow, in front of a softmax."""
-    if not _half(op) or not overflows_scaled(op):
-        return ""
-    value, factor = scaled(op.x.op) or (op.x, 1.0)
-    most = fp16.LARGEST / abs(factor)
-    return f"%{op.x.name} is {factor:.4g} times %{value.name}, and overflows above {most:.3g}"
+    return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.told(r))), "")
 
 
 def infinite_constant(op: Operation, target: Target) -> str:
@@ -596,7 +556,7 @@ RULES: tuple[Rule, ...] = (
         "terms cancel it; seen on M1, M2, M4, M5 and M6 (what the accumulator is, fixed point or float, is "
         "disputed; the ceiling is not)",
         f"{GUIDE}; {STUDY}",
-        test=long_product,
+        test=row_of(products.SUM),
         scope=Scope(os="seen on M1, M2, M4, M5, M6"),
         remedy="scale_products",
         advice="divide the weights by a power of two and multiply the result by it (exact but for underflow)",
@@ -631,7 +591,7 @@ RULES: tuple[Rule, ...] = (
         "a row with two infinite scores has no softmax: infinity less infinity is NaN, and on the engine both "
         "count as large numbers",
         STUDY,
-        test=large_scores,
+        test=row_of(products.LARGE_SCORES),
         remedy="shift_scores",
         advice="take the largest score away before the scores are multiplied",
     ),
@@ -933,7 +893,7 @@ RULES: tuple[Rule, ...] = (
         "over 4,096 keys the product was 5.2 to 5.4 % off, with equal weights 3.95 %, and with 64 "
         "times the weights 0.06 %; the cause is unknown",
         "cadamcat/llms-on-apple-neural-engine: attention-product-precision (Core AI)",
-        test=small_shares,
+        test=row_of(products.SHARES),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="scale_shares",
         advice="multiply the weights by 64, and the result by 1/64",

@@ -90,14 +90,14 @@ class Intervals:
         if op.op_type == "const":
             return of_constant(var)
         self.steps -= 1
-        low, high = self._result(op, var)
+        low, high = self.result(op, var)
         if kind in "iu":  # what is computed in floats is cut off towards zero
             low, high = (math.trunc(v) if math.isfinite(v) else v for v in (low, high))
         if kind in "iu" and op.op_type in WRAPPING and not _holds(var, low, high):
             return of_type
         return max(low, of_type[0]), min(high, of_type[1])
 
-    def _result(self, op: Operation, var: Var) -> Interval:
+    def result(self, op: Operation, var: Var) -> Interval:
         """In numbers without end, of operands as they are."""
         row = SPECS.get(op.op_type)
         if row is None:

@@ -28,7 +28,7 @@ from anesurgery.interpret.arithmetic.precision import Arithmetic, is_mixed, mean
 from anesurgery.interpret.sampling import sample_function
 from anesurgery.interpret.table import Implementation
 from anesurgery.mil import Array, Function, Operation, Program, Var, static_shape, types, walk_ops
-from anesurgery.regions.root_norms import cannot_overflow, root_norm
+from anesurgery.numeric.squares import cannot_overflow, root_norm
 from anesurgery.semantics.reading import in_decibels
 from anesurgery.semantics.rows import work_of
 
@@ -293,7 +293,7 @@ def repairs_of_squares(function: Function) -> dict[Var, str]:
         norm = root_norm(op) if op.op_type in ("mul", "real_div") else None
         if norm is not None and cannot_overflow(norm) is None:
             mean = next(o for o in norm.ops if o.op_type == "reduce_mean")
-            repairs[mean.x] = "group_norm" if norm.centred else "rms_norm"
+            repairs[mean.x] = "group_norm" if norm.is_centred else "rms_norm"
     return repairs
 
 

@@ -44,7 +44,7 @@ from anesurgery.files.package import Loaded
 from anesurgery.interpret.core import Executable, Step
 from anesurgery.interpret.ops.quantization import dequantize, quantize
 from anesurgery.mil import Array, Function, Operation, Program, Var, constant, is_output, producer, static_shape
-from anesurgery.regions.root_norms import root_norm
+from anesurgery.numeric.squares import root_norm
 
 # -- gain and shift of a norm take up what the weights in front of it have lost --------------------------
 #

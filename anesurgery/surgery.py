@@ -249,12 +249,12 @@ def apply(
             compares whole models in the arithmetic as stored (fp16); "both", as
             `compare(prove=True)` does too; or None.
         require: the grade that every edit must reach: "checked", "exhaustive", "proved" or "bits".
-        compressed: "keep" refuses edits that compute with the values of compressed weights, "decode" stores
-            plain numbers, "reencode" encodes them in the form they had; the notes state the error.
+        compressed: if edits compute with compressed weights: "keep" (refuse), "decode" or "reencode" them.
+            Decoded weights are plain numbers, others have the form they had; the notes state the error.
         inputs: arrays by input name, for comparing whole models and for choosing repairs; random by default. A
             list serves passes that calibrate, and its first element is compared.
-        gate: the least PSNR in dB of the outputs on `inputs`, against fp32. If they end below it, the first
-            line of the report says so.
+        gate: the least PSNR in dB of the final outputs on `inputs`, against fp32. If they end below it, the
+            first line of the report says so.
         quiet: no progress bar (it vanishes by itself when the output is not a terminal).
         seed: of all random numbers.
 

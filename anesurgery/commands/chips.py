@@ -10,22 +10,20 @@ from rich.console import Group
 from rich.table import Table
 
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Full, Json, Quiet, show
-from anesurgery.commands.waiting import load_engine
+from anesurgery.commands.options import Full
+from anesurgery.commands.subcommand import Outcome, subcommand
 
 LEGEND = """axis: the longest last axis. kernel: the largest convolution.
 weights: of one program. loaded: of all programs. on chip: room for one value.
 """
 
 
+@subcommand()
 def chips(
     target: Annotated[str | None, typer.Option(help='Only these, as in inspect: "M1-M3".')] = None,
     full: Full = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Outcome:
     """List the chips, the devices that have them, and the known limits and faults of each."""
-    load_engine(quiet)
     from anesurgery.placement.rules.faulty_ops import faults_on
     from anesurgery.placement.target import CHIPS, SOURCES, Target, products_of
 
@@ -41,13 +39,8 @@ def chips(
     wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
     ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
     more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
-    show(
-        plain,
-        Group(_devices(chosen), "", _limits(chosen), *more),
-        as_json,
-        quiet,
-        then=command("example", "gpt2"),
-    )
+    shown = Group(_devices(chosen), "", _limits(chosen), *more)
+    return Outcome(plain, shown, then=command("example", "gpt2"))
 
 
 def _fault(fault: Any) -> dict[str, Any]:

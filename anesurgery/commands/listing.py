@@ -9,18 +9,19 @@ from rich.table import Table
 
 from anesurgery import registry
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Json, Quiet, complete_name, show
+from anesurgery.commands.options import complete_name
+from anesurgery.commands.subcommand import Outcome, subcommand
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import folded, written
 from anesurgery.errors import UnknownName
 
+Kinds = Annotated[str, typer.Argument(help="recipes, passes or all.")]
+Name = Annotated[str, typer.Argument(help="A pass or recipe.", autocompletion=complete_name)]
 
-def list_(
-    kinds: Annotated[str, typer.Argument(help="recipes, passes or all.")] = "all",
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+
+@subcommand(engine=False)
+def list_(kinds: Kinds = "all") -> Outcome:
     """List all recipes and passes, with one sentence each."""
     if kinds not in ("all", "recipes", "passes"):
         raise UnknownName("kind", kinds, ["recipes", "passes", "all"])
@@ -32,24 +33,16 @@ def list_(
     for kind, name in rows:
         table.add_row(name, kind, registry.summary(name))
     plain = [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows]
-    show(plain, table, as_json, quiet, then=command("explain", rows[0][1]))
+    return Outcome(plain, table, then=command("explain", rows[0][1]))
 
 
-def explain(
-    name: Annotated[
-        str, typer.Argument(help="A pass or recipe.", show_default=False, autocompletion=complete_name)
-    ],
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@subcommand(engine=False)
+def explain(name: Name) -> Outcome:
     """Explain a pass or recipe: what it does, when it refuses, its evidence and its options."""
     text, options = registry.documentation(name), _options_of(name)
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
-    shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
-    if as_json or quiet:
-        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
-    else:
-        print(folded(shown))
+    shown = folded("\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines]))
+    return Outcome({"name": name, "documentation": text, "options": options}, shown)
 
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:

@@ -11,38 +11,40 @@ from rich.console import Group
 from rich.table import Table
 
 from anesurgery.commands.next_steps import command
-from anesurgery.commands.options import Function, Json, Model, Quiet, show
-from anesurgery.commands.waiting import load_engine, waiting
+from anesurgery.commands.options import Model, Overwrite
+from anesurgery.commands.subcommand import Call, Outcome, subcommand
+from anesurgery.commands.waiting import waiting
 
-Overwrite = Annotated[bool, typer.Option(help="Replace the --out file if it exists.")]
+Record = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
+Mac = Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")]
+Units = Annotated[list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")]
+Plans = Annotated[list[Path], typer.Argument(help="Files that `measure` wrote.")]
+Folder = Annotated[Path, typer.Argument(help="Files that `measure` wrote.")]
+Rates = Annotated[Path | None, typer.Option(help="The table of rates to write, for inspect --rates.")]
+Times = Annotated[Path, typer.Option("--out", "-o", help="The table of times to write.")]
 
 
+@subcommand("placement.core_ml_runs:measure", leave=("settings",))
 def measure(
+    call: Call,
     model: Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")],
-    target: Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")] = None,
-    compute_units: Annotated[
-        list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")
-    ] = None,
-    runs: Annotated[int, typer.Option(min=1, help="Number of timed predictions for each setting.")] = 50,
-    function: Function = None,
+    out: Record,
+    target: Mac = None,
+    compute_units: Units = None,
     overwrite: Overwrite = False,
-    quiet: Quiet = False,
-) -> None:
+) -> Outcome:
     """Measure loads, predictions and Core ML's plan on this Mac (macOS 14.4 or later)."""
-    load_engine(quiet)
     from anesurgery.placement.core_ml_runs import SETTINGS
-    from anesurgery.placement.core_ml_runs import measure as record
     from anesurgery.placement.target import Target
 
     place = _place(out, overwrite, model)
     settings = [Target.parse(target, units).compute_units for units in compute_units or SETTINGS]
-    with waiting("measuring with Core ML", quiet):
-        plain = record(model, Target.parse(target), function, settings=settings, runs=runs)
+    with waiting("measuring with Core ML", call.silent):
+        plain = call(model, Target.parse(target), settings=settings, progress=lambda words: None)
     _write(place, plain)
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = Group(measured_table(plain), *failures, plain["host"])
-    show(plain, shown, False, quiet, [place], command("learn", place))
+    return Outcome(plain, shown, [place], command("learn", place))
 
 
 def measured_table(plain: dict[str, Any]) -> Table:
@@ -63,15 +65,9 @@ def measured_table(plain: dict[str, Any]) -> Table:
     return table
 
 
-def learn(
-    plans: Annotated[list[Path], typer.Argument(help="Files that `measure` wrote.", show_default=False)],
-    out: Annotated[Path | None, typer.Option(help="The table of rates to write, for inspect --rates.")] = None,
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@subcommand()
+def learn(plans: Plans, out: Rates = None, overwrite: Overwrite = False) -> Outcome:
     """Compare recorded plans with what was expected, and learn rates from them."""
-    load_engine(quiet)
     from anesurgery.placement.rates_from_plans import learn as fit
     from anesurgery.placement.rates_from_plans import read_plan
 
@@ -79,8 +75,8 @@ def learn(
     learned = fit({str(path): read_plan(path) for path in plans})
     if place is not None:
         _write(place, learned.corrections.to_json())
-    wrote, use = ([], "") if place is None else ([place], f"to use it: anesurgery see MODEL --rates {place}")
-    show(learned.to_json(), _report(learned), as_json, quiet, wrote, more=use)
+    use = "" if place is None else f"to use it: anesurgery see MODEL --rates {place}"
+    return Outcome(learned, _report(learned), [place], more=use)
 
 
 def _place(out: Path, overwrite: bool, source: Any) -> Path:
@@ -109,15 +105,9 @@ def _report(learned: Any) -> Group:
     return Group(plans, rates, *(f"not learned: {why}" for why in learned.skipped))
 
 
-def calibrate(
-    folder: Annotated[Path, typer.Argument(help="Files that `measure` wrote.", show_default=False)],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The table of times to write.")],
-    overwrite: Overwrite = False,
-    as_json: Json = False,
-    quiet: Quiet = False,
-) -> None:
+@subcommand()
+def calibrate(folder: Folder, out: Times, overwrite: Overwrite = False) -> Outcome:
     """Fit the table of times to your measurements, and show what changed."""
-    load_engine(quiet)
     from anesurgery.placement.calibration import calibrate as fit
     from anesurgery.placement.calibration import write_table
     from anesurgery.placement.timing import VARIABLE
@@ -125,11 +115,10 @@ def calibrate(
     place = _place(out, overwrite, folder)
     calibrated = fit(folder)
     write_table(calibrated.table, place)
-    use = f"to use it: export {VARIABLE}={place}"
-    show(calibrated.to_json(), Group(*calibrated_tables(calibrated)), as_json, quiet, [place], more=use)
+    return Outcome(calibrated, _changed(calibrated), [place], more=f"to use it: export {VARIABLE}={place}")
 
 
-def calibrated_tables(calibrated: Any) -> list[Any]:
+def _changed(calibrated: Any) -> Group:
     """What `calibrate` added, and how factors and errors changed."""
     rows = Table("added", "chip", "measured", "estimated before", "after", box=None)
     for one in calibrated.added:
@@ -138,4 +127,4 @@ def calibrated_tables(calibrated: Any) -> list[Any]:
     numbers = Table("", "before", "after", box=None)
     for name, (before, after) in calibrated.numbers.items():
         numbers.add_row(name, "-" if before is None else f"{before:.3g}", f"{after:.3g}")
-    return [rows, numbers, *(f"not added: {why}" for why in calibrated.skipped)]
+    return Group(rows, numbers, *(f"not added: {why}" for why in calibrated.skipped))

@@ -80,8 +80,8 @@ def to_coreai(
     Args:
         model: path, MLModel or MIL program.
         path: where to write it; ends in .aimodel.
-        mode: "ship", for Apple's devices, or "check", for Apple's runtime on Linux: fp16 products are computed
-            in fp32 there, which that runtime sums in fp16.
+        mode: "ship", for Apple's devices, or "check", for Apple's runtime on Linux. That runtime sums fp16
+            products in fp16, so "check" computes them in fp32.
         overwrite: may what is there be replaced?
 
     Returns:

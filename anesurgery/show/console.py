@@ -57,6 +57,7 @@ def shows(kind: str) -> Callable[[Drawing], Drawing]:
     """Register a function that draws results of the class named `kind`: as text, and in a notebook cell."""
 
     def register(drawing: Drawing) -> Drawing:
+        draws(kind, "rich")(drawing)
         draws(kind, "text")(lambda result: as_text(drawing(result)))
         draws(kind, "html")(lambda result: as_html(drawing(result)))
         return drawing

@@ -47,6 +47,13 @@ FORMS = (
         LINUX,
     ),
     Form(
+        "constants apart",
+        MODES,
+        "when a program is made, (x + a) + b of constants becomes x + (a + b), (x * a) * b becomes x * (a * b) "
+        "and a scale becomes a part of the weight: in fp16 a * b overflows where the values do not",
+        LINUX,
+    ),
+    Form(
         "floor by round",
         MODES,
         "there is no floor op; a floor_divide by 1 is folded to x, runs as x on the GPU, and makes NaN of "

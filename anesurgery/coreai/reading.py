@@ -33,6 +33,7 @@ from anesurgery.coreai.lifts.table import (
     sizes_of,
 )
 from anesurgery.coreai.running import ask
+from anesurgery.coreai.table import OWN
 from anesurgery.errors import LoadError
 from anesurgery.files.interface import new_spec
 from anesurgery.files.package import Loaded
@@ -63,13 +64,7 @@ lifts.load_families()
 
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
-CLEANUP = (
-    "fuse_transpose_matmul",
-    "dead_code_elimination",
-    "const_elimination",
-    "fuse_conv_bias",
-    "dead_code_elimination",
-)
+CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
 """Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
 NAME = "coreai.name"
 LARGE = 64
@@ -261,7 +256,7 @@ class Reader:
             array = self.arrays[held["constant"]]
             dtype = np.dtype(NUMPY.get(kind.replace("bf16", "f32")) or _integers(kind))
             return np.broadcast_to(array.astype(dtype), shape)
-        count, bits = math.prod(shape), int(kind.lstrip("usifb"))
+        count, bits = math.prod(shape), 8 if kind == "i1" else int(kind.lstrip("usifb"))
         if bits < 8:
             packed = self.asset.bytecode.array(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
             return unpack(packed, bits, kind[0] == "s", shape)
@@ -312,6 +307,7 @@ class Scope:
         self.types: dict[int, Plain] = {}
         self.labels: dict[Var, str] = {} if labels is None else labels
         self.shared: dict[Any, Var] = {}
+        self.stated: set[Var] = set()
         self.depth = 0
 
     def take(self, kind: Plain, value: Value) -> None:
@@ -361,7 +357,9 @@ class Scope:
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
-                return several(make(named, declared["op_attrs"]))
+                made = several(make(named, declared["op_attrs"]))
+                self.stated |= set(made) if declared["name"].startswith(OWN) else set()
+                return made
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1
         return inner.block(graph, list(site.operands))

@@ -44,9 +44,14 @@ OWN = "mil."
 """How the name of a composite begins that `COMPOSED` makes; the name of the op follows."""
 COMPOSED = names(
     "layer_norm instance_norm batch_norm l2_norm local_response_norm scaled_dot_product_attention lstm gru rnn "
-    "softplus softplus_parametric softsign elu reduce_log_sum_exp"
+    "softplus softplus_parametric softsign elu reduce_log_sum_exp depth_to_space space_to_depth pixel_shuffle "
+    "pixel_unshuffle space_to_batch batch_to_space upsample_bilinear resize_bilinear upsample_nearest_neighbor "
+    "resize_nearest_neighbor resize resample affine crop_resize"
 )
 """Ops whose formula is a graph of its own that says the op's name and attributes: it is read as that op."""
+
+TAKEN_IN = {"pad": names("conv conv_transpose max_pool avg_pool l2_pool")}
+"""Op -> ops of which it would be a part when it is read; before one of these its formula is a graph too."""
 
 
 def lowers(*op_types: str) -> Callable[[F], F]:

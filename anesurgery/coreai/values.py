@@ -10,9 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.toolkit import constant, ir, ops, stored, tensor
+from anesurgery.coreai.table import OWN
+from anesurgery.coreai.toolkit import composite, constant, ir, ops, stored, tensor
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array
+from anesurgery.ops import names
 
 DTYPES = {"f16": "fp16", "f32": "fp32", "i1": "bool"}
 """How Core AI prints an element type -> the name in MIL; integers are `si32` and `ui8` there."""
@@ -88,8 +90,13 @@ class Value:
         return number if isinstance(number, Value) else scalar(number, self.dtype)
 
     def with_(self, op: str, other: Any) -> Value:
-        """One of Core AI's ops of two operands, which broadcast."""
-        return Value(getattr(ops, f"broadcasting_{op}")(self.node, self.like(other).node))
+        """One of Core AI's ops of two operands, which broadcast; by "constants apart" (`modes.FORMS`)."""
+        builder = getattr(ops, f"broadcasting_{op}")
+        x, y = self.node, self.like(other).node
+        if not (self.is_float and _joins(op, x, y)):
+            return Value(builder(x, y))
+        (made,) = composite(OWN + JOINED[op][1], {"x": x, "y": y}, {}, lambda nodes: [builder(*nodes)])
+        return Value(made)
 
     def __add__(self, other: Any) -> Value:
         return self.with_("add", other)
@@ -237,6 +244,46 @@ class Value:
     def lengths(self) -> Value:
         """The shape as int32 numbers."""
         return call("get_shape", self).cast("int32")
+
+
+JOINED = {
+    "add": ("sum", "add"),
+    "sub": ("sum", "sub"),
+    "mul": ("product", "mul"),
+    "divide": ("product", "real_div"),
+}
+"""Core AI's op of two operands -> what Apple's package joins it with, and its name in MIL."""
+RESHAPES = names("shrink_dims expand_dims reshape")
+
+
+def _kind(node: Any) -> str:
+    """The op that made a value, as the file names it; "" for an argument of a block."""
+    name = getattr(node.owner, "name", "")
+    return str(name).removeprefix("coreai.").removeprefix("decomposable.").removeprefix("broadcasting_")
+
+
+def _joins(op: str, *nodes: Any) -> bool:
+    """Would Apple's package compute an op of a constant together with the op before it?"""
+    given = [node for node in nodes if _kind(node) != "constant"]
+    if op not in JOINED or len(given) != 1:
+        return False
+    return _takes_in(given[0], JOINED[op][0])
+
+
+def _takes_in(node: Any, family: str) -> bool:
+    """Is a value made by an op that a sum with a constant, or a product, becomes a part of?"""
+    kind = _kind(node)
+    operands = list(node.owner.operands) if kind else []
+    if kind in RESHAPES:
+        return _takes_in(operands[0], family)
+    if kind.startswith("conv"):
+        return True
+    if kind == "batch_matmul":
+        return family == "sum"
+    others = [operand for operand in operands if _kind(operand) != "constant"]
+    if kind not in JOINED or len(others) == len(operands):
+        return False
+    return JOINED[kind][0] == family or any(_kind(n).startswith("conv") for n in others)
 
 
 LONGEST = 2**31 - 1

@@ -13,7 +13,7 @@ from anesurgery.coreai import toolkit
 from anesurgery.coreai.lowerings import load_lowerings
 from anesurgery.coreai.lowerings.compressed import Spread
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import COMPOSED, MISSING, OWN, TABLE
+from anesurgery.coreai.table import COMPOSED, MISSING, OWN, TABLE, TAKEN_IN
 from anesurgery.coreai.values import Constant, Value, as_numpy
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
@@ -24,6 +24,7 @@ from anesurgery.mil import (
     Operation,
     Program,
     Var,
+    consumers,
     dtype_name,
     is_constexpr,
     is_symbolic,
@@ -154,8 +155,7 @@ class Writer:
         more = {"op": op, "forms": self.forms, "writer": self}
         function = partial(lowering.function, **{name: more[name] for name in lowering.asks})
         arguments = self._arguments(op)
-        composed = op.op_type in COMPOSED
-        results = self._composed(op, function, arguments) if composed else function(**arguments)
+        results = self._composed(op, function, arguments) if _is_composed(op) else function(**arguments)
         results = list(results) if isinstance(results, (list, tuple)) else [results]
         for var, value in zip(op.outputs, results, strict=True):
             fitted = None if value is None else _fitted(value, var, self.forms.dtype(dtype_name(var)))
@@ -236,6 +236,12 @@ class Writer:
             return self._nodes[key]
 
         return Constant(numbers, dtype, write)
+
+
+def _is_composed(op: Operation) -> bool:
+    """Does the formula of an op stand in a graph of its own?"""
+    after = TAKEN_IN.get(op.op_type, frozenset())
+    return op.op_type in COMPOSED or any(c.op_type in after for var in op.outputs for c in consumers(var))
 
 
 def _port(name: str, var: Var, forms: Mode, word: str = "") -> Port:

@@ -108,13 +108,14 @@ def modulo(o: Site) -> Value:
 
 @lift("add")
 def add(o: Site) -> Value:
-    """A row that is added to a linear layer is its bias."""
+    """A row that is added to a convolution or a linear layer without a bias is its bias."""
     for x, y in ((o[0], o[1]), (o[1], o[0])):
-        op, row = producer(x, "linear") if isinstance(x, Var) else None, numbers_of(y)
-        if op is None or row is None or np.any(op.bias.val):
+        op, row = producer(x, "linear", "conv") if isinstance(x, Var) else None, numbers_of(y)
+        if op is None or row is None or (op.inputs.get("bias") is not None and np.any(op.bias.val)):
             continue
-        if row.shape[-1:] == (row.size,) == (sizes_of(x)[-1],):
-            return mb.linear(x=op.x, weight=op.weight, bias=row.reshape(-1))
+        axis = 1 - len(sizes_of(x)) if op.op_type == "conv" else -1
+        if row.shape[axis:][:1] == (row.size,) == (sizes_of(x)[axis],):
+            return getattr(mb, op.op_type)(**op.inputs | {"bias": row.reshape(-1)})
     return mb.add(x=o[0], y=o[1])
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from anesurgery.mil import Array, Var, constant, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
+from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
 """A value of the program, or a constant that has no op yet."""
@@ -53,6 +53,8 @@ class Scope(Protocol):
 
     types: dict[int, Plain]
     """Number of a value -> its type in the file."""
+    stated: set[Var]
+    """What composites of `to_coreai` gave: ops that the model had, and no parts of others."""
 
     def constant(self, held: Plain) -> Value:
         """A constant."""
@@ -193,6 +195,6 @@ def like(value: Value, number: float) -> Array:
 
 
 def numbers_of(value: Value) -> Array | None:
-    """The numbers of a constant; else None."""
-    held = value if isinstance(value, np.ndarray) else constant(value)
+    """The numbers of a constant, or of a view of one; else None."""
+    held = value if isinstance(value, np.ndarray) else value.val
     return None if held is None or isinstance(held, str) else np.asarray(held)

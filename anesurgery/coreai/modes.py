@@ -33,6 +33,7 @@ FORMS = (
         "4,096 ones give 2,048; and what rounds differently at each op cannot be told from what is wrong",
         LINUX,
     ),
+    Form("images", ("ship",), "the runtime on Linux takes tensors alone: images are `CVPixelBuffer`s", LINUX),
     Form(
         "argmax of fp32",
         ("ship",),

@@ -19,7 +19,9 @@ import numpy as np
 
 from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
+from anesurgery.coreai.images import PREFIX
 from anesurgery.coreai.lifts.composites import composite_of, several
+from anesurgery.coreai.lifts.images import image_size
 from anesurgery.coreai.lifts.table import (
     TABLE,
     TOKEN,
@@ -66,7 +68,7 @@ OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
 """Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
-NAME = "coreai.name"
+NAME, TOKEN_TYPE = "coreai.name", "token"
 LARGE = 64
 """Numbers from which on a constant of floats is one value of the program, however often it is read."""
 NO_END = -1
@@ -125,23 +127,30 @@ class Walked:
             for name in CLEANUP:
                 PASS_REGISTRY[f"common::{name}"](program)
         for function in program.functions.values():
-            _open(function, self.longest)
+            _describe(function, self.longest, reader.images)
         spec = _described(program, self.asset.metadata)
         return Loaded(program, spec, source=self.asset.path.resolve(), notes=tuple(reader.notes))
 
 
-def _open(function: Function, longest: int) -> None:
-    """State the sizes of axes that are left open, as a description of the function will say them."""
+def _describe(function: Function, longest: int, images: Mapping[str, str]) -> None:
+    """State what the types of a program do not say: sizes of axes that are left open, and images."""
     tensors = {n: v for n, v in function.inputs.items() if not types.is_state(v.sym_type)}
-    if not any(any_symbolic(v.shape) for v in tensors.values()):
+    if not images and not any(any_symbolic(v.shape) for v in tensors.values()):
         return
     size = ct.RangeDim(1, longest, default=USUAL if longest == NO_END else min(USUAL, longest))
+
+    def stated(name: str, var: Var, **shape: Any) -> Any:
+        if name in images:
+            colors = getattr(ct.colorlayout, images[name])
+            return ct.ImageType(name=name, color_layout=colors, channel_first=True, **shape)
+        return ct.TensorType(name=name, dtype=np_dtype(var).type, **shape)
+
     function.input_types = [
-        ct.TensorType(
-            n, ct.Shape([size if is_symbolic(d) else int(d) for d in v.shape]), dtype=np_dtype(v).type
-        )
+        stated(n, v, shape=ct.Shape([size if is_symbolic(d) else int(d) for d in v.shape]))
         for n, v in tensors.items()
     ]
+    if any(var.name in images for var in function.outputs):
+        function.output_types = [stated(var.name, var) for var in function.outputs]
 
 
 SAID = {"author": "author", "license": "license", "description": "shortDescription"}
@@ -162,6 +171,7 @@ def _described(program: Program, metadata: Mapping[str, Any]) -> Any:
     held.versionString = custom.pop(VERSION, "")
     for feature in features:
         feature.shortDescription = custom.pop(f"{FEATURE}{feature.name}", "")
+        custom.pop(f"{PREFIX}{feature.name}", None)
     held.userDefined.update(custom)
     return spec
 
@@ -175,6 +185,13 @@ class Reader:
     arrays: Mapping[str, Array]
     opset: Any
     notes: dict[str, None] = field(default_factory=dict)
+    images: dict[str, str] = field(init=False)
+    """Inputs and outputs that are images -> their colour spaces."""
+
+    def __post_init__(self) -> None:
+        """Read the colour spaces that `to_coreai` noted."""
+        held = dict(self.asset.metadata.get(CUSTOM) or {})
+        self.images = {k.removeprefix(PREFIX): v for k, v in held.items() if k.startswith(PREFIX)}
 
     def function(self, graph: Plain) -> Function:
         """A function of the program.
@@ -215,6 +232,9 @@ class Reader:
                 yield from self._ops(callee, seen)
 
     def _placeholder(self, name: str, kind: Plain) -> Any:
+        if (size := image_size(kind)) is not None:
+            self.images.setdefault(name, "RGB")
+            return mb.placeholder(shape=[1, 3, *size], dtype=types.fp32, name=name)
         if "dtype" not in kind:
             raise LoadError(f"{self.asset.path}: the input {name} is a {kind['type']}, which Core ML has not")
         dtype = mil_type(kind["dtype"])
@@ -231,17 +251,22 @@ class Reader:
         return mb.placeholder(shape=shape, dtype=element, name=name)
 
     def _given(self, var: Var, kind: Plain) -> Value:
-        return cast(var, mil_type(kind["dtype"])) if not kind.get("state") else var
+        return cast(var, mil_type(kind["dtype"])) if "dtype" in kind and not kind.get("state") else var
 
     def _outputs(self, graph: Plain, results: Sequence[Value]) -> dict[Var, str]:
         """The outputs, each made by an op of its own, by their names."""
         names, outputs = identifiers(_result_names(graph)), dict[Var, str]()
-        for name, value in zip(names, (v for v in results if v is not TOKEN), strict=True):
+        numbers = graph["ops"][-1]["operands"]
+        kinds = {r["number"]: r for op in graph["ops"] for r in op["results"]}
+        given = [(v, kinds.get(n, {})) for v, n in zip(results, numbers, strict=True) if v is not TOKEN]
+        for name, (value, kind) in zip(names, given, strict=True):
             if (var := as_var(value)).dtype is types.bool:
                 self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
                 var = mb.cast(x=var, dtype="int32")
             own = producer(var) is not None and producer(var, "const", "read_state") is None
             outputs[var if own and var not in outputs else mb.identity(x=var)] = name
+            if image_size(kind) is not None:
+                self.images.setdefault(name, "RGB")
         return outputs
 
     def _note_names(self, old: Sequence[str], new: Sequence[str]) -> None:
@@ -273,8 +298,8 @@ def _result_names(graph: Plain) -> list[str]:
 
 def _is_token(graph: Plain, i: int) -> bool:
     made = graph["ops"][-1]["operands"][i]
-    tokens = {r["number"] for op in graph["ops"] for r in op["results"] if "dtype" not in r}
-    return made in tokens or any(a["number"] == made and "dtype" not in a for a in graph["arguments"])
+    kinds = [*graph["arguments"], *(r for op in graph["ops"] for r in op["results"])]
+    return any(kind["number"] == made and TOKEN_TYPE in kind.get("type", "") for kind in kinds)
 
 
 def _integers(kind: str) -> str:
@@ -340,6 +365,10 @@ class Scope:
                 return [self.values[i] for i in op["operands"]]
             self._lift(op)
         raise LoadError(f"{self.reader.asset.path}: a block of {self.name} has no end; export the model again")
+
+    def colors(self, image: Var) -> str:
+        """The channels of an image in their order."""
+        return self.reader.images.get(image.name, "RGB")
 
     def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a block inside of an op, where the builder stands."""

@@ -50,6 +50,9 @@ COMPOSED = names(
 )
 """Ops whose formula is a graph of its own that says the op's name and attributes: it is read as that op."""
 
+FROM_IMAGE, TO_IMAGE = "anesurgery.from_image", "anesurgery.to_image"
+"""Composites between bytes [height, width, BGRA] and an image of MIL, whose channels their attribute says."""
+
 TAKEN_IN = {"pad": names("conv conv_transpose max_pool avg_pool l2_pool")}
 """Op -> ops of which it would be a part when it is read; before one of these its formula is a graph too."""
 

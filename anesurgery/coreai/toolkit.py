@@ -123,6 +123,11 @@ def tensor(shape: Sequence[int], dtype: Any) -> Any:
     return ir.RankedTensorType.get([length if length >= 0 else dynamic for length in shape], kind)
 
 
+def image(height: int, width: int) -> Any:
+    """The type of an image of bytes in the order blue, green, red, alpha, as cameras and video give it."""
+    return ir.Type.parse(f"!coreai.image<<k32BGRA> x {height} : i64 x {width} : i64>")
+
+
 def stored(values: Array, dtype: str) -> Any:
     """What a constant op holds. Large values are not copied: the array must stay as it is until it is saved.
 
@@ -329,6 +334,11 @@ def _given(kind: str, wanted: Mapping[str, Any], arrays: dict[str, Array]) -> di
     if unknown := values.keys() - wanted.keys():
         raise ValueError(f"unknown {kind} {sorted(unknown)[0]!r}; it takes {', '.join(wanted) or 'none'}")
     for name, array in values.items():
+        if not hasattr(wanted[name], "shape"):
+            words = (
+                "which the runtime takes on Apple's systems alone; give the ML Program: it is run with tensors"
+            )
+            raise ValueError(f"{kind} {name!r} is an image, {words}")
         shape = wanted[name].shape
         fits = len(shape) == array.ndim and all(
             d is None or d in (-1, n) for d, n in zip(shape, array.shape, strict=True)

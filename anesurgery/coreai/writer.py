@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai import toolkit
+from anesurgery.coreai import images, toolkit
 from anesurgery.coreai.lowerings import load_lowerings
 from anesurgery.coreai.lowerings.compressed import Spread
 from anesurgery.coreai.modes import Mode
@@ -84,8 +84,13 @@ class Constants:
 class Writer:
     """One function, being written."""
 
-    def __init__(self, function: Function, forms: Mode, constants: Constants) -> None:
+    def __init__(
+        self, function: Function, forms: Mode, constants: Constants, spaces: Mapping[str, str] | None = None
+    ) -> None:
         self.function, self.forms, self.constants = function, forms, constants
+        held = function.inputs | {var.name: var for var in function.outputs}
+        self.images = images.kept(spaces or {}, held) if forms.has("images") else {}
+        """Inputs and outputs that are images -> their colour spaces."""
         self.values: dict[Var, Any] = {}
         """Value of MIL -> the tensor in the program; None of what is no tensor, a label."""
         self.states: dict[Var, Value] = {}
@@ -105,18 +110,34 @@ class Writer:
 
         def body(arguments: Sequence[Any]) -> Mapping[str, Any]:
             for (key, var), node in zip(inputs.items(), arguments, strict=True):
-                (self.states if key in states else self.values)[var] = Value(node)
+                (self.states if key in states else self.values)[var] = self._argument_value(key, var, node)
             self.operations(self.function)
             outputs = [var for var in self.function.outputs if self.values.get(var, var) is not None]
-            results = {var.name: self.value(var).node for var in outputs}
+            results = {var.name: self._result(var) for var in outputs}
             return results | {new: self.states[inputs[key]].node for key, new in states.items()}
 
-        toolkit.graph(name, {key: self.type_of(var) for key, var in inputs.items()}, body, states)
-        given = [_port(key, var, self.forms, "state " * (key in states)) for key, var in inputs.items()]
-        made = [
-            _port(v.name, v, self.forms) for v in self.function.outputs if self.values.get(v, v) is not None
-        ]
+        types_of = {
+            key: toolkit.image(*lengths(var)[2:]) if key in self.images else self.type_of(var)
+            for key, var in inputs.items()
+        }
+        toolkit.graph(name, types_of, body, states)
+        given = [self._port(key, var, "state " * (key in states)) for key, var in inputs.items()]
+        made = [self._port(v.name, v) for v in self.function.outputs if self.values.get(v, v) is not None]
         return Signature(tuple(given), tuple(made))
+
+    def _argument_value(self, name: str, var: Var, node: Any) -> Value:
+        if name not in self.images:
+            return Value(node)
+        return images.from_image(node, self.images[name], self.forms.dtype(dtype_name(var)))
+
+    def _result(self, var: Var) -> Any:
+        value = self.value(var)
+        return images.to_image(value, self.images[var.name]) if var.name in self.images else value.node
+
+    def _port(self, name: str, var: Var, word: str = "") -> Port:
+        kind = "fp32" if types.is_dict(var.sym_type) else self.forms.dtype(dtype_name(var))
+        kind = f"{word}{kind}" if name not in self.images else f"{self.images[name]} image"
+        return Port(name, kind, tuple(None if n < 0 else n for n in lengths(var)))
 
     def block(self, block: Block, inputs: Sequence[Value]) -> list[Value]:
         """The values of a nested block, written where the writer is."""
@@ -242,11 +263,6 @@ def _is_composed(op: Operation) -> bool:
     """Does the formula of an op stand in a graph of its own?"""
     after = TAKEN_IN.get(op.op_type, frozenset())
     return op.op_type in COMPOSED or any(c.op_type in after for var in op.outputs for c in consumers(var))
-
-
-def _port(name: str, var: Var, forms: Mode, word: str = "") -> Port:
-    kind = "fp32" if types.is_dict(var.sym_type) else forms.dtype(dtype_name(var))
-    return Port(name, f"{word}{kind}", tuple(None if n < 0 else n for n in lengths(var)))
 
 
 def _fitted(value: Value, var: Var, dtype: str) -> Value:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,10 @@ import anesurgery as ane
 from anesurgery import registry
 from anesurgery.checking.grades import compare_arrays
 from anesurgery.coreai import values
+from anesurgery.coreai.lifts.composites import COMPOSITES
+from anesurgery.coreai.table import FROM_IMAGE, TO_IMAGE
 from anesurgery.coreai.translating import to_coreai
+from anesurgery.errors import InterpretError
 from anesurgery.interpret import Predictor
 from anesurgery.mil import Array, Program, ct, mb, types
 
@@ -156,6 +160,55 @@ def test_constants_that_are_joined_would_be_noticed(  # type: ignore[no-untyped-
     monkeypatch.setattr(values, "_joins", lambda *_: False)
     with pytest.raises(AssertionError):
         check(make(), tmp_path)
+
+
+def described(path: Path) -> list[tuple[str, str, int]]:
+    """Name, kind and colour space of each input and output."""
+    description = ane.load(path).spec.description
+    features = [*description.input, *description.output]
+    return [(f.name, f.type.WhichOneof("Type"), f.type.imageType.colorSpace) for f in features]
+
+
+def pictures() -> Program:
+    specs = [mb.TensorSpec((1, 3, 6, 8)), mb.TensorSpec((1, 1, 4, 4)), mb.TensorSpec((1, 4))]
+
+    @mb.program(input_specs=specs, opset_version=ct.target.iOS17)
+    def program(color, gray, row):  # type: ignore[no-untyped-def]
+        half = mb.mul(x=color, y=np.linspace(0.1, 0.9, 3, dtype=np.float32).reshape(3, 1, 1))
+        return mb.add(x=half, y=1.25, name="out"), mb.relu(x=gray, name="g"), mb.relu(x=row, name="r")
+
+    def image(name: str, space: str, *shape: int) -> Any:
+        more: dict[str, Any] = {"shape": shape, "channel_first": True} if shape else {}
+        return ct.ImageType(name=name, color_layout=getattr(ct.colorlayout, space), **more)
+
+    main = program.functions["main"]
+    main.input_types = [image("color", "BGR", 1, 3, 6, 8), image("gray", "GRAYSCALE", 1, 1, 4, 4)]
+    main.input_types.append(ct.TensorType(name="row", shape=(1, 4)))
+    main.output_types = [image("out", "RGB"), ct.TensorType(name="g"), ct.TensorType(name="r")]
+    return program
+
+
+@pytest.mark.parametrize("as_composites", [True, False])
+def test_images_come_back(as_composites: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by the formula of the bytes, as files have it that others made."""
+    given = ane.save(ane.load(pictures()), tmp_path / "a.mlpackage")
+    made = to_coreai(given, tmp_path / "a.aimodel")
+    assert str(made.functions["main"].inputs[0]) == "color (1x3x6x8 BGR image)"
+    assert list(made.lost) == ["gray is an image in GRAYSCALE: give its pixels as a tensor"]
+    if not as_composites:
+        for name in (FROM_IMAGE, TO_IMAGE):
+            monkeypatch.delitem(COMPOSITES, name)
+    back = ane.save(ane.load(made.path), tmp_path / "b.mlpackage")
+    assert described(back) == described(given)
+    inputs = Predictor(given).sample(0)
+    inputs["color"] = np.random.default_rng(0).integers(0, 256, (1, 3, 6, 8)).astype(np.float32)
+    before, after = numbers(given, inputs), numbers(back, inputs)
+    for name, wanted in before.items():
+        rounded = name == "out" and not as_composites
+        assert np.array_equal(np.round(wanted) if rounded else wanted, after[name]), name
+    with pytest.raises(InterpretError, match="'color' is an image, which the runtime takes on Apple's systems"):
+        ane.run(made.path, inputs, engine="coreai")
+    assert set(ane.run(given, inputs, engine="coreai")) == set(before)
 
 
 def test_what_the_folder_says_comes_back(tmp_path: Path) -> None:

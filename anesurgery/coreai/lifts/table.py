@@ -59,6 +59,9 @@ class Scope(Protocol):
     def constant(self, held: Plain) -> Value:
         """A constant."""
 
+    def colors(self, image: Var) -> str:
+        """The channels of an image in their order, such as "RGB"."""
+
     def nested(self, block: Plain, values: Sequence[Value] = ()) -> list[Value]:
         """Lift a block inside of an op; what it ends with."""
 

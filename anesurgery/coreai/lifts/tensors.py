@@ -87,6 +87,8 @@ def split(o: Site) -> Sequence[Value]:
 @lift("tile")
 def tile(o: Site) -> Value:
     """Repeated along each axis."""
+    if not o.known(1):
+        return mb.tile(x=o[0], reps=o[1])
     return mb.tile(x=o[0], reps=o.ints(1)) if set(o.ints(1)) != {1} else o[0]
 
 

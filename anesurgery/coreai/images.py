@@ -60,7 +60,7 @@ def to_image(x: Value, colors: str) -> Any:
     height, width = x.shape[2:]
 
     def body(nodes: Any) -> list[Any]:
-        levels = call("round_", Value(nodes[0]).cast("fp32")).at_least(0.0).at_most(255.0)
+        levels = call("round", Value(nodes[0]).cast("fp32")).maximum(0.0).minimum(255.0)
         pixels = levels.squeeze([0]).transpose([1, 2, 0])
         pixels = pixels if colors == "BGR" else call("reverse", pixels, indices([2]))
         opaque = array(np.full((height, width, 1), 255.0), "fp32")

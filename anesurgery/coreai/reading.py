@@ -19,6 +19,7 @@ import numpy as np
 
 from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
+from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
 from anesurgery.coreai.lifts.composites import composite_of, several
 from anesurgery.coreai.lifts.images import image_size
@@ -75,8 +76,6 @@ NO_END = -1
 """What coremltools takes for an axis without a largest size."""
 USUAL = 64
 """The size of an open axis where none is given: a choice."""
-NUMPY = {"f16": "<f2", "f32": "<f4", "f64": "<f8", "bf16": "<u2"}
-"""Element type of Core AI -> how its numbers stand in the file; the names of integers say it."""
 
 
 @exclusive()
@@ -276,17 +275,16 @@ class Reader:
 
     def constant(self, held: Plain) -> Array:
         """The numbers of a constant, in the type of the file; each of few bits in a byte of its own."""
-        kind, shape = held["dtype"], tuple(held["shape"])
+        name, shape = name_of(held["dtype"]), tuple(held["shape"])
         if "constant" in held:
-            array = self.arrays[held["constant"]]
-            dtype = np.dtype(NUMPY.get(kind.replace("bf16", "f32")) or _integers(kind))
-            return np.broadcast_to(array.astype(dtype), shape)
-        count, bits = math.prod(shape), 8 if kind == "i1" else int(kind.lstrip("usifb"))
+            dtype = numpy_of(name.replace("bf16", "fp32"))
+            return np.broadcast_to(self.arrays[held["constant"]].astype(dtype), shape)
+        count, bits, stored = math.prod(shape), bits_of(name), self.asset.bytecode.array
         if bits < 8:
-            packed = self.asset.bytecode.array(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
-            return unpack(packed, bits, kind[0] == "s", shape)
-        array = self.asset.bytecode.array(held["resource"], np.dtype(NUMPY.get(kind) or _integers(kind)), count)
-        return (_short_float(array) if kind == "bf16" else array).reshape(shape)
+            packed = stored(held["resource"], np.dtype(np.uint8), -(-count * bits // 8))
+            return unpack(packed, bits, name.startswith("int"), shape)
+        array = stored(held["resource"], numpy_of(name), count).reshape(shape)
+        return (array.astype(np.uint32) << 16).view(np.float32) if name == "bf16" else array
 
 
 def _result_names(graph: Plain) -> list[str]:
@@ -300,18 +298,6 @@ def _is_token(graph: Plain, i: int) -> bool:
     made = graph["ops"][-1]["operands"][i]
     kinds = [*graph["arguments"], *(r for op in graph["ops"] for r in op["results"])]
     return any(kind["number"] == made and TOKEN_TYPE in kind.get("type", "") for kind in kinds)
-
-
-def _integers(kind: str) -> str:
-    """Numpy's name of a type of integers or truth values; few bits stand in a byte."""
-    if kind == "i1":
-        return "?"
-    return f"{'<u' if kind[0] == 'u' else '<i'}{max(1, int(kind[2:]) // 8)}"
-
-
-def _short_float(array: Array) -> Array:
-    """bfloat16, the upper half of float32, as float32."""
-    return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def kind_of(op: Plain) -> str:
@@ -387,7 +373,7 @@ class Scope:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
                 made = several(make(named, declared["op_attrs"]))
-                self.stated |= set(made) if declared["name"].startswith(OWN) else set()
+                self.stated |= set(map(as_var, made)) if declared["name"].startswith(OWN) else set()
                 return made
         inner = Scope(self.reader, graph, self.labels)
         inner.depth = self.depth + 1

@@ -40,6 +40,19 @@ MISSING: dict[str, str] = {
 }
 """Op type without a lowering -> why, and what to do."""
 
+UNARY = names("acos asin atan atanh cos cosh erf exp sin sinh sqrt tan tanh sigmoid silu round abs")
+"""Ops of one operand that have one name and one meaning in both formats."""
+BINARY = {k: k for k in names("add mul pow maximum minimum equal not_equal greater")} | {
+    "real_div": "divide",
+    "floor_div": "floor_divide",
+    "logical_and": "and",
+    "logical_or": "or",
+    "logical_xor": "xor",
+}
+"""Op of MIL of two operands -> Core AI's of the same meaning."""
+GELU = {"EXACT": "none", "TANH_APPROXIMATION": "tanh", "SIGMOID_APPROXIMATION": "sigmoid"}
+"""Mode of gelu in MIL -> in Core AI."""
+
 OWN = "mil."
 """How the name of a composite begins that `COMPOSED` makes; the name of the op follows."""
 COMPOSED = names(

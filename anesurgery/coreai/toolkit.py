@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import bits_of
 from anesurgery.errors import LoadError
 from anesurgery.files.sub_byte import pack
 
@@ -110,10 +111,10 @@ def element(dtype: str) -> Any:
         return ir.F16Type.get() if dtype == "fp16" else ir.F32Type.get()
     if dtype == "bool":
         return ir.IntegerType.get_signless(1)
-    signed, digits = dtype.startswith("int"), dtype.removeprefix("u").removeprefix("int")
-    if not digits.isdigit():
+    if not dtype.startswith(("int", "uint")):
         raise KeyError(dtype)
-    return ir.IntegerType.get_signed(int(digits)) if signed else ir.IntegerType.get_unsigned(int(digits))
+    kinds = ir.IntegerType
+    return (kinds.get_signed if dtype.startswith("int") else kinds.get_unsigned)(bits_of(dtype))
 
 
 def tensor(shape: Sequence[int], dtype: Any) -> Any:
@@ -134,7 +135,7 @@ def stored(values: Array, dtype: str) -> Any:
     Apple's own `constant` does not pack elements of few bits, and reads wrong values or crashes, so that these
     are given as packed bytes, the lowest bits first.
     """
-    bits = int("".join(filter(str.isdigit, dtype)) or 8)
+    bits = bits_of(dtype)
     if bits >= 8 and (values.size <= RESOURCE or dtype == "bool"):
         return ops.create_constant_attr(np.array(values), element(dtype))
     return stored_bytes(pack(values, bits) if bits < 8 else values, values.shape, dtype)

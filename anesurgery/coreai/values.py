@@ -10,28 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import name_of, numpy_of
 from anesurgery.coreai.table import OWN
 from anesurgery.coreai.toolkit import composite, constant, ir, ops, stored, tensor
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Array
 from anesurgery.ops import names
 
-DTYPES = {"f16": "fp16", "f32": "fp32", "i1": "bool"}
-"""How Core AI prints an element type -> the name in MIL; integers are `si32` and `ui8` there."""
-NUMPY = {"fp16": np.float16, "fp32": np.float32, "bool": np.bool_}
-"""dtype of MIL -> dtype of numpy, where the two have different names."""
-
-
-def as_numpy(dtype: str) -> Any:
-    """The numpy dtype that holds elements of a dtype of MIL; those of few bits take a byte each."""
-    if dtype in NUMPY:
-        return NUMPY[dtype]
-    bits = int("".join(filter(str.isdigit, dtype)))
-    return np.dtype(f"{'u' if dtype.startswith('u') else ''}int{max(bits, 8)}")
-
 
 class Value:
-    """A tensor of the program; operators broadcast."""
+    """A tensor of the program; operators broadcast, and methods are called as torch's are."""
 
     known: Any = None
     """The numbers of a constant."""
@@ -57,8 +45,7 @@ class Value:
     @property
     def dtype(self) -> str:
         """The element type by its name in MIL."""
-        written = str(self.node.type.element_type)
-        return DTYPES.get(written) or written.replace("si", "int").replace("ui", "uint")
+        return name_of(str(self.node.type.element_type))
 
     @property
     def is_float(self) -> bool:
@@ -123,9 +110,6 @@ class Value:
     def __neg__(self) -> Value:
         return self.with_("mul", -1)
 
-    def __abs__(self) -> Value:
-        return call("abs_", self)
-
     def __gt__(self, other: Any) -> Value:
         return self.with_("greater", other)
 
@@ -148,7 +132,7 @@ class Value:
         return self.with_("xor", other)
 
     def __invert__(self) -> Value:
-        return call("not_", self)
+        return call("not", self)
 
     __radd__, __rmul__ = __add__, __mul__
 
@@ -156,13 +140,32 @@ class Value:
         """Where both are the same number."""
         return self.with_("equal", other)
 
-    def at_least(self, other: Any) -> Value:
+    def maximum(self, other: Any) -> Value:
         """The larger of both."""
         return self.with_("maximum", other)
 
-    def at_most(self, other: Any) -> Value:
+    def minimum(self, other: Any) -> Value:
         """The smaller of both."""
         return self.with_("minimum", other)
+
+    def clamp(self, min: Any = None, max: Any = None) -> Value:
+        """Within limits."""
+        above = self if min is None else self.maximum(min)
+        return above if max is None else above.minimum(max)
+
+    def abs(self) -> Value:
+        """Without the sign."""
+        return call("abs", self)
+
+    def tanh(self) -> Value:
+        """The hyperbolic tangent."""
+        return call("tanh", self)
+
+    def remainder(self, other: Any) -> Value:
+        """With the sign of the divisor; Core AI's has that of the dividend."""
+        rest, by = self.with_("modulo", other), self.like(other)
+        other_side = (rest > 0) ^ (by > rest.like(0))
+        return where(rest.with_("not_equal", 0) & other_side, rest + by, rest)
 
     def cast(self, dtype: str) -> Value:
         """Another element type."""
@@ -212,7 +215,7 @@ class Value:
     def slice(self, begin: Any, end: Any, strides: Any = None) -> Value:
         """A part of each axis; begins and ends are lists or values, strides are positive."""
         steps = [1] * self.rank if strides is None else strides
-        return call("slice_", self, indices(begin), indices(end), indices(steps))
+        return call("slice", self, indices(begin), indices(end), indices(steps))
 
     def along(self, axis: int, begin: int, end: int, stride: int = 1) -> Value:
         """A part of one axis; a dynamic one may be read up to its end: -1."""
@@ -262,9 +265,15 @@ def _kind(node: Any) -> str:
     return str(name).removeprefix("coreai.").removeprefix("decomposable.").removeprefix("broadcasting_")
 
 
+def _is_constant(node: Any) -> bool:
+    """Is a value a constant, maybe in another shape?"""
+    kind = _kind(node)
+    return kind == "constant" or (kind in RESHAPES and _is_constant(node.owner.operands[0]))
+
+
 def _joins(op: str, *nodes: Any) -> bool:
     """Would Apple's package compute an op of a constant together with the op before it?"""
-    given = [node for node in nodes if _kind(node) != "constant"]
+    given = [node for node in nodes if not _is_constant(node)]
     if op not in JOINED or len(given) != 1:
         return False
     return _takes_in(given[0], JOINED[op][0])
@@ -280,7 +289,7 @@ def _takes_in(node: Any, family: str) -> bool:
         return True
     if kind == "batch_matmul":
         return family == "sum"
-    others = [operand for operand in operands if _kind(operand) != "constant"]
+    others = [operand for operand in operands if not _is_constant(operand)]
     if kind not in JOINED or len(others) == len(operands):
         return False
     return JOINED[kind][0] == family or any(_kind(n).startswith("conv") for n in others)
@@ -320,12 +329,13 @@ class Constant(Value):
 
 def call(op: str, *values: Value) -> Value:
     """One of Core AI's ops that take values alone."""
-    return Value(getattr(ops, op)(*(value.node for value in values)))
+    builder = getattr(ops, f"{op}_", None) or getattr(ops, op)  # where Python has the name, Apple's has a dash
+    return Value(builder(*(value.node for value in values)))
 
 
 def array(numbers: Any, dtype: str) -> Value:
     """A constant."""
-    known = np.asarray(numbers, as_numpy(dtype))
+    known = np.asarray(numbers, numpy_of(dtype))
     made = Value(constant(stored(known, dtype)))
     made.known = known
     return made
@@ -334,7 +344,7 @@ def array(numbers: Any, dtype: str) -> Value:
 def scalar(number: Any, dtype: str) -> Value:
     """A constant without axes; fp16 holds a number beyond its range as infinity."""
     with np.errstate(over="ignore"):
-        return array(np.asarray(number).astype(as_numpy(dtype)), dtype)
+        return array(np.asarray(number).astype(numpy_of(dtype)), dtype)
 
 
 def indices(numbers: Any) -> Value:

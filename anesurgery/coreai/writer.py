@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai import images, toolkit
+from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.lowerings import load_lowerings
 from anesurgery.coreai.lowerings.compressed import Spread
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import COMPOSED, MISSING, OWN, TABLE, TAKEN_IN
-from anesurgery.coreai.values import Constant, Value, as_numpy
+from anesurgery.coreai.values import Constant, Value
 from anesurgery.errors import NotExpressible, SurgeryError
 from anesurgery.files.interface import Port, Signature
 from anesurgery.mil import (
@@ -76,7 +77,7 @@ class Constants:
         if key not in self._attributes:
             self._attributes[key] = (
                 numbers,
-                toolkit.stored(numbers.astype(as_numpy(dtype), copy=False), dtype),
+                toolkit.stored(numbers.astype(numpy_of(dtype), copy=False), dtype),
             )
         return self._attributes[key][1]
 

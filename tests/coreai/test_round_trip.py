@@ -133,8 +133,8 @@ def constants_apart() -> Program:
 
 def convolutions() -> Program:
     """Along one axis; with a bias, a sum and a scale behind it; and with padding in front or as its own."""
-    weight = np.linspace(-1, 1, 128 * 3 * 3, dtype=np.float32).reshape(128, 3, 3)
-    bias = np.linspace(0, 1, 128, dtype=np.float32)
+    weight = np.linspace(-1, 1, 32 * 3 * 3, dtype=np.float32).reshape(32, 3, 3)
+    bias = np.linspace(0, 1, 32, dtype=np.float32)
 
     @mb.program(input_specs=[mb.TensorSpec((1, 3, 20))], opset_version=ct.target.iOS17)
     def program(x):  # type: ignore[no-untyped-def]
@@ -143,7 +143,7 @@ def convolutions() -> Program:
         apart = mb.conv(x=padded, weight=weight, pad_type="valid")
         scaled = mb.mul(x=mb.add(x=apart, y=bias[:, None]), y=bias[:, None])
         image = mb.conv(x=mb.expand_dims(x=x, axes=[3]), weight=weight[..., None], bias=bias)
-        return own, scaled, mb.mul(x=image, y=bias[:, None, None])
+        return own, scaled, mb.mul(x=image, y=bias[None, :, None, None])
 
     return program
 

@@ -61,9 +61,9 @@ def _flat(value: Value) -> Value | None:
 @lift("conv2d", "conv3d")
 def conv(o: Site) -> Value:
     """A convolution, with the zeros that were padded before it; of one spatial axis if the other has size 1."""
-    flat_x, flat_weight = (_flat(o[i]) if len(o.shape) == 4 else None for i in (0, 1))
-    flat = flat_x is not None and flat_weight is not None
-    given, weight = (flat_x, flat_weight) if flat else (o[0], o[1])
+    narrow = [one for i in (0, 1) if len(o.shape) == 4 and (one := _flat(o[i])) is not None]
+    flat = len(narrow) == 2
+    given, weight = narrow if flat else (o[0], o[1])
     x, sides = _padding(o, given, 0.0)
     axes = len(sizes_of(x)) - 2
     how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.whole(4), **_form(sides)}

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
+from anesurgery.coreai.dtypes import name_of
 from anesurgery.mil import Array, Var, dtype_name, fixed_shape, is_symbolic, mb, np_dtype, types
 
 Value: TypeAlias = "Var | Array"
@@ -15,8 +16,6 @@ Value: TypeAlias = "Var | Array"
 Plain: TypeAlias = Mapping[str, Any]
 """What the child process says of an op, a block or a type."""
 
-MIL_TYPES = {"f16": "fp16", "f32": "fp32", "f64": "fp32", "bf16": "fp32", "i1": "bool"}
-"""Element type of Core AI -> of MIL; every integer is int32, in which MIL computes."""
 INT32 = np.iinfo(np.int32)
 
 
@@ -25,15 +24,16 @@ class Unliftable(Exception):  # noqa: N818 - reads as a statement; becomes a Loa
 
 
 def mil_type(element: str) -> str:
-    """The element type in MIL.
+    """The element type in MIL; every integer is int32, in which MIL computes.
 
     Raises:
         Unliftable: MIL has none.
     """
-    if element in MIL_TYPES:
-        return MIL_TYPES[element]
-    if element.removeprefix("si").removeprefix("ui").isdigit():
-        return "int32"
+    name = name_of(element)
+    if name in ("fp16", "fp32", "bool"):
+        return name
+    if name.startswith(("int", "uint")) or name in ("fp64", "bf16"):
+        return "int32" if "int" in name else "fp32"
     raise Unliftable(f"MIL has no numbers of the type {element}")
 
 

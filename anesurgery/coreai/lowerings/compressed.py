@@ -115,10 +115,10 @@ def _column(numbers: Any, axis: Any, like: Value, dtype: str) -> Value:
 @lowers("quantize")
 def quantize(input: Value, scale: Any, output_dtype: str, zero_point: Any = None, axis: Any = None) -> Value:
     """round(x / scale) + zero_point, kept inside the dtype, in fp32: fp16 has no 2,049."""
-    level = call("round_", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
+    level = call("round", (x := input.cast("fp32")) / _column(scale, axis, x, "fp32"))
     level = level if zero_point is None else level + _column(zero_point, axis, x, "fp32")
     limits = np.iinfo(output_dtype)
-    return level.at_least(float(limits.min)).at_most(float(limits.max)).cast(output_dtype)
+    return level.maximum(float(limits.min)).minimum(float(limits.max)).cast(output_dtype)
 
 
 @lowers("dequantize")

@@ -203,7 +203,7 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
 @lowers("range_1d")
 def range_1d(start: Value, end: Value, step: Value) -> Value:
     """start, start + step, ... up to but without end."""
-    return call("range_", start, end, step)
+    return call("range", start, end, step)
 
 
 @lowers("one_hot")

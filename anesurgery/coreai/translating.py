@@ -14,7 +14,7 @@ from anesurgery.coreai import toolkit
 from anesurgery.coreai.images import COLORS, PREFIX, color_space, images_of
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.toolkit import require
-from anesurgery.coreai.writer import Constants, Writer, check_ops
+from anesurgery.coreai.writer import ConstantPool, FunctionWriter, check_ops
 from anesurgery.doors import door
 from anesurgery.errors import LoadError, NotExpressible
 from anesurgery.files.interface import Signature
@@ -95,26 +95,26 @@ def to_coreai(
         UnknownName: there is no such mode.
     """
     require()
-    forms, loaded = Mode(mode), _prepared(load_as_is(model))
+    how, loaded = Mode(mode), _prepared(load_as_is(model))
     target = Path(path).expanduser().absolute()
     check_target(loaded.source, target, overwrite, SUFFIX)
     if loaded.absent is not None:
         raise LoadError(loaded.absent)
     check_ops(loaded.program)
     spaces = images_of(loaded.description)
-    program, signatures = _written(loaded.program, forms, spaces)
+    program, signatures = _written(loaded.program, how, spaces)
     loaded.check_source()
     write_atomically(target, lambda place: toolkit.save(program, place, _metadata(loaded)), overwrite)
     stored = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
     return CoreAI(target, signatures, stored, tuple(_lost(loaded)))
 
 
-def _written(program: Program, forms: Mode, spaces: Mapping[str, str]) -> tuple[Any, dict[str, Signature]]:
+def _written(program: Program, mode: Mode, spaces: Mapping[str, str]) -> tuple[Any, dict[str, Signature]]:
     """The functions of a program in Core AI, and what each takes and gives."""
-    constants, functions = Constants(), program.functions
+    constants, functions = ConstantPool(), program.functions
     try:
         with toolkit.module() as module:
-            signatures = {n: Writer(f, forms, constants, spaces).write(n) for n, f in functions.items()}
+            signatures = {n: FunctionWriter(f, mode, constants, spaces).write(n) for n, f in functions.items()}
             return module, signatures
     except RuntimeError as error:  # of Apple's rewrites, which follow the last op
         raise NotExpressible(f"Apple's package refuses the program: {toolkit.refusal(error)}") from error

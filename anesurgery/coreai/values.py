@@ -382,7 +382,7 @@ def wide(*values: Value) -> list[Value]:
     return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
 
 
-def whole(numbers: Any, what: str) -> list[int]:
+def known_ints(numbers: Any, what: str) -> list[int]:
     """Whole numbers that must be known.
 
     Raises:

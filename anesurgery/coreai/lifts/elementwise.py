@@ -163,7 +163,7 @@ def cast_(o: Site) -> Value:
 @lift("softmax")
 def softmax(o: Site) -> Value:
     """Along an axis."""
-    return mb.softmax(x=o[0], axis=o.whole(1))
+    return mb.softmax(x=o[0], axis=o.integer(1))
 
 
 def _reduced(op_type: str, o: Site) -> Value:

@@ -66,7 +66,7 @@ def conv(o: Site) -> Value:
     given, weight = narrow if flat else (o[0], o[1])
     x, sides = _padding(o, given, 0.0)
     axes = len(sizes_of(x)) - 2
-    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.whole(4), **_form(sides)}
+    how = {"strides": o.ints(2)[:axes], "dilations": o.ints(3)[:axes], "groups": o.integer(4), **_form(sides)}
     y = mb.conv(x=x, weight=weight, **how)
     return mb.expand_dims(x=y, axes=[-1]) if flat else y
 
@@ -81,7 +81,7 @@ def conv_transpose(o: Site) -> Value:
     sides = [n for n in sides for _ in range(2)] if len(sides) == spatial else sides
     more = [(high, extra) for high, extra in zip(sides[1::2], o.ints(5), strict=True)]
     cut = [end for low, (high, extra) in zip(sides[::2], more, strict=True) for end in (low, high - extra)]
-    how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.whole(6)}
+    how = {"strides": o.ints(2), "dilations": o.ints(4), "groups": o.integer(6)}
     if all(n >= 0 for n in cut):
         return mb.conv_transpose(x=o[0], weight=o[1], pad_type="custom", pad=cut, **how)
     shape = np.array(o.shape, np.int32)

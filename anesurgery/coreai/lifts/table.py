@@ -37,7 +37,7 @@ def mil_type(element: str) -> str:
     raise Unliftable(f"MIL has no numbers of the type {element}")
 
 
-def whole(numbers: Array) -> Array:
+def as_int32(numbers: Array) -> Array:
     """A constant in the types of MIL: integers of other widths become int32, the ends of 64 bits its own."""
     if numbers.dtype.kind in "iu" and numbers.dtype != np.int32:
         return np.asarray(np.clip(numbers, INT32.min, INT32.max), np.int32)
@@ -80,7 +80,7 @@ class Site:
     def __getitem__(self, i: int) -> Value:
         """An operand as a builder takes it."""
         value = self.operands[i]
-        return whole(value) if isinstance(value, np.ndarray) else value
+        return as_int32(value) if isinstance(value, np.ndarray) else value
 
     def __len__(self) -> int:
         return len(self.operands)
@@ -101,7 +101,7 @@ class Site:
         """The integers of an operand that must be a constant."""
         return [int(n) for n in self.numbers(i).reshape(-1)]
 
-    def whole(self, i: int) -> int:
+    def integer(self, i: int) -> int:
         """The integer of an operand that must be a constant."""
         return self.ints(i)[0]
 

@@ -68,7 +68,7 @@ def transpose(o: Site) -> Value:
 def concat(o: Site) -> Value:
     """Tensors one after another along an axis."""
     parts = [o[i] for i in range(1, len(o))]
-    axis = o.whole(0) % len(o.shape)
+    axis = o.integer(0) % len(o.shape)
     return mb.concat(values=parts, axis=axis) if len(parts) > 1 else parts[0]
 
 

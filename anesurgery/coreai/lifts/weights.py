@@ -42,7 +42,7 @@ def blockwise_shift_scale(o: Site) -> Value:
 def lut_to_dense(o: Site) -> Value:
     """Indices into a table of numbers, or of vectors along an axis."""
     lut = _stored(o, 1)
-    axis = {"vector_axis": o.whole(2)} if sizes_of(lut)[-1] > 1 else {}
+    axis = {"vector_axis": o.integer(2)} if sizes_of(lut)[-1] > 1 else {}
     return mb.constexpr_lut_to_dense(indices=_stored(o, 0), lut=lut, **axis)
 
 

@@ -102,7 +102,7 @@ written(
 
 @lowers("gelu")
 def gelu(x: Value, mode: str = "EXACT") -> Value:
-    """One op in all three forms."""
+    """One op in all three mode."""
     return Value(ops.gelu(x.node, approximate=GELU[mode]))
 
 
@@ -113,8 +113,8 @@ def softplus_parametric(x: Value, alpha: Value, beta: Value) -> Value:
 
 
 @lowers("cast")
-def cast(x: Value, dtype: str, forms: Mode) -> Value:
+def cast(x: Value, dtype: str, mode: Mode) -> Value:
     """Floats become whole before they become integers: "whole before integer" (`modes.FORMS`)."""
     if x.is_float and "int" in dtype:
         x = truncated(x)
-    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(forms.dtype(dtype))
+    return x.with_("not_equal", 0) if dtype == "bool" else x.cast(mode.dtype(dtype))

@@ -74,17 +74,17 @@ def _place(x: Value, axis: int, keep_dims: bool) -> Value:
 
 
 @lowers("reduce_argmax")
-def argmax(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """The place of the first of the largest."""
-    if forms.has("argmax of fp32"):
+    if mode.has("argmax of fp32"):
         (x,) = wide(x)
     return _place(x, int(axis) % x.rank, keep_dims)
 
 
 @lowers("reduce_argmin")
-def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
-    return argmax(-x if x.is_float else -1 - x, forms, axis, keep_dims)
+    return argmax(-x if x.is_float else -1 - x, mode, axis, keep_dims)
 
 
 @lowers("classify")

@@ -87,8 +87,8 @@ COMBINED: dict[str, Callable[[Value, Value], Value]] = {
     "sub": lambda old, new: old - new,
     "mul": lambda old, new: old * new,
     "div": lambda old, new: old / new,
-    "max": lambda old, new: old.at_least(new),
-    "min": lambda old, new: old.at_most(new),
+    "max": lambda old, new: old.maximum(new),
+    "min": lambda old, new: old.minimum(new),
 }
 """Mode of a scatter -> what stands where an update was written."""
 

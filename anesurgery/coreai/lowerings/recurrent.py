@@ -22,7 +22,7 @@ ACTIVATIONS: dict[str, Callable[[Value], Value]] = {
     **{name: partial(call, name) for name in ("tanh", "sigmoid", "relu")},
     "scaled_tanh": partial(call, "tanh"),
     "linear": lambda x: x,
-    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), lambda x: (x * 0.2 + 0.5).at_least(0.0).at_most(1.0)),
+    **dict.fromkeys(("hard_sigmoid", "sigmoid_hard"), lambda x: (x * 0.2 + 0.5).maximum(0.0).minimum(1.0)),
 }
 """The activations that recurrent ops may name, with their default parameters."""
 
@@ -145,7 +145,7 @@ def _lstm_step(
         if peeks:
             i, f = i + peeks[0] * c, f + peeks[1] * c
         c = gate(f) * c + gate(i) * cell_in(z)
-        c = c if clip is None else c.at_least(-float(clip)).at_most(float(clip))
+        c = c if clip is None else c.maximum(-float(clip)).minimum(float(clip))
         o = o + peeks[2] * c if peeks else o
         return [gate(o) * cell_out(c), c]
 

@@ -25,7 +25,7 @@ def _mean(x: Value, axes: Sequence[int]) -> Value:
 def _log_sum_exp(x: Value, axes: Sequence[int]) -> Value:
     """Shifted by the largest: "shifted exponentials" (`modes.FORMS`); an infinite one shifts nothing."""
     top = x.reduce("max", axes)
-    top = where(abs(top) < np.inf, top, 0.0)
+    top = where(top.abs() < np.inf, top, 0.0)
     return call("log", call("exp", x - top).reduce("sum", axes)) + top
 
 
@@ -40,7 +40,7 @@ REDUCTIONS: dict[str, Callable[[Value, Sequence[int]], Value]] = {
     "reduce_max": lambda x, axes: x.reduce("max", axes),
     "reduce_min": lambda x, axes: x.reduce("min", axes),
     "reduce_prod": lambda x, axes: x.reduce("product", axes),
-    "reduce_l1_norm": lambda x, axes: abs(x).reduce("sum", axes),
+    "reduce_l1_norm": lambda x, axes: x.abs().reduce("sum", axes),
     "reduce_l2_norm": in_floats(_root),
     "reduce_sum_square": lambda x, axes: (x * x).reduce("sum", axes),
     "reduce_log_sum": in_floats(lambda x, axes: call("log", x.reduce("sum", axes))),
@@ -74,17 +74,17 @@ def _place(x: Value, axis: int, keep_dims: bool) -> Value:
 
 
 @lowers("reduce_argmax")
-def argmax(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmax(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """The place of the first of the largest."""
-    if forms.has("argmax of fp32"):
+    if mode.has("argmax of fp32"):
         (x,) = wide(x)
     return _place(x, int(axis) % x.rank, keep_dims)
 
 
 @lowers("reduce_argmin")
-def argmin(x: Value, forms: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
+def argmin(x: Value, mode: Mode, axis: int = -1, keep_dims: bool = False, output_dtype: str = "") -> Value:
     """That of the negated numbers; of integers -1 - x, which no integer passes the range with."""
-    return argmax(-x if x.is_float else -1 - x, forms, axis, keep_dims)
+    return argmax(-x if x.is_float else -1 - x, mode, axis, keep_dims)
 
 
 @lowers("classify")

@@ -10,7 +10,7 @@ import numpy as np
 from anesurgery.coreai.lowerings.indexing import taken
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, written
-from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, scalar, where, whole
+from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
 from anesurgery.errors import NotExpressible
 from anesurgery.mil import Operation, dtype_name, static_shape
 
@@ -22,7 +22,7 @@ def reshape(x: Value, shape: Any, op: Operation) -> Value:
         return x.reshape(fixed)
     if isinstance(shape, Value) and shape.known is None:
         return x.reshape(shape)
-    wanted = whole(shape, "shape")
+    wanted = known_ints(shape, "shape")
     if 0 not in wanted:
         return x.reshape(wanted)
     kept = [0] * max(len(wanted) - x.rank, 0) + list(range(max(x.rank - len(wanted), 0), x.rank))
@@ -70,7 +70,11 @@ def stack(values: Sequence[Value], axis: int = 0) -> Value:
 def split(x: Value, axis: int, op: Operation, num_splits: Any = None, split_sizes: Any = None) -> list[Value]:
     """A slice for each piece."""
     axis = int(axis) % x.rank
-    sizes = [int(var.shape[axis]) for var in op.outputs] if split_sizes is None else whole(split_sizes, "sizes")
+    sizes = (
+        [int(var.shape[axis]) for var in op.outputs]
+        if split_sizes is None
+        else known_ints(split_sizes, "sizes")
+    )
     ends = np.cumsum(sizes).tolist()
     return [x.along(axis, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
@@ -85,7 +89,7 @@ def tile(x: Value, reps: Any) -> Value:
 @lowers("pad")
 def pad(x: Value, pad: Any, mode: str = "constant", constant_val: float = 0.0) -> Value:
     """All modes are Core AI's, of amounts that are known."""
-    amounts = whole(pad, "the padding")
+    amounts = known_ints(pad, "the padding")
     pairs = list(zip(amounts[::2], amounts[1::2], strict=True))
     if min(amounts, default=0) < 0:
         raise NotExpressible(f"the padding {amounts} is negative")
@@ -153,11 +157,11 @@ def _bounds(
     squeeze_mask: Any = None,
 ) -> tuple[Value, list[Any], list[int]]:
     """X, where a slice of it lies, and the axes that are dropped."""
-    steps = [1] * x.rank if stride is None else whole(stride, "stride")
+    steps = [1] * x.rank if stride is None else known_ints(stride, "stride")
     masks = [_mask(mask, x.rank) for mask in (begin_mask, end_mask, squeeze_mask)]
     dropped = [axis for axis in range(x.rank) if masks[2][axis]]
     if all(v.known is not None for v in (begin, end)):
-        x, bounds = _known_bounds(x, whole(begin, "begin"), whole(end, "end"), steps, masks)
+        x, bounds = _known_bounds(x, known_ints(begin, "begin"), known_ints(end, "end"), steps, masks)
         return x, bounds, dropped
     return x, _computed_bounds(x, begin, end, steps, masks), dropped
 
@@ -172,11 +176,11 @@ def slice_by_index(x: Value, begin: Value, end: Value, **form: Any) -> Value:
 @lowers("slice_by_size")
 def slice_by_size(x: Value, begin: Value, size: Any) -> Value:
     """Blocks that start at `begin`; size -1 reaches to the end."""
-    sizes = whole(size, "size")
+    sizes = known_ints(size, "size")
     if begin.known is None:
         first = _from_front(begin.cast("int32"), x.lengths() if -1 in x.shape else indices(x.shape))
     else:
-        places = zip(whole(begin, "begin"), x.shape, strict=True)
+        places = zip(known_ints(begin, "begin"), x.shape, strict=True)
         first = indices([b + n if b < 0 < n else b for b, n in places])
     last = first + indices(sizes) if first.known is None else indices(np.add(first.known, sizes))
     return slice_by_index(x, first, last, end_mask=[n == -1 for n in sizes])
@@ -203,7 +207,7 @@ def band_part(x: Value, lower: int = -1, upper: int = -1) -> Value:
 @lowers("range_1d")
 def range_1d(start: Value, end: Value, step: Value) -> Value:
     """start, start + step, ... up to but without end."""
-    return call("range_", start, end, step)
+    return call("range", start, end, step)
 
 
 @lowers("one_hot")
@@ -211,19 +215,19 @@ def one_hot(
     indices: Value,
     one_hot_vector_size: Any,
     op: Operation,
-    forms: Mode,
+    mode: Mode,
     axis: int = -1,
     on_value: Any = 1,
     off_value: Any = 0,
 ) -> Value:
     """The index compared with all numbers along a new axis."""
-    (size,) = whole(one_hot_vector_size, "the number of classes")
+    (size,) = known_ints(one_hot_vector_size, "the number of classes")
     rank = indices.rank + 1
     axis = int(axis) % rank
     classes = array(np.arange(size), "int32").reshape([size if a == axis else 1 for a in range(rank)])
     hit = indices.expand([axis]).cast("int32").equal(classes)
     on, off = (
-        v if isinstance(v, Value) else scalar(v, forms.dtype(dtype_name(op.outputs[0])))
+        v if isinstance(v, Value) else scalar(v, mode.dtype(dtype_name(op.outputs[0])))
         for v in (on_value, off_value)
     )
     return where(hit, on, off)
@@ -303,8 +307,8 @@ written(
 @lowers("space_to_batch")
 def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
     """Padded with zeros, then places of a block to batches."""
-    a, b = whole(block_shape, "the block")
-    amounts = whole(paddings, "the padding")
+    a, b = known_ints(block_shape, "the block")
+    amounts = known_ints(paddings, "the padding")
     padded = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
     n, c, h, w = padded.fixed()
     blocks = padded.reshape([n, c, h // a, a, w // b, b]).transpose([3, 5, 0, 1, 2, 4])
@@ -314,8 +318,8 @@ def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
 @lowers("batch_to_space")
 def batch_to_space(x: Value, block_shape: Any, crops: Any) -> Value:
     """Batches to places of a block, then cropped."""
-    (n, c, h, w), (a, b) = x.fixed(), whole(block_shape, "the block")
-    top, bottom, left, right = whole(crops, "the crop")
+    (n, c, h, w), (a, b) = x.fixed(), known_ints(block_shape, "the block")
+    top, bottom, left, right = known_ints(crops, "the crop")
     batch = n // (a * b)
     blocks = x.reshape([a, b, batch, c, h, w]).transpose([2, 3, 4, 0, 5, 1])
     y = blocks.reshape([batch, c, h * a, w * b])

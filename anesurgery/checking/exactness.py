@@ -108,7 +108,13 @@ def nearness(wanted: Mapping[str, Any], outputs: Mapping[str, Any]) -> float:
     return min((_near(np.asarray(wanted[n]), np.asarray(outputs[n])) for n in floats), default=math.inf)
 
 
+NOTHING_ALIKE = 0.0
+"""PSNR in dB of an error as large as the numbers: of an output that has another length."""
+
+
 def _near(wanted: Array, value: Array) -> float:
+    if wanted.shape != value.shape:  # as many rows as the values say, such as the keypoints of an image
+        return NOTHING_ALIKE
     defined = np.isfinite(wanted)
     a, b = wanted[defined].astype(np.float64), value[defined].astype(np.float64)
     if not a.size:

@@ -796,6 +796,24 @@ def _promoting(host: Convert) -> Convert:
     return convert
 
 
+def _at_integers(place: int) -> Callable[[Convert], Convert]:
+    """Places that are counted, as in `(x > edges).sum(-1)`: coremltools sums booleans as floats."""
+
+    def wrap(host: Convert) -> Convert:
+        def convert(context: Any, node: Any) -> None:
+            places = inputs_of(context, node)[place]
+            if isinstance(places, Var) and np_dtype(places).kind == "f":
+                inputs = list(node.inputs)
+                inputs[place] = f"{node.name}_places"
+                context.add(mb.cast(x=places, dtype="int32", name=inputs[place]))
+                node.inputs = inputs
+            host(context, node)
+
+        return convert
+
+    return wrap
+
+
 SMOOTH = resampled("_upsample_bilinear2d_aa")
 
 CONVERSIONS: dict[str, Convert] = {
@@ -892,6 +910,8 @@ WRAPPERS: dict[str, Callable[[Convert], Convert]] = {
     "scaled_dot_product_attention": with_grouped_heads,
     **dict.fromkeys(("matmul", "bmm", "mm", "outer", "clamp_min", "clamp_max"), _promoting),
     "mul": computing("mul"),
+    **dict.fromkeys(("gather", "index_select"), _at_integers(2)),
+    "embedding": _at_integers(1),
     "masked_fill": _with_wide_masks,
     **dict.fromkeys(("pad", "constant_pad_nd"), lambda host: circular(_with_crops(host))),
     "remainder": remainder,

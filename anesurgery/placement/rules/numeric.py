@@ -31,7 +31,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.numeric import products, squares
+from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, in_words
@@ -47,7 +47,7 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import ANY, of_constant, squared
+from anesurgery.semantics.bounds import ANY, of_constant
 from anesurgery.semantics.lost_digits import is_given
 from anesurgery.semantics.reading import exponential, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
@@ -172,23 +172,6 @@ def folded_cast(op: Operation, target: Target) -> str:
     return f"%{next(iter(form.rows)).name} is cast from fp16, and {in_words(max(map(_by_weights, form.rows)))}"
 
 
-def cancelled_variance(op: Operation, target: Target) -> str:
-    """The mean of the squares less the square of the mean."""
-    first = producer(op.x, "reduce_mean")
-    mean = producer(squared(producer(op.y)), "reduce_mean")
-    x = None if first is None else squared(producer(first.x))
-    if mean is None or x is None or mean.x is not x:
-        return ""
-    low, high = bounds.interval(x)
-    if high - low <= ALIKE:
-        return ""
-    return f"%{op.x.name} and %{op.y.name} are nearly equal where %{x.name} is far from 0"
-
-
-ALIKE = 2.0
-"""Values within this of each other, as after a tanh, cancel no more than the last digits."""
-
-
 def vanished_share(op: Operation, target: Target) -> str:
     """The logarithm of a softmax or a sigmoid."""
     form = written_exponential(op) if _half(op) else None
@@ -295,26 +278,6 @@ def runtime_rows(op: Operation, target: Target) -> str:
     if constant(op.indices) is not None or not _half(op):
         return ""
     return f"rows at the indices %{op.indices.name} of the run"
-
-
-def large_mean(op: Operation, target: Target) -> str:
-    """A mean of very many values."""
-    count = summed(op) if _half(op) else 0
-    if count < VERY_LONG or math.isinf(count):
-        return ""
-    return f"a mean of {count:.0f} values"
-
-
-VERY_LONG = 1 << 18
-"""Values of a mean from which on the rule speaks. A choice: a map of 512 x 512 has so many."""
-
-
-def quantized_product(op: Operation, target: Target) -> str:
-    """A product of a dequantized value that is quantized again, and is not clipped."""
-    product = producer(op.input, "mul")
-    if product is None or not any(producer(v, "dequantize") for v in (product.x, product.y)):
-        return ""
-    return f"%{product.outputs[0].name} has a quantized factor, and is quantized by another scale"
 
 
 def scale_after(op: Operation, target: Target) -> str:
@@ -780,7 +743,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"sub"}),
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
-        test=cancelled_variance,
+        test=row_of(means.VARIANCE),
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
@@ -871,7 +834,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"reduce_mean"}),
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
-        test=large_mean,
+        test=row_of(means.LONG_MEAN),
         scope=Scope(os="seen on M1, M5", via="compiler"),
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
@@ -882,7 +845,7 @@ RULES: tuple[Rule, ...] = (
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
-        test=quantized_product,
+        test=row_of(products.QUANTIZED),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="clip_product",
         advice="clip the product to the range of the output",

@@ -31,6 +31,9 @@ class ScaleCosines(Repair):
 
     name = "scale_cosines"
     hazard = squares.COSINE
+    static = True
+    tolerance = an.REASSOCIATED
+    magnitude = an.fp16.LARGEST
 
 
 @an.example((2, 8), (2, 8), dtype="fp16")

@@ -45,7 +45,6 @@ class ScaleProducts(Repair):
 
     name = "scale_products"
     hazard = products.SUM
-    shares_inner = False
 
 
 @an.example((2, 16), dtype="fp16")

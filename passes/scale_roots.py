@@ -32,6 +32,9 @@ class ScaleRoots(Repair):
 
     name = "scale_roots"
     hazard = squares.ROOT
+    static = True
+    tolerance = an.REASSOCIATED
+    magnitude = an.fp16.LARGEST
 
 
 @an.example((2, 8), dtype="fp16")

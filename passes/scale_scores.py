@@ -49,6 +49,7 @@ class ScaleScores(Repair):
 
     name = "scale_scores"
     hazard = products.SCORES
+    static = True
     tolerance = an.Tolerance(1e-3)
 
 

@@ -47,6 +47,8 @@ class ScaleShares(Repair):
 
     name = "scale_shares"
     hazard = products.SHARES
+    static = True
+    tolerance = an.REASSOCIATED
 
     MOST = 1023.0
     """The largest of the values: a mean of such numbers times the factor is below 65504, even when rounded."""

@@ -32,6 +32,9 @@ class ScaleSpectra(Repair):
 
     name = "scale_spectra"
     hazard = squares.SPECTRUM
+    static = True
+    tolerance = an.REASSOCIATED
+    magnitude = an.fp16.LARGEST
 
 
 @an.example((1, 8, 4), dtype="fp16")

@@ -49,7 +49,6 @@ class ShiftScores(Repair):
     name = "shift_scores"
     hazard = products.LARGE_SCORES
     tolerance = an.Tolerance(1e-3)
-    static = False
 
 
 @an.example((2, 8), dtype="fp16")

@@ -16,7 +16,7 @@ from typing import Any
 
 from anesurgery import registry
 
-BASES = ("Pass", "Rewrite", "LayerPass", "LayerRewrite")
+BASES = ("Pass", "Rewrite", "Repair", "LayerPass", "LayerRewrite")
 """Classes of passes without options of their own."""
 
 Options = dict[str, dict[str, Any]]

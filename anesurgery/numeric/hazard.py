@@ -55,18 +55,20 @@ class Hazard(Generic[S]):
     """What ends it."""
     match: Callable[[Operation], S | str | None]
     """What an op of fp16 ends; or why nothing can go wrong there; None where it is something else."""
-    reach: Callable[[S, Size], float]
-    """What values come to at most, where `size` bounds those that are read."""
-    limit: float
-    """Up to which nothing goes wrong."""
-    safe: str
-    """Why nothing goes wrong, where nothing does."""
     says: str | Callable[[S, Size], str]
     """What `inspect` says where something may."""
     build: Callable[[Maker, S], Var]
     """The same, where nothing goes wrong."""
+    reach: Callable[[S, Size], float] = lambda site, size: math.inf
+    """What values come to at most, where `size` bounds those that are read."""
+    limit: float = 0.0
+    """Up to which nothing goes wrong."""
+    safe: str = ""
+    """Why nothing goes wrong, where nothing does."""
     unable: Callable[[S], str] = lambda site: ""
     """Why the repair does not apply, though something may go wrong; "" where it does."""
+    half: bool = True
+    """Does it concern fp16 alone?"""
     idle: bool = False
     """Do reports leave out where nothing goes wrong?"""
 
@@ -91,5 +93,6 @@ class Hazard(Generic[S]):
 
     def at(self, op: Operation, size: Size) -> tuple[S | str | None, float]:
         """What `match` says of an op, and what values come to."""
-        site = self.match(op) if op.op_type in self.kinds and is_half(op.outputs[0]) else None
+        concerned = op.op_type in self.kinds and (is_half(op.outputs[0]) or not self.half)
+        site = self.match(op) if concerned else None
         return site, 0.0 if site is None or isinstance(site, str) else self.reach(site, size)

@@ -46,12 +46,12 @@ def _with_smaller_weights(mb: Maker, at: Found) -> Var:
 SUM = Hazard(
     PRODUCTS,
     _weighted,
-    lambda at, size: at.most,
-    math.nextafter(fp16.CEILING, 0),
-    "a sum reaches at most {most:g}; the ceiling is 32768",
     "for some input a partial sum reaches {most:.3g}; the ceiling is 32768",
     _with_smaller_weights,
-    _loses_digits,
+    reach=lambda at, size: at.most,
+    limit=math.nextafter(fp16.CEILING, 0),
+    safe="a sum reaches at most {most:g}; the ceiling is 32768",
+    unable=_loses_digits,
 )
 
 
@@ -85,11 +85,11 @@ def _of_smaller_sides(mb: Maker, at: Found) -> Var:
 SCORES = Hazard(
     frozenset({"mul", "real_div"}),
     _scaled_product,
-    lambda at, size: largest_score(at.product, fp16.CEILING),
-    math.nextafter(fp16.CEILING, 0),
-    "the scores are at most {most:g}, below 32768",
     "the {at.what} are multiplied by {at.size:.4g} only after the product (%{at.out.name})",
     _of_smaller_sides,
+    reach=lambda at, size: largest_score(at.product, fp16.CEILING),
+    limit=math.nextafter(fp16.CEILING, 0),
+    safe="the scores are at most {most:g}, below 32768",
     idle=True,
 )
 
@@ -125,12 +125,14 @@ def _less_the_largest(mb: Maker, at: Found) -> Var:
 LARGE_SCORES = Hazard(
     frozenset({"softmax"}),
     _multiplied_scores,
-    _reached_scores,
-    fp16.LARGEST,
-    "%{at.op.x.name} is {at.times:g} times %{at.value.name}, and does not overflow",
     "%{at.op.x.name} is {at.times:.4g} times %{at.value.name}, and overflows above {at.bound:.3g}",
     _less_the_largest,
-    lambda at: "" if at.value.shape == at.op.x.shape else f"%{at.value.name} has another shape than the scores",
+    reach=_reached_scores,
+    limit=fp16.LARGEST,
+    safe="%{at.op.x.name} is {at.times:g} times %{at.value.name}, and does not overflow",
+    unable=lambda at: (
+        "" if at.value.shape == at.op.x.shape else f"%{at.value.name} has another shape than the scores"
+    ),
     idle=True,
 )
 
@@ -155,10 +157,40 @@ def _along_another_axis(at: Found) -> str:
 SHARES = Hazard(
     frozenset({"matmul"}),
     _shared_values,
-    lambda at, size: at.keys,
-    KEYS - 1,
-    "{at.keys} keys, below 2048",
     "the weights %{at.op.x.name} of {at.keys} keys are about {at.each:.1g} each",
     lambda mb, at: mb.mul(x=again(mb, at.op, x=mb.mul(x=at.op.x, y=FACTOR)), y=1 / FACTOR),
-    _along_another_axis,
+    reach=lambda at, size: at.keys,
+    limit=KEYS - 1,
+    safe="{at.keys} keys, below 2048",
+    unable=_along_another_axis,
+)
+
+
+def _quantized_again(op: Operation) -> Found | None:
+    product = producer(op.input, "mul")
+    if product is None or not any(producer(v, "dequantize") for v in (product.x, product.y)):
+        return None
+    return Found(op, product, product=product)
+
+
+def _clipped_to_codes(mb: Maker, at: Found) -> Var:
+    codes, scale = np.iinfo(np_dtype(at.out)), number(at.op.scale) or 0.0
+    zero = number(at.op.inputs.get("zero_point")) or 0.0
+    low, high = (np_dtype(at.op.input).type((code - zero) * scale) for code in (codes.min, codes.max))
+    return again(mb, at.op, input=mb.clip(x=again(mb, at.product), alpha=low, beta=high))
+
+
+def _of_channels(at: Found) -> str:
+    point = at.op.inputs.get("zero_point")
+    single = number(at.op.scale) is not None and (point is None or number(point) is not None)
+    return "" if single else "the product is quantized by a scale for each channel"
+
+
+QUANTIZED = Hazard(
+    frozenset({"quantize"}),
+    _quantized_again,
+    "%{at.product.outputs[0].name} has a quantized factor, and is quantized by another scale",
+    _clipped_to_codes,
+    unable=_of_channels,
+    half=False,
 )

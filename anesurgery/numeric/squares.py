@@ -74,11 +74,11 @@ def _build(mb: Maker, form: Form) -> Var:
 ROOT = Hazard(
     ROOTS | {"log"},
     root,
-    Form.reaches,
-    fp16.LARGEST,
-    "the squares add up to at most {most:g}, and do not overflow",
     _overflow,
     _build,
+    reach=Form.reaches,
+    limit=fp16.LARGEST,
+    safe="the squares add up to at most {most:g}, and do not overflow",
 )
 SPECTRUM = replace(
     ROOT,
@@ -89,12 +89,12 @@ SPECTRUM = replace(
 COSINE = Hazard(
     frozenset({"real_div"}),
     cosine,
-    Form.reaches,
-    fp16.LARGEST,
-    "what is summed is at most {most:g}, and does not overflow",
     "%{at.root.x.op.x.op.x.name} and %{at.root.x.op.x.op.y.name} are multiplied before they are divided by "
     "their lengths",
     lambda mb, form: cosine_of(mb, form, divided(mb, form)),
+    reach=Form.reaches,
+    limit=fp16.LARGEST,
+    safe="what is summed is at most {most:g}, and does not overflow",
 )
 
 

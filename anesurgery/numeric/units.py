@@ -85,12 +85,13 @@ def divided(mb: Maker, form: Form, centre: bool = False) -> Units:
     did to the first: of a mean of 60 fp16 keeps steps of 1/32.
     """
     quiet, over = Quiet.of(form), {"axes": list(form.axes), "keep_dims": True}
-    floor, share = floor_of(form.guards), 1.0
+    share = 0.5 if centre else 1.0
+    floor = floor_of(form.guards, share)
     values, units = dict[Var, Var](), list[Var]()
     for rows in form.units:
         numbers = rows
         if centre:
-            share, half = 0.5, mb.mul(x=form.source, y=np_dtype(rows[0]).type(0.5))
+            half = mb.mul(x=form.source, y=np_dtype(rows[0]).type(share))
             for _ in range(2):
                 half = mb.sub(x=half, y=mb.reduce_mean(x=half, **over))
             numbers = [half]
@@ -103,10 +104,10 @@ def divided(mb: Maker, form: Form, centre: bool = False) -> Units:
     return Units(values, tuple(units), floor / quiet.least, share)
 
 
-def floor_of(guards: Sequence[Guard]) -> float:
-    """The least number that is divided by: a power of two, below what guards leave of numbers."""
-    roots = [math.log2(guard.number) / sum(guard.powers) for guard in guards]
-    return max([LEAST, *(2.0 ** math.floor(root) for root in roots)])
+def floor_of(guards: Sequence[Guard], share: float = 1.0) -> float:
+    """The least number that is divided by: a power of two, below what guards leave of a share of numbers."""
+    least = (share * guard.number ** (1 / sum(guard.powers)) for guard in guards)
+    return max([LEAST, *(2.0 ** math.floor(math.log2(number)) for number in least)])
 
 
 def rebuilt(mb: Maker, form: Form, units: Units) -> Var:

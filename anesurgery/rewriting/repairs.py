@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from anesurgery import fp16
-from anesurgery.checking.grades import REASSOCIATED
 from anesurgery.errors import Refusal
 from anesurgery.mil import Var
 from anesurgery.numeric.hazard import Hazard
@@ -20,13 +18,8 @@ class Repair(Rewrite, abstract=True):
     """The pass of a hazard: what the row finds in fp16, and may go wrong, is built as the row says."""
 
     hazard: ClassVar[Hazard[Any]]
-    tolerance = REASSOCIATED
     tolerates_nonfinite = False
-    """An infinity makes a NaN of all that is divided by it."""
-    magnitude = fp16.LARGEST
-    """The values are of fp16; beyond it, the old form overflows in fp32 too."""
-    shares_inner = True
-    static = True
+    """An infinity is what the hazard makes of large numbers."""
 
     def pattern(self, op: Ops) -> OpPattern:
         """What ends the hazard."""

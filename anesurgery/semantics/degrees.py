@@ -92,6 +92,7 @@ DEGREES: dict[str, Callable[[Operation, Exponents], Scaled | None]] = {
     "pow": _power,
     "sqrt": lambda op, of: Scaled(of(op.x) / 2),
     "rsqrt": lambda op, of: Scaled(-of(op.x) / 2, {"epsilon": of(op.x)}),
+    "inverse": lambda op, of: Scaled(-of(op.x), {"epsilon": of(op.x)}),
     "layer_norm": lambda op, of: Scaled(0, {"epsilon": 2 * of(op.x)}),
     "mul": lambda op, of: Scaled(of(op.x) + of(op.y)),
     "real_div": lambda op, of: Scaled(of(op.x) - of(op.y)),

@@ -31,7 +31,7 @@ from anesurgery.mil import (
     producer,
     static_shape,
 )
-from anesurgery.numeric import products, squares
+from anesurgery.numeric import means, products, squares
 from anesurgery.numeric.behind_norms import far_end
 from anesurgery.numeric.forms import form_of
 from anesurgery.numeric.hazard import Hazard, in_words
@@ -47,9 +47,9 @@ from anesurgery.placement.rules.conditions import (
 )
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
-from anesurgery.semantics.bounds import ANY, of_constant, squared
+from anesurgery.semantics.bounds import ANY, of_constant
 from anesurgery.semantics.lost_digits import is_given
-from anesurgery.semantics.reading import exponential, ints, number, readers_after, sliced
+from anesurgery.semantics.reading import beside_number, exponential, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
@@ -172,23 +172,6 @@ def folded_cast(op: Operation, target: Target) -> str:
     return f"%{next(iter(form.rows)).name} is cast from fp16, and {in_words(max(map(_by_weights, form.rows)))}"
 
 
-def cancelled_variance(op: Operation, target: Target) -> str:
-    """The mean of the squares less the square of the mean."""
-    first = producer(op.x, "reduce_mean")
-    mean = producer(squared(producer(op.y)), "reduce_mean")
-    x = None if first is None else squared(producer(first.x))
-    if mean is None or x is None or mean.x is not x:
-        return ""
-    low, high = bounds.interval(x)
-    if high - low <= ALIKE:
-        return ""
-    return f"%{op.x.name} and %{op.y.name} are nearly equal where %{x.name} is far from 0"
-
-
-ALIKE = 2.0
-"""Values within this of each other, as after a tanh, cancel no more than the last digits."""
-
-
 def vanished_share(op: Operation, target: Target) -> str:
     """The logarithm of a softmax or a sigmoid."""
     form = written_exponential(op) if _half(op) else None
@@ -297,26 +280,6 @@ def runtime_rows(op: Operation, target: Target) -> str:
     return f"rows at the indices %{op.indices.name} of the run"
 
 
-def large_mean(op: Operation, target: Target) -> str:
-    """A mean of very many values."""
-    count = summed(op) if _half(op) else 0
-    if count < VERY_LONG or math.isinf(count):
-        return ""
-    return f"a mean of {count:.0f} values"
-
-
-VERY_LONG = 1 << 18
-"""Values of a mean from which on the rule speaks. A choice: a map of 512 x 512 has so many."""
-
-
-def quantized_product(op: Operation, target: Target) -> str:
-    """A product of a dequantized value that is quantized again, and is not clipped."""
-    product = producer(op.input, "mul")
-    if product is None or not any(producer(v, "dequantize") for v in (product.x, product.y)):
-        return ""
-    return f"%{product.outputs[0].name} has a quantized factor, and is quantized by another scale"
-
-
 def scale_after(op: Operation, target: Target) -> str:
     """Scores, or covariances, that are scaled after the product, when its sums have already been made."""
     return next((words for r in consumers(op.outputs[0]) if (words := products.SCORES.told(r))), "")
@@ -336,91 +299,70 @@ def infinite_constant(op: Operation, target: Target) -> str:
     return ""
 
 
-GUARDED = SINGULAR | {"sqrt", "real_div"}
-"""Ops that need their operand kept away from 0."""
-
-
-def _epsilon(op: Operation) -> float | None:
-    """The epsilon that an op, written out or built in, rests on."""
-    if op.op_type in NORMS:
-        return number(op.inputs.get("epsilon"))
-    if op.op_type == "add":
-        value = number(op.y) if is_stored(op.y) else number(op.x)
-        small = value is not None and 0 < value < 1e-3
-        guards = any(r.op_type in GUARDED for r in readers_after(op.outputs[0])) if small else False
-        return value if guards else None
-    if op.op_type == "log" and bounds.interval(op.x)[0] < fp16.LEAST and not _kept_away(op.x):
-        return number(op.inputs.get("epsilon"))
-    return None
-
-
-def _kept_away(var: Var) -> bool:
-    """Is something added to a value before it is used?"""
-    maker = producer(var, "add", "clip", "maximum")
-    return maker is not None and any(is_stored(v) for _, v in operands(maker))
-
-
-def _least_guard(op: Operation) -> tuple[float, bool] | None:
-    """The least number that a clip or a maximum leaves of what needs it, if below `NORMAL` and within reach.
-
-    Returns:
-        It, and whether a logarithm reads it; None for others.
-    """
-    stored = op.inputs.get("alpha") if op.op_type == "clip" else op.y if is_stored(op.y) else op.x
-    value = op.x if op.op_type == "clip" or stored is not op.x else op.y
-    least = number(stored)
-    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
-        return None
-    logarithm = any(r.op_type == "log" for r in readers_after(op.outputs[0]))
-    return (least, logarithm) if logarithm or _divides(op.outputs[0]) else None
-
-
-def _divides(var: Var) -> bool:
-    """Is something divided by a value, or by the root of it as an op of its own?"""
-    pending, reached = [var], {var}
-    while pending:
-        for reader in consumers(pending.pop()):
-            if reader.op_type in ("inverse", "rsqrt") or (reader.op_type == "real_div" and reader.y in reached):
-                return True
-            if reader.op_type in HANDS_ON:
-                fresh = [v for v in reader.outputs if v not in reached]
-                reached.update(fresh)
-                pending += fresh
-    return False
-
-
 HANDS_ON = CARRIERS | {"tile"}
-"""Ops that hand a divisor on."""
+"""Ops that hand a guarded number on."""
+DIVIDES = frozenset({"inverse", "rsqrt", "real_div"})
+
+
+def _needed_by(var: Var) -> set[str]:
+    """The types of the ops that read a value; of divisions those that divide by it."""
+    readers = [(r, r.inputs.get("y" if r.op_type == "real_div" else "x")) for r in readers_after(var, HANDS_ON)]
+    return {r.op_type for r, read in readers if r.op_type != "real_div" or _handed_on(read) is var}
+
+
+def _handed_on(var: Var) -> Var:
+    """What ops that hand numbers on begin with."""
+    while (maker := producer(var, *HANDS_ON)) is not None:
+        var = maker.x
+    return var
+
+
+def _guard(op: Operation) -> float | None:
+    """The number that keeps what needs it away from 0, written out or built in; None where nothing needs it."""
+    out = op.outputs[0]
+    if op.op_type in ("maximum", "clip"):
+        value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else beside_number(op) or (op.x, None)
+        if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
+            return None
+        # converters write the smallest number for less, and a division by it is held
+        return least if _needed_by(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDES}) else None
+    if op.op_type == "add":
+        _, value = beside_number(op) or (op.x, 0.0)
+        return value if 0 < value < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
+    inner = producer(op.x)
+    is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
+    if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):
+        return None
+    if op.op_type == "rsqrt" and inner is not None and not inner.op_type.startswith("reduce_"):
+        return None
+    return number(op.inputs.get("epsilon"))
+
+
+def _has_constant(op: Operation) -> bool:
+    return any(is_stored(v) for _, v in operands(op))
 
 
 def lost_epsilon(op: Operation, target: Target) -> str:
     """An epsilon that rounds to 0 in fp16, or to its smallest number."""
+    least = _guard(op) if _half(op) else None
     if op.op_type in ("maximum", "clip"):
-        if not _half(op) or _least_guard(op) != (fp16.LEAST, True):
-            return ""
-        return f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
-    epsilon = _epsilon(op) if _half(op) else None
-    if epsilon is None and op.op_type == "rsqrt" and _half(op):
-        inner = producer(op.x)
-        bare = inner is None or (inner.op_type.startswith("reduce_") and not _kept_away(op.x))
-        epsilon = number(op.inputs.get("epsilon")) if bare else None
-    if epsilon is None or epsilon > fp16.LEAST / 2:
+        words = f"{fp16.LEAST:.1g} is the smallest number of fp16; converters round smaller ones to it"
+        return words if least == fp16.LEAST else ""
+    if least is None or least > fp16.LEAST / 2:
         return ""
-    value = f" {epsilon:.2g}" if epsilon else ""
+    value = f" {least:.2g}" if least else ""
     return f"the epsilon{value} is 0 in fp16, whose smallest number is {fp16.LEAST:.1g}"
 
 
 def subnormal_epsilon(op: Operation, target: Target) -> str:
     """An epsilon written out, or a least number of a logarithm or a divisor, that is subnormal in fp16."""
-    if op.op_type in ("maximum", "clip"):
-        guard = _least_guard(op) if _half(op) else None
-        if guard is None or guard[0] == fp16.LEAST:  # what converters write for less
-            return ""
-        return f"the least number {guard[0]:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
-    epsilon = _epsilon(op) if _half(op) and op.op_type not in NORMS else None
-    if epsilon is None or not fp16.LEAST / 2 < epsilon < fp16.NORMAL or bounds.interval(op.x)[0] >= fp16.NORMAL:
+    least, clips = _guard(op) if _half(op) else None, op.op_type in ("maximum", "clip")
+    if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or (clips and least == fp16.LEAST):
         return ""
-    return f"epsilon {epsilon:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
+    if not clips and bounds.interval(op.x)[0] >= fp16.NORMAL:
+        return ""
+    words = "the least number" if clips else "epsilon"
+    return f"{words} {least:.2g} is subnormal in fp16 (below {fp16.NORMAL:.1g})"
 
 
 def large_integers(op: Operation, target: Target) -> str:
@@ -780,7 +722,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"sub"}),
         "two large numbers cancel: at a mean of 100 and a spread of 1 fp16 leaves no digit of the variance",
         f"{STUDY}: the elementwise unit is fp16",
-        test=cancelled_variance,
+        test=row_of(means.VARIANCE),
         remedy="centre_variance",
         advice="take the mean away before squaring",
     ),
@@ -871,7 +813,7 @@ RULES: tuple[Rule, ...] = (
         frozenset({"reduce_mean"}),
         "a reduction has a narrow running sum, which loses what is small beside it",
         GUIDE,
-        test=large_mean,
+        test=row_of(means.LONG_MEAN),
         scope=Scope(os="seen on M1, M5", via="compiler"),
         remedy="mean_of_means",
         advice="take means of rows, and the mean of those",
@@ -882,7 +824,7 @@ RULES: tuple[Rule, ...] = (
         "the engine multiplied with the code of an operand dequantized by the scale of the output: 2, 4 and 8 "
         "where 1 is right; the CPU is right",
         "cadamcat/llms-on-apple-neural-engine: coreai-qdq-multiply-scale",
-        test=quantized_product,
+        test=row_of(products.QUANTIZED),
         scope=Scope(os="seen on M5 Pro, macOS 27.0"),
         remedy="clip_product",
         advice="clip the product to the range of the output",

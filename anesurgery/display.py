@@ -16,20 +16,15 @@ from typing import Any, Literal, TypeAlias
 RENDERERS = tuple(
     f"anesurgery.show.{name}"
     for name in (
+        "reports",
         "surgeries",
-        "plans",
-        "builds",
         "terminal",
         "page",
-        "chunk_table",
-        "weight_costs",
-        "size_table",
-        "folder_table",
+        "chains",
         "compressions",
         "compression_page",
         "certificates",
         "certificate_page",
-        "modules",
     )
 )
 """The modules that register renderers."""

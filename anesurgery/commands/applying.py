@@ -80,13 +80,13 @@ def apply(
 
 def _shown(surgery: Any, both: dict[str, Any], source: str, target: str | None, full: bool) -> Any:
     """The report, whole or short, and how well two formats agree."""
-    from rich.console import Group
+    from dataclasses import replace
 
-    from anesurgery.show.surgeries import short_surgery, surgery_group
+    from anesurgery.show.surgeries import short_surgery, surgery_report
 
     repair = lambda name: command("fix", source, name, target=target)  # noqa: E731
-    shown = surgery_group(surgery, details=True) if full else short_surgery(surgery, repair)
-    return Group(shown, both["formats"]["statement"]) if both else shown
+    report = surgery_report(surgery, details=True) if full else short_surgery(surgery, repair)
+    return replace(report, parts=[*report.parts, *([both["formats"]["statement"]] if both else [])])
 
 
 def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:

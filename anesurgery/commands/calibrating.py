@@ -118,8 +118,6 @@ def sensitivity(
     overwrite: Overwrite = False,
 ) -> Outcome:
     """Measure what compressing each weight costs at the outputs, and propose bits for each weight."""
-    from rich.console import Group
-
     from anesurgery.compressing.sensitivity import MODES, Sensitivity
 
     every = {"bits": bits, "max_bytes": max_size, "max_kl": max_kl, "min_psnr": min_psnr}
@@ -136,7 +134,7 @@ def sensitivity(
             made = proposal.apply(model)
             write_atomically(out.expanduser().absolute(), lambda place: made.save(str(place)), overwrite)
     then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
-    shown = Group(*filter(None, (costs, proposal)))
+    shown = [one for one in (costs, proposal) if one is not None]
     plain = costs.to_json() | ({} if proposal is None else {"proposal": proposal.to_json()})
     return Outcome(plain, shown, [save, out], then)
 

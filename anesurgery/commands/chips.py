@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.table import Table
 
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full
 from anesurgery.commands.subcommand import Outcome, subcommand
+from anesurgery.show.report import Table
 
 LEGEND = """axis: the longest last axis. kernel: the largest convolution.
 weights: of one program. loaded: of all programs. on chip: room for one value.
@@ -39,7 +38,7 @@ def chips(
     wrong = [f"{f['name']}: {f['what']} ({f['seen']}; {f['source']})" for f in faults]
     ends = [f"\n{LEGEND}\n--full adds the sources, and the ops that were reported wrong."]
     more = ["", *sources, "\nOps that were reported wrong:", *wrong] if full else ends
-    shown = Group(_devices(chosen), "", _limits(chosen), *more)
+    shown = [_devices(chosen), "", _limits(chosen), *more]
     return Outcome(plain, shown, then=command("example", "gpt2"))
 
 
@@ -62,41 +61,32 @@ def _limits(chosen: list[Any]) -> Table:
     """A row for each chip; "?" where nothing is known."""
     from anesurgery.semantics.reading import in_words
 
+    head = ("chip", "engine", "cores", "GB/s", "axis", "kernel", "weights", "loaded", "on chip")
     rows = [
-        {
-            "chip": chip.name,
-            "engine": f"H{chip.family}",
-            "cores": chip.cores,
-            "GB/s": chip.bandwidth,
-            "axis": chip.axis,
-            "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
-            "weights": in_words(chip.program),
-            "loaded": None if chip.address_space is None else in_words(chip.address_space),
-            "on chip": in_words(chip.working_set),
-        }
+        (
+            chip.name,
+            f"H{chip.family}",
+            chip.cores,
+            chip.bandwidth,
+            chip.axis,
+            f"{chip.kernel_h}x{chip.kernel_w}",
+            in_words(chip.program),
+            None if chip.address_space is None else in_words(chip.address_space),
+            in_words(chip.working_set),
+        )
         for chip in chosen
     ]
-    return _table(rows)
+    known = [["?" if cell is None else cell for cell in row] for row in rows]
+    return Table(head, known, ruled=False, edge=False)
 
 
 def _devices(chosen: list[Any]) -> Table:
     """The devices of each chip, and the oldest OS that runs on it."""
     from anesurgery.placement.target import products_of
 
-    macs = "Macs and iPads that name it"
+    macs = {"macOS": ["Macs and iPads that name it"]}
     rows = [
-        {
-            "chip": chip.name,
-            "from": f"{chip.platform} {chip.first_os}",
-            "devices": ", ".join([*products_of(chip.name), *([macs] if chip.platform == "macOS" else [])]),
-        }
-        for chip in chosen
+        (c.name, f"{c.platform} {c.first_os}", ", ".join([*products_of(c.name), *macs.get(c.platform, [])]))
+        for c in chosen
     ]
-    return _table(rows)
-
-
-def _table(rows: list[dict[str, Any]]) -> Table:
-    table = Table(*rows[0], box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*("?" if value is None else str(value) for value in row.values()))
-    return table
+    return Table(("chip", "from", "devices"), rows, ruled=False, edge=False)

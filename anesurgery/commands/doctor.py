@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from importlib import metadata
 
 from packaging.requirements import Requirement
-from rich.table import Table
 
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.subcommand import Outcome, subcommand
 from anesurgery.errors import SurgeryError
+from anesurgery.show.report import Table
 
 PROJECT = "anesurgery"
 OPTIONAL = {"transformers": "the demo, and models of Hugging Face", "pillow": "models that take or give images"}
@@ -43,9 +43,8 @@ class Row:
 def doctor() -> Outcome:
     """Check the installed versions. Exit code 1 if something is missing."""
     rows = list(examine())
-    table = Table("what", "found", "wanted", "", box=None)
-    for row in rows:
-        table.add_row(row.name, row.found, row.wanted, row.verdict)
+    cells = [(row.name, row.found, row.wanted, row.verdict) for row in rows]
+    table = Table(("what", "found", "wanted", ""), cells, ruled=False)
     sound = all(row.fits is not False for row in rows)
     then = command("example", "gpt2") if sound else "pip install --upgrade anesurgery"
     return Outcome([vars(row) for row in rows], table, then=then, code=int(not sound))

@@ -146,20 +146,19 @@ def _why(call: Call, model: str, op: str) -> Outcome:
     from anesurgery.placement.models import of_layers
     from anesurgery.placement.target import Target
     from anesurgery.placement.why import why
-    from anesurgery.show.consulted import why_group
 
     if of_layers(model):
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", call.silent):
         reasons = why(load(model), op, Target.parse(call["target"], call["compute_units"]), call["function"])
-    return Outcome(reasons, why_group(reasons))
+    return Outcome(reasons)
 
 
 def _segments(inspection: Any) -> Outcome:
     from anesurgery.show.anecompat import model_keys
 
     keys = model_keys(inspection)
-    return Outcome(keys, [json.dumps(key, separators=(",", ":")) for key in keys])
+    return Outcome(keys, tuple(json.dumps(key, separators=(",", ":")) for key in keys))
 
 
 def _status(inspection: Any) -> Outcome:
@@ -189,27 +188,26 @@ class _Ends:
         """One model."""
         from anesurgery.show import terminal
 
-        shown = terminal.inspection_group(first) if full else terminal.short_group(first, self.repair)
+        shown = terminal.inspection_report(first) if full else terminal.short_report(first, self.repair)
         helped = any(finding.remedy for finding in first.all_findings)
         then = str(first.fixing or command("fix" if helped else "certify", self.model, target=self.target))
         return Outcome(first, shown, self.wrote, then, "" if full else WHY)
 
     def compared(self, first: Any, second: Any, full: bool) -> Outcome:
         """Two models, or one before and after a repair."""
-        from rich.console import Group
-
         from anesurgery.show import terminal
-        from anesurgery.show.console import plain as said
+        from anesurgery.show.report import Report
 
         plain = {"before": first.to_json(), "after": second.to_json()}
         plain |= {"wrong": self.wrong} if self.wrong else {}
         plain |= {"passes": self.passes} if self.passes else {}
-        first_line = [said(self.wrong, style="bold")] if self.wrong else []
-        passes = [said(f"Repaired by {', '.join(self.passes)}")] if self.passes else []
+        passes = [f"Repaired by {', '.join(self.passes)}"] if self.passes else []
         if full:
-            group = Group(terminal.difference_group(first, second), *passes)
+            report = terminal.difference_report(first, second)
+            report = replace(report, parts=[*report.parts, *passes])
         else:
-            group = terminal.short_difference(first, second, self.repair, *passes)
+            report = terminal.short_difference(first, second, self.repair, *passes)
+        shown = Report(self.wrong, [report]) if self.wrong else report
         then = command("certify", self.after, target=self.target)
         ends = (self.wrote, then, "" if full else WHY, int(bool(self.wrong)))
-        return Outcome(plain, Group(*first_line, group), *ends)
+        return Outcome(plain, shown, *ends)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from anesurgery import registry
 from anesurgery.commands.next_steps import command
@@ -15,6 +14,7 @@ from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
 from anesurgery.display import folded, written
 from anesurgery.errors import UnknownName
+from anesurgery.show.report import Table
 
 Kinds = Annotated[str, typer.Argument(help="recipes, passes or all.")]
 Name = Annotated[str, typer.Argument(help="A pass or recipe.", autocompletion=complete_name)]
@@ -29,10 +29,8 @@ def list_(kinds: Kinds = "all") -> Outcome:
     if kinds != "recipes":
         rows += [("pass", n) for n in registry.op_pass_names()]
         rows += [("layer pass", n) for n in registry.pass_names() if ("pass", n) not in rows]
-    table = Table("name", "kind", "what it does", box=None)
-    for kind, name in rows:
-        table.add_row(name, kind, registry.summary(name))
     plain = [{"name": n, "kind": k, "summary": registry.summary(n)} for k, n in rows]
+    table = Table(("name", "kind", "what it does"), [tuple(row.values()) for row in plain], ruled=False)
     return Outcome(plain, table, then=command("explain", rows[0][1]))
 
 

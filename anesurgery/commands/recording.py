@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Group
-from rich.table import Table
 
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Model, Overwrite
 from anesurgery.commands.subcommand import Call, Outcome, subcommand
 from anesurgery.commands.waiting import waiting
+from anesurgery.show.report import Table
 
 Record = Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")]
 Mac = Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")]
@@ -42,27 +41,22 @@ def measure(
     with waiting("measuring with Core ML", call.silent):
         plain = call(model, Target.parse(target), settings=settings, progress=lambda words: None)
     _write(place, plain)
+    head = ("units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE")
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
-    shown = Group(measured_table(plain), *failures, plain["host"])
+    shown = [Table(head, map(_measured, plain["settings"]), ruled=False), *failures, plain["host"]]
     return Outcome(plain, shown, [place], command("learn", place))
 
 
-def measured_table(plain: dict[str, Any]) -> Table:
-    """What `measure` found, a row for each setting of compute units."""
-    table = Table(
-        "units", "first load", "later load", "prediction", "eight of ten lie in", "ops on ANE", box=None
-    )
-    for row in plain["settings"]:
-        on = [op["unit"] == "ane" for op in row["ops"] or []]
-        share = f"{sum(on)} of {len(on)}" if on else "not said"
-        if (timing := row["timing"]) is None:
-            table.add_row(row["compute_units"], "-", "-", "-", "-", share)
-            continue
-        ms = timing["predictions"]
-        loads = (f"{timing[name]:.3g} s" for name in ("first_load", "later_load"))
-        spread = f"{ms['low']:.3g} to {ms['high']:.3g} ms"
-        table.add_row(row["compute_units"], *loads, f"{ms['median']:.3g} ms", spread, share)
-    return table
+def _measured(row: dict[str, Any]) -> tuple[str, ...]:
+    """What `measure` found with one setting of compute units."""
+    on = [op["unit"] == "ane" for op in row["ops"] or []]
+    share = f"{sum(on)} of {len(on)}" if on else "not said"
+    if (timing := row["timing"]) is None:
+        return (row["compute_units"], "-", "-", "-", "-", share)
+    ms = timing["predictions"]
+    loads = (f"{timing[name]:.3g} s" for name in ("first_load", "later_load"))
+    spread = f"{ms['low']:.3g} to {ms['high']:.3g} ms"
+    return (row["compute_units"], *loads, f"{ms['median']:.3g} ms", spread, share)
 
 
 @subcommand()
@@ -93,16 +87,21 @@ def _write(place: Path, plain: Any) -> None:
     arrays.write_text(place, json.dumps(plain, indent=1) + "\n")
 
 
-def _report(learned: Any) -> Group:
-    plans = Table("plan", "expected unit", "expected legality", box=None)
-    for name, asked in learned.asked.items():
-        legal, of = learned.legal[name]
-        plans.add_row(name, f"{learned.agree[name]} of {asked}", f"{legal} of {of}")
-    rates = Table("op", "unit", "factor", "off, each left out", "cases", box=None)
-    for op, units in learned.corrections.rates.items():
-        for unit, c in units.items():
-            rates.add_row(op, unit.upper(), f"{c.factor:.3g}", f"{c.off:.3g} times", str(c.cases))
-    return Group(plans, rates, *(f"not learned: {why}" for why in learned.skipped))
+def _report(learned: Any) -> list[Any]:
+    plans = [
+        (name, f"{learned.agree[name]} of {asked}", "{} of {}".format(*learned.legal[name]))
+        for name, asked in learned.asked.items()
+    ]
+    rates = [
+        (op, unit.upper(), f"{c.factor:.3g}", f"{c.off:.3g} times", c.cases)
+        for op, units in learned.corrections.rates.items()
+        for unit, c in units.items()
+    ]
+    return [
+        Table(("plan", "expected unit", "expected legality"), plans, ruled=False),
+        Table(("op", "unit", "factor", "off, each left out", "cases"), rates, ruled=False),
+        *(f"not learned: {why}" for why in learned.skipped),
+    ]
 
 
 @subcommand()
@@ -118,13 +117,17 @@ def calibrate(folder: Folder, out: Times, overwrite: Overwrite = False) -> Outco
     return Outcome(calibrated, _changed(calibrated), [place], more=f"to use it: export {VARIABLE}={place}")
 
 
-def _changed(calibrated: Any) -> Group:
+def _changed(calibrated: Any) -> list[Any]:
     """What `calibrate` added, and how factors and errors changed."""
-    rows = Table("added", "chip", "measured", "estimated before", "after", box=None)
-    for one in calibrated.added:
-        told = ("none" if ms is None else f"{ms:.3g} ms" for ms in (one.before, one.after))
-        rows.add_row(one.model, one.chip, f"{one.ms:.3g} ms", *told)
-    numbers = Table("", "before", "after", box=None)
-    for name, (before, after) in calibrated.numbers.items():
-        numbers.add_row(name, "-" if before is None else f"{before:.3g}", f"{after:.3g}")
-    return Group(rows, numbers, *(f"not added: {why}" for why in calibrated.skipped))
+    times = [[one.ms, one.before, one.after] for one in calibrated.added]
+    words = (["none" if ms is None else f"{ms:.3g} ms" for ms in row] for row in times)
+    rows = [(one.model, one.chip, *row) for one, row in zip(calibrated.added, words, strict=True)]
+    numbers = [
+        (name, "-" if before is None else f"{before:.3g}", f"{after:.3g}")
+        for name, (before, after) in calibrated.numbers.items()
+    ]
+    return [
+        Table(("added", "chip", "measured", "estimated before", "after"), rows, ruled=False),
+        Table(("", "before", "after"), numbers, ruled=False),
+        *(f"not added: {why}" for why in calibrated.skipped),
+    ]

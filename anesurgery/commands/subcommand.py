@@ -71,7 +71,8 @@ class Outcome:
 
     Attributes:
         result: plain data, or what has `to_json`: for JSON, and for the console.
-        shown: for the console, where that is something else; a list has lines that are not folded.
+        shown: for the console, where that is something else; parts of
+            a report in a list, or in a tuple lines that are not folded.
         wrote: files and folders; None for one that was not asked for.
         then: the command to run next.
         more: what else there is to ask for.
@@ -112,14 +113,16 @@ class Outcome:
             raise typer.Exit(self.code)
 
     def _show(self) -> None:
-        if isinstance(self.shown, list):
+        if isinstance(self.shown, tuple):
             for line in self.shown:
                 print(printable(line))
             return
         from anesurgery.show.console import PlainConsole
 
         own = self.result if hasattr(self.result, "__rich__") else str(self.result)
-        PlainConsole().print(own if self.shown is None else self.shown, crop=False)
+        shown = own if self.shown is None else self.shown
+        for part in shown if isinstance(shown, list) else [shown]:
+            PlainConsole().print(part, crop=False)
 
 
 Body: TypeAlias = Callable[..., Outcome | None]

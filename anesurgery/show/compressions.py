@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-from rich import box
-from rich.console import Group
-from rich.filesize import decimal
-from rich.table import Table
+from collections import Counter
+from collections.abc import Iterator
 
-from anesurgery.compressing.compression import INSTEAD, CompressedWeight, Compression
+from rich.filesize import decimal
+
+from anesurgery.compressing.compression import INSTEAD, Compression
 from anesurgery.display import short_name
-from anesurgery.show.console import plain, shows
+from anesurgery.show.console import shows
+from anesurgery.show.report import Report, Table, first
 from anesurgery.show.summary import counted
-from anesurgery.show.weight_costs import ROWS
 
 NEWER = "iPhone16/iOS18"
 """A target that has int4."""
+ROWS = 40
+"""Rows that are shown; JSON has all."""
 
 
 @shows("Compression")
-def compression_group(compression: Compression) -> Group:
+def compression_report(compression: Compression) -> Report:
     """A row for each weight, then the whole."""
-    table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
-    for row in compression.compressed[:ROWS]:
-        before, after = map(decimal, row.bytes)
-        numbers = f"{before} -> {after}", f"{row.error:.2g}", f"{row.rounded:.2g}"
-        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
-    count = len(compression.compressed)
-    more = [plain(f"... and {count - ROWS} more")] if count > ROWS else []
-    first, *lines = whole_lines(compression)
-    return Group(plain(first, style="bold"), table, *more, *map(plain, lines))
+    shown, more = first(compression.compressed, ROWS)
+    sizes = [" -> ".join(map(decimal, row.bytes)) for row in shown]
+    errors = [(f"{row.error:.2g}", f"{row.rounded:.2g}") for row in shown]
+    rows = [
+        (short_name(row.weight), ", ".join(row.readers), row.form, size, *both)
+        for row, size, both in zip(shown, sizes, errors, strict=True)
+    ]
+    title, *lines = whole_lines(compression)
+    table = Table(("weight", "read by", "form", "size", "error", "rounded"), rows)
+    return Report(title, [table, *more, *lines])
 
 
 def whole_lines(compression: Compression) -> list[str]:
@@ -51,11 +54,8 @@ def whole_lines(compression: Compression) -> list[str]:
     lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")
     if compression.time is not None:
         lines.append(str(compression.time))
-    reasons = {(row.form, row.why): row for row in compression.weights}
-    lines += [
-        _reason(row, sum(1 for r in compression.weights if (r.form, r.why) == key))
-        for key, row in reasons.items()
-    ]
+    reasons = Counter((row.form, row.why) for row in compression.weights)
+    lines += [_reason(form, why, count) for (form, why), count in reasons.items()]
     lines += [*_inputs(compression), *_balanced(compression), *_norms(compression)]
     return [*lines, *(f"note: {words}" for words in compression.notes)]
 
@@ -75,50 +75,38 @@ def _not_as_asked(compression: Compression) -> list[str]:
     return [f"Not {asked} bits: {count} became {forms}. {why}; --for size takes {asked} bits anyway."]
 
 
-def _inputs(compression: Compression) -> list[str]:
+def _inputs(compression: Compression) -> Iterator[str]:
     """What the ops read, where 8 bits were asked for."""
     asked = [row for row in compression.weights if row.inputs]
-    if not asked:
-        return []
     kept = [row for row in asked if row.scales]
     least = min((row.cosine for row in kept if row.cosine is not None), default=1.0)
-    lines = [f"inputs of 8 bits: of {len(kept)} weights, whose products keep a cosine of at least {least:.4f}"]
-    return (
-        lines
-        + [f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}" for row in asked if not row.scales][
-            :ROWS
-        ]
-    )
+    if asked:
+        yield f"inputs of 8 bits: of {len(kept)} weights, whose products keep a cosine of at least {least:.4f}"
+    for row in [row for row in asked if not row.scales][:ROWS]:
+        yield f"inputs unchanged: of {short_name(row.weight)}: {row.inputs}"
 
 
-def _balanced(compression: Compression) -> list[str]:
+def _balanced(compression: Compression) -> Iterator[str]:
     """Where scales went from a value into the weights that read it."""
     taken = [row for row in compression.balanced if not row.why]
-    lines = [
-        f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
-        for row in taken[:ROWS]
-    ]
-    return (
-        lines
-        if not compression.balanced
-        else [f"{len(taken)} of {len(compression.balanced)} values balanced", *lines]
-    )
+    if compression.balanced:
+        yield f"{len(taken)} of {len(compression.balanced)} values balanced"
+    for row in taken[:ROWS]:
+        yield f"channels balanced: of {short_name(row.value)}: error {row.error[0]:.2g} -> {row.error[1]:.2g}"
 
 
-def _norms(compression: Compression) -> list[str]:
+def _norms(compression: Compression) -> Iterator[str]:
     """How many norms were corrected, and what that did where it is judged."""
-    if not (tried := compression.norms):
-        return []
-    kept = [one for one in tried if one.kept]
-    lines = [f"{len(kept)} of {len(tried)} norms corrected, by what samples lose that they were not fitted to"]
+    kept = [one for one in compression.norms if one.kept]
+    if tried := len(compression.norms):
+        yield f"{len(kept)} of {tried} norms corrected, by what samples lose that they were not fitted to"
     for one in kept[:ROWS]:
         before, after = one.loss or (0.0, 0.0)
-        lines.append(f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}")
-    worse = sum(one.loss is not None and not one.kept for one in tried)
-    return [*lines, f"norms unchanged, since the outputs would not lose less: {worse}"] if worse else lines
+        yield f"norm corrected: {short_name(one.norm)}: loss at the outputs {before:.3g} -> {after:.3g}"
+    if worse := sum(one.loss is not None and not one.kept for one in compression.norms):
+        yield f"norms unchanged, since the outputs would not lose less: {worse}"
 
 
-def _reason(row: CompressedWeight, count: int) -> str:
+def _reason(form: str, why: str, count: int) -> str:
     """Why some weights have the form that they have."""
-    weights = "1 weight" if count == 1 else f"{count} weights"
-    return f"{weights} as {row.form}: {row.why}" if row.form else f"{weights} unchanged: {row.why}"
+    return f"{counted(count, 'weight')} {f'as {form}' if form else 'unchanged'}: {why}"

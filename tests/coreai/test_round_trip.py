@@ -117,6 +117,14 @@ def chosen() -> Program:
     return program
 
 
+def passed_on() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3,)), mb.TensorSpec((2,))], opset_version=ct.target.iOS17)
+    def program(x, y):  # type: ignore[no-untyped-def]
+        return x, mb.tile(x=y, reps=mb.cast(x=mb.reduce_max(x=x, axes=[0], keep_dims=True), dtype="int32"))
+
+    return program
+
+
 def constants_apart() -> Program:
     """1024 * 1024 is infinite in fp16, and x / 4096 * 1024 * 1024 is not."""
     row = np.linspace(1, 2, 8, dtype=np.float16)

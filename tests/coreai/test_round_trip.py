@@ -161,6 +161,13 @@ def test_a_program_comes_back(make, tmp_path: Path) -> None:  # type: ignore[no-
     check(make(), tmp_path)
 
 
+def test_an_input_is_an_output_and_repeats_are_computed(tmp_path: Path) -> None:
+    given = {"x": np.array([1, 3, 2.5], np.float32), "y": np.array([1, 2], np.float32)}
+    before, after = (numbers(package, given) for package in trip(passed_on(), tmp_path))
+    assert after["x"].tolist() == [1, 3, 2.5]
+    assert after["tile_0"].tolist() == before["tile_0"].tolist() == [1, 2] * 3
+
+
 @pytest.mark.parametrize("make", [constants_apart, convolutions])
 def test_constants_that_are_joined_would_be_noticed(  # type: ignore[no-untyped-def]
     make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

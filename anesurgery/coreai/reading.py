@@ -262,7 +262,8 @@ class Reader:
             if (var := as_var(value)).dtype is types.bool:
                 self.notes[f"output {name} holds truth values in the file, and int32 here"] = None
                 var = mb.cast(x=var, dtype="int32")
-            own = producer(var) is not None and producer(var, "const", "read_state") is None
+            made = producer(var)
+            own = var.name == name if made is None else made.op_type not in ("const", "read_state")
             outputs[var if own and var not in outputs else mb.identity(x=var)] = name
             if image_size(kind) is not None:
                 self.images.setdefault(name, "RGB")

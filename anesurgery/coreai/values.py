@@ -182,8 +182,9 @@ class Value:
         known = [b if a < 0 else a for a, b in zip(self.shape, shape, strict=True)]
         return Value(ops.cast(self.node, tensor(known, self.dtype)))
 
-    def reshape(self, shape: Sequence[int] | Value) -> Value:
-        """Another shape; one length may be -1: what is left."""
+    def reshape(self, *lengths: Any) -> Value:
+        """Another shape, as lengths, a list or a value; one length may be -1: what is left."""
+        shape = lengths[0] if len(lengths) == 1 else list(lengths)
         if not isinstance(shape, Value) and list(shape) == self.shape and -1 not in shape:
             return self
         return Value(
@@ -207,6 +208,10 @@ class Value:
         if list(perm) == list(range(self.rank)):
             return self
         return Value(ops.transpose(self.node, unsigned(perm).node))
+
+    def permute(self, *perm: int) -> Value:
+        """Axes in another order, as torch takes it."""
+        return self.transpose(perm)
 
     def swapped(self) -> Value:
         """The last two axes exchanged."""
@@ -320,8 +325,9 @@ class Constant(Value):
         """The element type by its name in MIL."""
         return self._name
 
-    def reshape(self, shape: Sequence[int] | Value) -> Value:
+    def reshape(self, *lengths: Any) -> Value:
         """Another shape, of the same numbers."""
+        shape = lengths[0] if len(lengths) == 1 else list(lengths)
         reshaped = super().reshape(shape)
         reshaped.known = None if isinstance(shape, Value) else np.reshape(self.known, shape)
         return reshaped

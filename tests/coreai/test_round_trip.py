@@ -117,6 +117,14 @@ def chosen() -> Program:
     return program
 
 
+def passed_on() -> Program:
+    @mb.program(input_specs=[mb.TensorSpec((3,)), mb.TensorSpec((2,))], opset_version=ct.target.iOS17)
+    def program(x, y):  # type: ignore[no-untyped-def]
+        return x, mb.tile(x=y, reps=mb.cast(x=mb.reduce_max(x=x, axes=[0], keep_dims=True), dtype="int32"))
+
+    return program
+
+
 def constants_apart() -> Program:
     """1024 * 1024 is infinite in fp16, and x / 4096 * 1024 * 1024 is not."""
     row = np.linspace(1, 2, 8, dtype=np.float16)
@@ -151,6 +159,13 @@ def convolutions() -> Program:
 @pytest.mark.parametrize("make", [branches, loop, resized, chosen, constants_apart, convolutions])
 def test_a_program_comes_back(make, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     check(make(), tmp_path)
+
+
+def test_an_input_is_an_output_and_repeats_are_computed(tmp_path: Path) -> None:
+    given = {"x": np.array([1, 3, 2.5], np.float32), "y": np.array([1, 2], np.float32)}
+    before, after = (numbers(package, given) for package in trip(passed_on(), tmp_path))
+    assert after["x"].tolist() == [1, 3, 2.5]
+    assert after["tile_0"].tolist() == before["tile_0"].tolist() == [1, 2] * 3
 
 
 @pytest.mark.parametrize("make", [constants_apart, convolutions])

@@ -124,7 +124,7 @@ def scatter(data: Value, indices: Value, updates: Value, axis: int = 0, mode: st
 @lowers("scatter_nd")
 def scatter_nd(data: Value, indices: Value, updates: Value, mode: str = "add") -> Value:
     """One axis after the other counted as one, along which is scattered."""
-    shape, depth = data.fixed(), indices.fixed()[-1]
+    shape, depth = data.fixed(), indices.length(-1)
     index = _index(indices)
     if mode == "update":
         return call("scatter_nd", data, index, updates)

@@ -12,6 +12,14 @@ from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers, written
 from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
 from anesurgery.errors import NotExpressible
+from anesurgery.interpret.ops.blocks import (
+    depth_to_space,
+    from_batches,
+    pixel_shuffle,
+    pixel_unshuffle,
+    space_to_depth,
+    to_batches,
+)
 from anesurgery.mil import Operation, dtype_name, static_shape
 
 
@@ -277,50 +285,22 @@ written(
 )
 
 
-def _spread(x: Value, block: int, channel_first: bool) -> Value:
-    """Channels spread over blocks of pixels."""
-    n, c, h, w = x.fixed()
-    inner = c // block**2
-    parts = [inner, block, block] if channel_first else [block, block, inner]
-    perm = [0, 1, 4, 2, 5, 3] if channel_first else [0, 3, 4, 1, 5, 2]
-    return x.reshape([n, *parts, h, w]).transpose(perm).reshape([n, inner, h * block, w * block])
-
-
-def _gathered(x: Value, block: int, channel_first: bool) -> Value:
-    """Blocks of pixels gathered into channels."""
-    n, c, h, w = x.fixed()
-    perm = [0, 1, 3, 5, 2, 4] if channel_first else [0, 3, 5, 1, 2, 4]
-    blocks = x.reshape([n, c, h // block, block, w // block, block]).transpose(perm)
-    return blocks.reshape([n, c * block**2, h // block, w // block])
-
-
-written(
-    {
-        "depth_to_space": lambda x, block_size: _spread(x, int(block_size), False),
-        "space_to_depth": lambda x, block_size: _gathered(x, int(block_size), False),
-        "pixel_shuffle": lambda x, upscale_factor: _spread(x, int(upscale_factor), True),
-        "pixel_unshuffle": lambda x, downscale_factor: _gathered(x, int(downscale_factor), True),
-    }
-)
+PIXELS = (depth_to_space, space_to_depth, pixel_shuffle, pixel_unshuffle)
+"""Functions of the interpreter, named after their ops, that tensors of the file can be given too."""
+written({function.__name__: function for function in PIXELS})
 
 
 @lowers("space_to_batch")
 def space_to_batch(x: Value, block_shape: Any, paddings: Any) -> Value:
     """Padded with zeros, then places of a block to batches."""
-    a, b = known_ints(block_shape, "the block")
     amounts = known_ints(paddings, "the padding")
-    padded = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
-    n, c, h, w = padded.fixed()
-    blocks = padded.reshape([n, c, h // a, a, w // b, b]).transpose([3, 5, 0, 1, 2, 4])
-    return blocks.reshape([a * b * n, c, h // a, w // b])
+    padded: Any = x.pad(list(zip(amounts[::2], amounts[1::2], strict=True)))
+    return to_batches(padded, *known_ints(block_shape, "the block"))  # type: ignore[return-value]
 
 
 @lowers("batch_to_space")
-def batch_to_space(x: Value, block_shape: Any, crops: Any) -> Value:
+def batch_to_space(x: Any, block_shape: Any, crops: Any) -> Value:
     """Batches to places of a block, then cropped."""
-    (n, c, h, w), (a, b) = x.fixed(), known_ints(block_shape, "the block")
     top, bottom, left, right = known_ints(crops, "the crop")
-    batch = n // (a * b)
-    blocks = x.reshape([a, b, batch, c, h, w]).transpose([2, 3, 4, 0, 5, 1])
-    y = blocks.reshape([batch, c, h * a, w * b])
+    y: Any = from_batches(x, *known_ints(block_shape, "the block"))
     return crop(y, (top, bottom), (left, right))

@@ -19,6 +19,7 @@ from anesurgery.mil import Array, Operation, Var, constant, is_stored, operands,
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
+from anesurgery.semantics.bounds import MOST as LARGE
 from anesurgery.semantics.bounds import squared
 from anesurgery.semantics.reading import axes_of, beside_number, flag, ints, number, scaled
 from anesurgery.semantics.rows import summed
@@ -34,8 +35,6 @@ MOST = 24
 """Ops of a form: a choice; torch's cosine has nine."""
 UNGUARDED = 1e-37
 """The largest epsilon that guards nothing: fp32 hardly holds it, and fp16 makes 0 of it."""
-WEIGHTS = 1 << 22
-"""Weights of more numbers are not read."""
 
 
 class Guard(NamedTuple):
@@ -304,7 +303,7 @@ def mixing(op: Operation) -> Mix | None:
     if place is None:
         return None
     operand, axis, weights = place
-    if weights.size == 0 or weights.size > WEIGHTS or weights.min() < 0:
+    if weights.size == 0 or weights.size > LARGE or weights.min() < 0:
         return None
     return Mix(operand, axis, float(weights.astype(np.float64).sum(axis=0).max()))
 

@@ -21,7 +21,7 @@ from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
 from anesurgery.semantics.bounds import MOST as LARGE
 from anesurgery.semantics.bounds import squared
-from anesurgery.semantics.reading import axes_of, beside_number, flag, ints, number, scaled
+from anesurgery.semantics.reading import axes_of, flag, guard_of, ints, number, scaled
 from anesurgery.semantics.rows import summed
 
 SQUARES = names("reduce_sum_square reduce_l2_norm")
@@ -260,13 +260,13 @@ def _takes(op: Operation, value: Var) -> bool:
         return (mix := mixing(op)) is not None and op.inputs[mix.operand] is value
     if op.op_type == "pow":
         return abs(number(op.y) or 0.0) == 0.5
-    if op.op_type == "clip":
-        return (number(op.alpha) or 0.0) > 0 and (number(op.beta) or 0.0) >= fp16.LARGEST
     if op.op_type in ("log", "sqrt", "rsqrt"):
         return True
-    beside = beside_number(op) if op.op_type in ("add", "maximum") else scaled(op)
-    positive = beside is not None and (beside[1] > 0 or (beside[1] == 0 and op.op_type == "add"))
-    return positive and value.shape == op.outputs[0].shape
+    if op.op_type in DIVISIONS:
+        times = scaled(op)
+        return times is not None and times[1] > 0 and value.shape == op.outputs[0].shape
+    guard = guard_of(op)
+    return guard is not None and guard[2] >= fp16.LARGEST and (guard[1] > 0 or op.op_type == "add")
 
 
 def _gains(ops: Sequence[Operation]) -> dict[Var, float]:

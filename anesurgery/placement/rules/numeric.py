@@ -48,7 +48,7 @@ from anesurgery.placement.rules.conditions import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.bounds import ANY, of_constant
-from anesurgery.semantics.reading import beside_number, exponential, ints, number, readers_after, sliced
+from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
@@ -311,14 +311,14 @@ def _guard(op: Operation) -> float | None:
     """The number that keeps what needs it away from 0, written out or built in; None where nothing needs it."""
     out = op.outputs[0]
     if op.op_type in ("maximum", "clip"):
-        value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else beside_number(op) or (op.x, None)
-        if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
+        value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        if not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
             return None
         # converters write the smallest number for less, and a division by it is held
         return least if _needed_by(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDES}) else None
     if op.op_type == "add":
-        _, value = beside_number(op) or (op.x, 0.0)
-        return value if 0 < value < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
+        _, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        return least if 0 < least < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
     inner = producer(op.x)
     is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
     if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):

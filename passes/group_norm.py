@@ -23,6 +23,7 @@ import numpy as np
 
 from anesurgery import authoring as an
 from anesurgery.authoring import Builder, Var, mb
+from anesurgery.numeric import squares
 from anesurgery.numeric.forms import Form
 from anesurgery.rewriting.norm_forms import NormForm
 
@@ -32,7 +33,7 @@ class GroupNorm(NormForm):
     """`(x - mean(x)) / sqrt(variance(x) + epsilon)` of numbers whose squares fp16 holds."""
 
     name = "group_norm"
-    centred = True
+    hazard = squares.GROUP_NORM
     tolerance = an.Tolerance(1e-4)
     """Where the mean is much larger than what is left, its rounding is that much of the old form's result."""
 

@@ -119,17 +119,14 @@ def _guarded(op: Operation) -> _Guarded | None:
     if tile is not None and _is_broadcast(tile):
         read, top = tile.x, op.x
     guard = an.producer(read, "add", "maximum", "clip")
+    found = an.reading.guard_of(guard)
     if guard is None:
         bare = an.producer(read, "reduce_sum", "reduce_mean", "reduce_sum_square")
         lost = op.op_type == "rsqrt" and bare is not None
         return _Guarded(read, an.fp16.LEAST, ends, clips=True, lost=True) if lost else None
-    if guard.op_type == "clip":
-        value, least, most = guard.x, an.number(guard.alpha), an.number(guard.beta)
-    else:
-        value, least = an.reading.beside_number(guard) or (guard.x, None)
-        most = math.inf
-    if least is None or most is None or not least > an.fp16.LEAST / 2 or value.shape != read.shape:
+    if found is None or not found[1] > an.fp16.LEAST / 2:
         return None
+    value, least, most = found
     ops = (guard,) if tile is None else (tile, guard)
     return _Guarded(value, least, ends, top, guard.op_type != "add", most, False, ops)
 

@@ -326,9 +326,7 @@ def _leaves(op: Operation, size: float, reached: list[_Size]) -> str:
     wide = any(r.widest is not None for r in reached)
     if (grows := exponential(op)) is not None:
         most = max(interval(grows[0])[1] * grows[1], interval(grows[0])[0] * grows[1])
-        return (
-            f"%{out.name}, an exponential without a bound, overflows" if most > math.log(fp16.LARGEST) else ""
-        )
+        return f"%{out.name}, an exponential without a bound, overflows" if most > fp16.LARGEST_EXPONENT else ""
     if op.op_type == "reduce_prod" and summed(op) >= 4:
         return f"%{out.name} is a product of {summed(op):g} numbers" if interval(op.x)[0] < 0.5 else ""
     if op.op_type in ("real_div", "inverse") and not wide:

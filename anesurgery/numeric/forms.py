@@ -19,8 +19,9 @@ from anesurgery.mil import Array, Operation, Var, constant, is_stored, operands,
 from anesurgery.ops import PRODUCTS, names
 from anesurgery.semantics import degrees
 from anesurgery.semantics.analysis_cache import cached
+from anesurgery.semantics.bounds import MOST as LARGE
 from anesurgery.semantics.bounds import squared
-from anesurgery.semantics.reading import axes_of, beside_number, flag, ints, number, scaled
+from anesurgery.semantics.reading import axes_of, flag, guard_of, ints, number, scaled
 from anesurgery.semantics.rows import summed
 
 SQUARES = names("reduce_sum_square reduce_l2_norm")
@@ -34,8 +35,6 @@ MOST = 24
 """Ops of a form: a choice; torch's cosine has nine."""
 UNGUARDED = 1e-37
 """The largest epsilon that guards nothing: fp32 hardly holds it, and fp16 makes 0 of it."""
-WEIGHTS = 1 << 22
-"""Weights of more numbers are not read."""
 
 
 class Guard(NamedTuple):
@@ -261,13 +260,13 @@ def _takes(op: Operation, value: Var) -> bool:
         return (mix := mixing(op)) is not None and op.inputs[mix.operand] is value
     if op.op_type == "pow":
         return abs(number(op.y) or 0.0) == 0.5
-    if op.op_type == "clip":
-        return (number(op.alpha) or 0.0) > 0 and (number(op.beta) or 0.0) >= fp16.LARGEST
     if op.op_type in ("log", "sqrt", "rsqrt"):
         return True
-    beside = beside_number(op) if op.op_type in ("add", "maximum") else scaled(op)
-    positive = beside is not None and (beside[1] > 0 or (beside[1] == 0 and op.op_type == "add"))
-    return positive and value.shape == op.outputs[0].shape
+    if op.op_type in DIVISIONS:
+        times = scaled(op)
+        return times is not None and times[1] > 0 and value.shape == op.outputs[0].shape
+    guard = guard_of(op)
+    return guard is not None and guard[2] >= fp16.LARGEST and (guard[1] > 0 or op.op_type == "add")
 
 
 def _gains(ops: Sequence[Operation]) -> dict[Var, float]:
@@ -304,7 +303,7 @@ def mixing(op: Operation) -> Mix | None:
     if place is None:
         return None
     operand, axis, weights = place
-    if weights.size == 0 or weights.size > WEIGHTS or weights.min() < 0:
+    if weights.size == 0 or weights.size > LARGE or weights.min() < 0:
         return None
     return Mix(operand, axis, float(weights.astype(np.float64).sum(axis=0).max()))
 

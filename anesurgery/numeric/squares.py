@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from anesurgery import fp16
-from anesurgery.errors import Refusal
 from anesurgery.facts.written_exponentials import MOST_GUARD
 from anesurgery.mil import Maker, Operation, Var, np_dtype, producer
 from anesurgery.numeric.forms import DIVISIONS, ROOTS, Form, form_of
 from anesurgery.numeric.hazard import Hazard, Size, in_words
 from anesurgery.numeric.units import cosine_of, divided, is_divided, rebuilt
-from anesurgery.semantics.intervals import magnitude
 from anesurgery.semantics.reading import flag, readers_after
 
 
@@ -115,23 +114,37 @@ def root_norm(op: Operation) -> Form | None:
     return form if means and flag(means[0], "keep_dims") else None
 
 
-def cannot_overflow(norm: Form) -> Refusal | None:
-    """Why a norm needs no other form."""
-    x, where = norm.source, norm.root
-    if np_dtype(x) != np.float16:
-        return Refusal(f"%{x.name} holds {np_dtype(x)}, whose squares do not overflow", where)
+def _written_norm(centred: bool, op: Operation) -> Form | str | None:
+    """A norm that takes the mean away, or one that does not."""
+    norm = root_norm(op)
+    if norm is None or norm.is_centred != centred:
+        return None
+    kind = np_dtype(norm.source)
+    return norm if kind == np.float16 else f"%{norm.source.name} holds {kind}, whose squares do not overflow"
+
+
+def _unguarded(norm: Form) -> str:
+    """Can numbers not be divided by a unit?"""
     if norm.epsilon <= 0:
-        return Refusal("the epsilon is 0 in fp16", where)
-    most = magnitude(x) * (2 if norm.is_centred else 1)
-    if most**2 <= fp16.LARGEST:
-        return Refusal(f"%{x.name} is at most {most:g}: its squares do not overflow", where)
-    return (
-        None
-        if norm.is_static
-        else Refusal(f"%{x.name} has the dynamic shape {tuple(map(str, x.shape))}", where)
-    )
+        return "the epsilon is 0 in fp16"
+    shape = tuple(map(str, norm.source.shape))
+    return "" if norm.is_static else f"%{norm.source.name} has the dynamic shape {shape}"
 
 
-def by_largest(mb: Maker, norm: Form) -> Var:
-    """The norm of values whose squares fp16 holds."""
-    return rebuilt(mb, norm, divided(mb, norm, norm.is_centred))
+RMS_NORM = Hazard(
+    DIVISIONS,
+    partial(_written_norm, False),
+    _overflow,
+    lambda mb, norm: rebuilt(mb, norm, divided(mb, norm)),
+    reach=lambda norm, size: size(norm.source),
+    limit=math.sqrt(fp16.LARGEST),
+    safe="%{at.source.name} is at most {most:g}: its squares do not overflow",
+    unable=_unguarded,
+    half=False,
+)
+GROUP_NORM = replace(
+    RMS_NORM,
+    match=partial(_written_norm, True),
+    build=lambda mb, norm: rebuilt(mb, norm, divided(mb, norm, centre=True)),
+    reach=lambda norm, size: 2 * size(norm.source),  # less the mean
+)

@@ -100,15 +100,12 @@ def _terms(op: Operation) -> int:
     return math.prod(n for n in sizes if isinstance(n, int)) or 1
 
 
-LARGEST_EXPONENTIAL = math.log(fp16.LARGEST)
-
-
 def _log_sum(op: Operation, function: Function) -> Function:
     """0 where the sum of the exponentials, which no maximum is taken from, is beyond fp16."""
 
     def compute(**arguments: Any) -> Any:
         right = function(**arguments)
-        return torch.where(right >= LARGEST_EXPONENTIAL, torch.zeros_like(right), right)
+        return torch.where(right >= fp16.LARGEST_EXPONENT, torch.zeros_like(right), right)
 
     return compute
 
@@ -292,7 +289,7 @@ FAULTS: tuple[Fault, ...] = (
         chips=("M3",),
         systems=(("macOS", 26),),
         half=True,
-        least=lambda op: LARGEST_EXPONENTIAL - math.log(_terms(op)),
+        least=lambda op: fp16.LARGEST_EXPONENT - math.log(_terms(op)),
         wrong=_log_sum,
         remedy="replace_faulty_ops",
         advice="take the maximum away before the exponentials",

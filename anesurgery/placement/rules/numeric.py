@@ -48,14 +48,11 @@ from anesurgery.placement.rules.conditions import (
 from anesurgery.placement.target import Target
 from anesurgery.semantics import intervals as bounds
 from anesurgery.semantics.bounds import ANY, of_constant
-from anesurgery.semantics.lost_digits import is_given
-from anesurgery.semantics.reading import beside_number, exponential, ints, number, readers_after, sliced
+from anesurgery.semantics.reading import exponential, guard_of, ints, number, readers_after, sliced
 from anesurgery.semantics.rows import summed
 
 _numeric = partial(Rule, kind="numeric")
 
-EXP_LIMIT = math.log(fp16.LARGEST)
-"""exp of more overflows in fp16: 11.09."""
 SLICE_LIMIT = 4094
 """The largest magnitude that a slice of the last axis keeps on the engines of H13 and H14."""
 LONG = 4096
@@ -125,7 +122,7 @@ def _saturates(op: Operation) -> bool:
 def _vanishes(reader: Operation, var: Var) -> bool:
     """Is what is made of a large number next to 0: exp of a negative one, or a constant divided by it?"""
     if reader.op_type == "exp":
-        return bounds.interval(var)[1] <= EXP_LIMIT
+        return bounds.interval(var)[1] <= fp16.LARGEST_EXPONENT
     return reader.op_type == "inverse" or (reader.op_type == "real_div" and number(reader.x) is not None)
 
 
@@ -204,19 +201,11 @@ def long_count(op: Operation, target: Target) -> str:
 
 def large_angle(op: Operation, target: Target) -> str:
     """An angle that is made in fp16, which holds it to no more than a tenth."""
-    most = _by_weights(op.x) if _half(op) else 0.0
-    if most <= ANGLE or _is_phase(op.x) or is_given(op.x):
+    region = overflow_regions.wide_region(op)
+    if region is None or not region.is_angle:
         return ""
-    return f"%{op.x.name} {in_words(most)}; above {ANGLE:g} fp16 holds an angle to {ANGLE * fp16.HALF_STEP:.2g}"
-
-
-ANGLE = 64.0
-"""Above it neighbours in fp16 are 1/16 and more apart: a tenth of a radian is lost."""
-
-
-def _is_phase(var: Var) -> bool:
-    """Is an angle what is left of a division by a turn?"""
-    return producer(var, "mod", "atan") is not None
+    most, limit = in_words(_by_weights(op.x)), overflow_regions.ANGLE
+    return f"%{op.x.name} {most}; above {limit:g} fp16 holds an angle to {limit * fp16.HALF_STEP:.2g}"
 
 
 def wide_between(op: Operation, target: Target) -> str:
@@ -248,13 +237,14 @@ def cancelled(op: Operation, target: Target) -> str:
 def unbounded_exponential(op: Operation, target: Target) -> str:
     """An exponential of what is not known to be small."""
     grows = exponential(op) if _half(op) else None
-    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= EXP_LIMIT:
+    if grows is None or max(end * grows[1] for end in bounds.interval(grows[0])) <= fp16.LARGEST_EXPONENT:
         return ""
     readers = readers_after(op.outputs[0])
     if any(r.op_type == "reduce_sum" or written_exponential(r) is not None for r in _next_two(readers)):
         return ""
     what = "exp" if op.op_type == "exp" else f"{number(op.x):g} to the power"
-    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {EXP_LIMIT / grows[1]:.2f}"
+    most = fp16.LARGEST_EXPONENT / grows[1]
+    return f"{what} of %{grows[0].name}, which has no known bound, overflows above {most:.2f}"
 
 
 def _next_two(readers: Iterable[Operation]) -> Iterator[Operation]:
@@ -306,8 +296,8 @@ DIVIDES = frozenset({"inverse", "rsqrt", "real_div"})
 
 def _needed_by(var: Var) -> set[str]:
     """The types of the ops that read a value; of divisions those that divide by it."""
-    readers = [(r, r.inputs.get("y" if r.op_type == "real_div" else "x")) for r in readers_after(var, HANDS_ON)]
-    return {r.op_type for r, read in readers if r.op_type != "real_div" or _handed_on(read) is var}
+    readers = readers_after(var, HANDS_ON)
+    return {r.op_type for r in readers if r.op_type != "real_div" or _handed_on(r.y) is var}
 
 
 def _handed_on(var: Var) -> Var:
@@ -321,14 +311,14 @@ def _guard(op: Operation) -> float | None:
     """The number that keeps what needs it away from 0, written out or built in; None where nothing needs it."""
     out = op.outputs[0]
     if op.op_type in ("maximum", "clip"):
-        value, least = (op.x, number(op.alpha)) if op.op_type == "clip" else beside_number(op) or (op.x, None)
-        if least is None or not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
+        value, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        if not fp16.LEAST / 2 < least < fp16.NORMAL or bounds.interval(value)[0] > least:
             return None
         # converters write the smallest number for less, and a division by it is held
         return least if _needed_by(out) & ({"log"} if least == fp16.LEAST else {"log", *DIVIDES}) else None
     if op.op_type == "add":
-        _, value = beside_number(op) or (op.x, 0.0)
-        return value if 0 < value < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
+        _, least, _ = guard_of(op) or (op.x, 0.0, 0.0)
+        return least if 0 < least < 1e-3 and _needed_by(out) & {"sqrt", *SINGULAR, *DIVIDES} else None
     inner = producer(op.x)
     is_kept = inner is not None and inner.op_type in ("add", "clip", "maximum") and _has_constant(inner)
     if op.op_type == "log" and (is_kept or bounds.interval(op.x)[0] >= fp16.LEAST):
@@ -451,11 +441,11 @@ def width_slice(op: Operation, target: Target) -> str:
 
 def bare_exponential(op: Operation, target: Target) -> str:
     """A softmax written out without the largest score taken away."""
-    if not _half(op) or bounds.interval(op.x)[1] <= EXP_LIMIT:
+    if not _half(op) or bounds.interval(op.x)[1] <= fp16.LARGEST_EXPONENT:
         return ""
     if not any(r.op_type == "reduce_sum" for r in readers_after(op.outputs[0])):
         return ""
-    return f"exp of %{op.x.name}, which has no known bound, overflows above {EXP_LIMIT:.2f}"
+    return f"exp of %{op.x.name}, which has no known bound, overflows above {fp16.LARGEST_EXPONENT:.2f}"
 
 
 GROWS = frozenset({"exp", "sinh", "cosh"})
@@ -471,12 +461,12 @@ def overflowing_exponential(op: Operation, target: Target) -> str:
     if form is None or form.total is not None or form.op_type in LOGS_OF_SHARES:
         return ""
     most = max(_largest_exponent(e) for e in form.ops if e.op_type in GROWS)
-    if most <= EXP_LIMIT:
+    if most <= fp16.LARGEST_EXPONENT:
         return ""
     grows = form.exponential
     return (
         f"a {form.op_type} is written out: {grows.op_type} of %{grows.x.name}, which {in_words(most)}, "
-        f"overflows above {EXP_LIMIT:.2f}"
+        f"overflows above {fp16.LARGEST_EXPONENT:.2f}"
     )
 
 

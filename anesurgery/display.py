@@ -22,7 +22,6 @@ RENDERERS = tuple(
         "page",
         "chains",
         "compressions",
-        "compression_page",
         "certificates",
         "certificate_page",
     )

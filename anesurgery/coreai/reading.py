@@ -21,7 +21,7 @@ from anesurgery.coreai import lifts
 from anesurgery.coreai.asset import Asset
 from anesurgery.coreai.dtypes import bits_of, name_of, numpy_of
 from anesurgery.coreai.images import PREFIX
-from anesurgery.coreai.lifts.composites import composite_of, several
+from anesurgery.coreai.lifts.composites import as_list, composite_of
 from anesurgery.coreai.lifts.images import image_size
 from anesurgery.coreai.lifts.table import (
     TABLE,
@@ -68,7 +68,7 @@ lifts.load_families()
 OPSET = ct.target.iOS18
 """The first opset with states, attention and weights in blocks."""
 CLEANUP = ("fuse_transpose_matmul", "dead_code_elimination", "const_elimination", "dead_code_elimination")
-"""Passes of coremltools that join what Core AI writes as several ops: its products have no bias."""
+"""Passes of coremltools that join what Core AI writes as as_list ops: its products have no bias."""
 NAME, TOKEN_TYPE = "coreai.name", "token"
 LARGE = 64
 """Numbers from which on a constant of floats is one value of the program, however often it is read."""
@@ -90,7 +90,7 @@ def read(path: Path) -> Loaded:
 
 @dataclass(frozen=True)
 class Walked:
-    """What the child process says of a model; programs for several systems are made of it."""
+    """What the child process says of a model; programs for as_list systems are made of it."""
 
     asset: Asset
     graphs: Sequence[Plain]
@@ -373,7 +373,7 @@ class Scope:
         if declared is not None and (make := composite_of(declared["name"])) is not None:
             named = dict(zip(declared["input_names"], operands, strict=True))
             with suppress(Unliftable, ValueError):  # the latter where the opset has no such op
-                made = several(make(named, declared["op_attrs"]))
+                made = as_list(make(named, declared["op_attrs"]))
                 self.stated |= set(map(as_var, made)) if declared["name"].startswith(OWN) else set()
                 return made
         inner = Scope(self.reader, graph, self.labels)
@@ -403,10 +403,10 @@ class Scope:
             self.take(kind, value)
             return
         now, stated = sizes_of(value), kind["shape"]
-        apart = len(now) != len(stated) or any(
+        differs = len(now) != len(stated) or any(
             b is not None and not is_symbolic(a) and a != b for a, b in zip(now, stated, strict=True)
         )
-        if apart:
+        if differs:
             raise Unliftable(f"it would give {tuple(now)}, and the file says {tuple(stated)}")
         if any(map(is_symbolic, now)) and None not in stated:
             value = mb.reshape(x=value, shape=np.array(stated, np.int32))

@@ -82,7 +82,7 @@ def lowers(*op_types: str) -> Callable[[F], F]:
     return enter
 
 
-def written(lowerings: Mapping[str, Callable[..., Any]]) -> None:
+def register(lowerings: Mapping[str, Callable[..., Any]]) -> None:
     """Enter functions that are one expression each, by op type."""
     for op_type, function in lowerings.items():
         lowers(op_type)(function)

@@ -383,7 +383,7 @@ def attribute(name: str, value: str) -> Any:
     return ir.Attribute.parse(f"#coreai.{name}<{value}>")
 
 
-def wide(*values: Value) -> list[Value]:
+def to_fp32(*values: Value) -> list[Value]:
     """Values in fp32 where they are fp16."""
     return [value.cast("fp32") if value.dtype == "fp16" else value for value in values]
 

@@ -119,7 +119,8 @@ def _compared(old: Any, new: Any, before: Path, given: dict[str, Any], function:
         said = f"{psnr:.0f} dB"
     except Exception as error:
         psnr, said = 0.0, " ".join(str(error).split())[:200]
-    return {"off": off, "apple": said, "agrees": psnr >= ENOUGH}
+    finite = all(np.isfinite(v).any() for v in first.values() if v.dtype.kind == "f")
+    return {"off": off, "apple": said, "agrees": psnr >= ENOUGH, "finite": finite}
 
 
 def _psnr(wanted: Any, found: Any) -> float:
@@ -150,6 +151,8 @@ def verdict(row: dict[str, Any]) -> str:
     """In a word: how far the model came."""
     if row.get("error"):
         return "refused"
+    if not all(one["finite"] for one in row["functions"].values()):
+        return "no numbers"
     if any(one["off"] for one in row["functions"].values()):
         return "differs"
     return "agrees" if all(one["agrees"] for one in row["functions"].values()) else "same bits"

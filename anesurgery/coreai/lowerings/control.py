@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
@@ -103,13 +103,13 @@ def list_scatter(ls: Value, indices: Value, value: Value) -> Value:
 @lowers("list_read")
 def list_read(ls: Value, index: Value) -> Value:
     """One element."""
-    return taken(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
+    return take(ls, index.cast("int32").squeeze(list(range(index.rank))), 0)
 
 
 @lowers("list_gather")
 def list_gather(ls: Value, indices: Value) -> Value:
     """Some elements."""
-    return taken(ls, indices.cast("int32"), 0)
+    return take(ls, indices.cast("int32"), 0)
 
 
 @lowers("list_length")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from anesurgery.coreai.dtypes import numpy_of
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import BINARY, GELU, UNARY, lowers, written
+from anesurgery.coreai.table import BINARY, GELU, UNARY, lowers, register
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, call, where
 from anesurgery.interpret.ops.elementwise import PARAMETRIC
@@ -24,9 +24,9 @@ def _binary(op: str) -> Callable[[Value, Value], Value]:
     return lambda x, y: x.with_(op, y)
 
 
-written({name: _unary(name) for name in (*UNARY, "relu")})
-written({name: _binary(op) for name, op in BINARY.items()})
-written({name: PARAMETRIC[name] for name in SHARED})
+register({name: _unary(name) for name in (*UNARY, "relu")})
+register({name: _binary(op) for name, op in BINARY.items()})
+register({name: PARAMETRIC[name] for name in SHARED})
 
 
 def floor(x: Value) -> Value:
@@ -71,7 +71,7 @@ def _shifted(x: Value, epsilon: float) -> Value:
     return x + epsilon if numpy_of(x.dtype).type(epsilon) else x
 
 
-written(
+register(
     {
         "sub": lambda x, y: x - y,
         "less": lambda x, y: x < y,

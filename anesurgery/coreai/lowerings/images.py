@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from anesurgery.coreai.lowerings.elementwise import floor
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.toolkit import ops
 from anesurgery.coreai.values import Value, array, attribute, call, indices, where
@@ -61,7 +61,7 @@ def _nearest(x: Value, shape: Sequence[int], shift: float, axes: int = 2) -> Val
     for axis, (size, count) in enumerate(sizes, x.rank - axes):
         if size != count:
             places = np.floor((np.arange(count) + shift) * (size / count)).clip(0, size - 1)
-            x = taken(x, indices(places), axis)
+            x = take(x, indices(places), axis)
     return x
 
 
@@ -209,7 +209,7 @@ def crop_resize(
     columns = [given.cast("fp32").along(1, i, i + 1) for i in order]
     if centered:
         columns = [columns[i] + columns[i + 2] * sign for sign in (-0.5, 0.5) for i in (0, 1)]
-    images = x if of is None and x.shape[0] == n else taken(x, indices(range(n)) if of is None else of, 0)
+    images = x if of is None and x.shape[0] == n else take(x, indices(range(n)) if of is None else of, 0)
     axes, outside = [], None
     for axis, (size, count) in enumerate(zip(x.fixed()[2:], counts, strict=True)):
         scale = float(spatial_scale) * (size - 1 if normalized_coordinates else 1)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from anesurgery.coreai.lowerings.control import Values, loop
-from anesurgery.coreai.lowerings.indexing import taken, written_at
+from anesurgery.coreai.lowerings.indexing import replace_slice, take
 from anesurgery.coreai.lowerings.products import linear
 from anesurgery.coreai.table import lowers
 from anesurgery.coreai.values import Value, array, call, concat, indices
@@ -63,8 +63,8 @@ def _walk(rows: Value, states: Values, step: Callable[[Value, Values], Values]) 
 
     def advance(values: Values) -> Values:
         at, written, *inner = values
-        inner = step(taken(rows, at, 0), inner)
-        return [at + 1, written_at(written, at, inner[0].expand([0])), *inner]
+        inner = step(take(rows, at, 0), inner)
+        return [at + 1, replace_slice(written, at, inner[0].expand([0])), *inner]
 
     _, outputs_of_all, *last = loop(
         [array(0, "int32"), buffer, *states], lambda v: length.squeeze([0]) > v[0], advance

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.coreai.lowerings.indexing import taken
+from anesurgery.coreai.lowerings.indexing import take
 from anesurgery.coreai.modes import Mode
-from anesurgery.coreai.table import lowers, written
+from anesurgery.coreai.table import lowers, register
 from anesurgery.coreai.values import LONGEST, Value, array, call, concat, indices, known_ints, scalar, where
 from anesurgery.errors import NotExpressible
 from anesurgery.interpret.ops.blocks import (
@@ -261,7 +261,7 @@ def sliding_windows(x: Value, axis: int, size: int, stride: int = 1) -> Value:
     """All windows of an axis, on a new axis after it."""
     axis, size = int(axis) % x.rank, int(size)
     count = (x.length(axis) - size) // int(stride) + 1
-    return taken(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
+    return take(x, indices(np.arange(count)[:, None] * int(stride) + np.arange(size)), axis)
 
 
 @lowers("crop")
@@ -272,7 +272,7 @@ def crop(x: Value, crop_height: Any, crop_width: Any) -> Value:
     return x
 
 
-written(
+register(
     {
         "expand_dims": lambda x, axes: x.expand(sorted(int(a) % (x.rank + len(axes)) for a in axes)),
         "transpose": lambda x, perm: x.transpose([int(a) % x.rank for a in perm]),
@@ -287,7 +287,7 @@ written(
 
 PIXELS = (depth_to_space, space_to_depth, pixel_shuffle, pixel_unshuffle)
 """Functions of the interpreter, named after their ops, that tensors of the file can be given too."""
-written({function.__name__: function for function in PIXELS})
+register({function.__name__: function for function in PIXELS})
 
 
 @lowers("space_to_batch")

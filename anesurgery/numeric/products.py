@@ -98,7 +98,7 @@ UNKNOWN = 2048.0
 """The assumed size of an unbounded value, as in `facts.overflow_regions`."""
 
 
-def _multiplied_scores(op: Operation) -> Found | None:
+def _multiplied_scores(op: Operation) -> Found | str | None:
     """A softmax of what a number makes larger, unless the largest of each row was taken away before."""
     value, times = (None, 0.0) if op.x.op is None else scaled(op.x.op) or (None, 0.0)
     if value is None or abs(times) <= 1:
@@ -106,7 +106,7 @@ def _multiplied_scores(op: Operation) -> Found | None:
     less = producer(value, "sub")
     end = None if less is None else producer(less.y, "reduce_max" if times > 0 else "reduce_min")
     if less is not None and end is not None and end.x is less.x and axes_of(end) == [axis_of(op)]:
-        return None
+        return f"%{op.x.name} is {times:g} times %{value.name}, and does not overflow"
     return Found(op, op.x.op, value=value, times=times, bound=fp16.LARGEST / abs(times))
 
 

@@ -254,8 +254,8 @@ def compress(
             and equal for speed. False: equal.
         max_bytes: the most bytes of all weights, a number or "300 MB". Each weight gets the form that loses
             least within this size, or stays.
-        activations: inputs of linear and conv in 8 bits too, with 8 `bits`: "percentile", "kl" or "max". Their
-            ranges hold 99.99 % of the numbers, keep most of their distribution, or hold the largest (W8A8).
+        activations: inputs of linear and conv in 8 bits too, with 8 `bits`: "percentile" or "max". Their
+            ranges hold 99.99 % of the numbers, or the largest (W8A8).
             An op whose products suffer keeps its inputs; the report says why.
         balance: move scales of channels from inputs into weights, if the weights then round better (AWQ,
             SmoothQuant). Default: with `activations`.

@@ -9,6 +9,7 @@ import typer
 from rich.console import Group
 from rich.table import Table
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Full, Json, Quiet, show
 from anesurgery.commands.waiting import load_engine
@@ -67,8 +68,6 @@ def _fault(fault: Any) -> dict[str, Any]:
 
 def _limits(chosen: list[Any]) -> Table:
     """A row for each chip; "?" where nothing is known."""
-    from anesurgery.semantics.reading import in_words
-
     rows = [
         {
             "chip": chip.name,
@@ -77,9 +76,9 @@ def _limits(chosen: list[Any]) -> Table:
             "GB/s": chip.bandwidth,
             "axis": chip.axis,
             "kernel": f"{chip.kernel_h}x{chip.kernel_w}",
-            "weights": in_words(chip.program),
-            "loaded": None if chip.address_space is None else in_words(chip.address_space),
-            "on chip": in_words(chip.working_set),
+            "weights": byte_words(chip.program),
+            "loaded": None if chip.address_space is None else byte_words(chip.address_space),
+            "on chip": byte_words(chip.working_set),
         }
         for chip in chosen
     ]

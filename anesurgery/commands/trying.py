@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Json, Quiet, show
 from anesurgery.commands.waiting import load_engine, waiting
@@ -28,7 +29,6 @@ def example(
     load_engine(quiet or as_json)
     from anesurgery.examples.example_models import EXAMPLES
     from anesurgery.examples.example_models import example as make
-    from anesurgery.semantics.reading import in_words
 
     with waiting("converting", quiet or as_json):
         path = make(name, out, ios=ios, overwrite=overwrite)
@@ -36,5 +36,5 @@ def example(
     chosen, size = EXAMPLES[name], sum(file.stat().st_size for file in files if file.is_file())
     shown = Path(f"{name}{chosen.suffix}") if out is None else out
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
-    words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {in_words(size)}"
+    words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
     show(plain, words, as_json, quiet, [shown], command("see", shown, target=chosen.target))

@@ -55,7 +55,7 @@ def _files(place: Path) -> list[Path]:
 
 
 LARGEST_ARRAY = 1 << 30
-"""Bytes of an array in an .npz file, 1 GiB, which may be packed into a thousandth: a small file cannot fill the
+"""Bytes of an array in an .npz file, 1 GB, which may be packed into a thousandth: a small file cannot fill the
 memory so."""
 
 

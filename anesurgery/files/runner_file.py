@@ -20,7 +20,7 @@ from anesurgery.errors import LoadError
 NAME, FORMAT, VERSION = "runner.json", "anesurgery runner", 3
 AGAIN = "build the folder again"
 PIECE = 1 << 20
-"""Bytes that are hashed at once, 1 MiB: a choice, so that memory stays small."""
+"""Bytes that are hashed at once, 1 MB: a choice, so that memory stays small."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from anesurgery.errors import LoadError
 
 ZIP = ".zip"
 LARGEST_UNPACKED = 1 << 35
-"""Bytes that are unpacked at most, 32 GiB; the largest packages of language models have about 8."""
+"""Bytes that are unpacked at most, 34 GB; the largest packages of language models have about 8."""
 MOST = 10_000
 """Files at most; a package has three, a chain of chunks a few hundred."""
 MANIFEST = "Manifest.json"

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from anesurgery.byte_counts import MB, byte_words
 from anesurgery.files.package import Loaded
 from anesurgery.mil import Function, Program
 from anesurgery.placement.durations import Time, from_to
@@ -21,7 +22,6 @@ from anesurgery.placement.inspection import Inspection, between
 from anesurgery.placement.inspector import inspect_program
 from anesurgery.placement.networks import CONSTANTS
 from anesurgery.placement.target import Target
-from anesurgery.semantics.reading import in_words
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,10 @@ class Bound:
     """Is it in bytes?"""
 
 
-MIB = 1 << 20
 BOUNDS = {
-    "weights": Bound("weights", 1.1, MIB, size=True),
+    "weights": Bound("weights", 1.1, MB, size=True),
     "flop": Bound("flop", 1.1, 10_000_000),
-    "moved": Bound("bytes moved", 1.25, MIB, size=True),
+    "moved": Bound("bytes moved", 1.25, MB, size=True),
     "ops": Bound("ops", 1.5, 16),
     "casts": Bound("casts", 1.5, 4),
     "transposes": Bound("transposes", 1.5, 8),
@@ -372,9 +371,9 @@ GAINS: dict[str, Compare] = {
 
 
 def _from(old: Score, new: Score, what: str) -> str:
-    """One measure of `BOUNDS` before and after: "weights 100 MiB -> 115 MiB"."""
+    """One measure of `BOUNDS` before and after: "weights 100 MB -> 115 MB"."""
     bound, pair = BOUNDS[what], (getattr(old, what), getattr(new, what))
-    return f"{bound.words} {' -> '.join(map(in_words, pair)) if bound.size else _counts(*pair)}"
+    return f"{bound.words} {' -> '.join(map(byte_words, pair)) if bound.size else _counts(*pair)}"
 
 
 def _parts(inspection: Inspection) -> list[Inspection]:

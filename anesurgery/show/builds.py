@@ -6,7 +6,8 @@ from typing import Any
 
 from rich.console import Group
 
-from anesurgery.semantics.reading import in_decibels, in_words
+from anesurgery.byte_counts import byte_words
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.console import plain, shows
 
 
@@ -15,7 +16,7 @@ def build_group(build: Any) -> Group:
     """A `Build` as lines, the first with its folder and size."""
     parts = f" in {build.chunks} chunks" if build.chunks > 1 else ""
     context = " or ".join(map(str, (build.options.context, *build.options.contexts)))
-    first = f"{build.folder}: {in_words(build.bytes)}{parts}, a context of {context} tokens"
+    first = f"{build.folder}: {byte_words(build.bytes)}{parts}, a context of {context} tokens"
     lines = [
         *(f"{name}: {words}" for name, words in build.placed.items()),
         f"Beside the checkpoint: {in_decibels(build.psnr)}, and the same likeliest token for {build.top:.1%} "

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws, short_name
 from anesurgery.files.sequence import Chain, Placed, is_network
 from anesurgery.mil import Program, walk_ops
@@ -41,11 +41,11 @@ def chain_group(chain: Chain) -> Group:
     seen = ["on the ANE", "estimate", "elsewhere"] if chain.placed else []
     table = Table("chunk", "ops", "weights", *seen, box=box.SIMPLE_HEAD)
     for number, count in enumerate(_ops(chain)):
-        weights = decimal(chain.weights[number]) if chain.weights else ""
+        weights = byte_words(chain.weights[number]) if chain.weights else ""
         where = _where(chain.placed[number]) if chain.placed else []
         table.add_row(str(number + 1), str(count), weights, *where)
     total = sum(border.bytes for border in chain.borders)
-    words = f"{len(chain.chunks)} chunks" + (f", {decimal(total)} between them" if chain.borders else "")
+    words = f"{len(chain.chunks)} chunks" + (f", {byte_words(total)} between them" if chain.borders else "")
     line = plain(words + (f"; for {chain.target}" if chain.target else ""), "bold")
     said = [plain(chain.compared)] if chain.compared else []
     return Group(line, table, *([_borders(chain)] if chain.borders else []), *said)
@@ -58,10 +58,10 @@ def _borders(chain: Chain) -> Table:
         values = sorted(zip(border.sizes, border.names, border.kinds, strict=True), key=lambda v: -v[0])
         for place, (size, name, kind) in enumerate(values[:MOST_SHOWN]):
             table.add_row(
-                "" if place else str(number), plain(short_name(name)), plain(_short(kind)), decimal(size)
+                "" if place else str(number), plain(short_name(name)), plain(_short(kind)), byte_words(size)
             )
         if rest := values[MOST_SHOWN:]:
-            table.add_row("", f"{len(rest)} more", "", decimal(sum(size for size, *_ in rest)))
+            table.add_row("", f"{len(rest)} more", "", byte_words(sum(size for size, *_ in rest)))
     return table
 
 

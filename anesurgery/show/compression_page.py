@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rich.filesize import decimal
-
+from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import Compression
 from anesurgery.compressing.costs import Cost
 from anesurgery.display import draws
@@ -29,12 +28,12 @@ def compression_page(compression: Compression) -> str:
     first, *lines = whole_lines(compression)
     plot = svg(compression) if compression.loss is not None and can_plot() else None
     losses = [
-        (point.mode, decimal(point.bytes), point.loss.words(compression.chooses))
+        (point.mode, byte_words(point.bytes), point.loss.words(compression.chooses))
         for point in compression.points
     ]
     template = environment().get_template("compression.html")
     return template.render(
-        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=decimal
+        compression=compression, first=first, lines=lines, plot=plot, losses=losses, size=byte_words
     )
 
 

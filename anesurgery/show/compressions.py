@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich import box
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.compression import INSTEAD, CompressedWeight, Compression
 from anesurgery.display import short_name
 from anesurgery.show.console import plain, shows
@@ -22,7 +22,7 @@ def compression_group(compression: Compression) -> Group:
     """A row for each weight, then the whole."""
     table = Table("weight", "read by", "form", "size", "error", "rounded", box=box.SIMPLE_HEAD)
     for row in compression.compressed[:ROWS]:
-        before, after = map(decimal, row.bytes)
+        before, after = map(byte_words, row.bytes)
         numbers = f"{before} -> {after}", f"{row.error:.2g}", f"{row.rounded:.2g}"
         table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), row.form, *numbers)
     count = len(compression.compressed)
@@ -37,7 +37,7 @@ def whole_lines(compression: Compression) -> list[str]:
     where = "any chip" if compression.target == "any" else compression.target
     lines = [
         *_not_as_asked(compression),
-        f"weights: {decimal(before)} -> {decimal(after)}; {len(compression.compressed)} compressed for "
+        f"weights: {byte_words(before)} -> {byte_words(after)}; {len(compression.compressed)} compressed for "
         f"{compression.purpose} on {where}, corrected by {counted(compression.samples[0], 'sample')}",
         "error: the squared error of the products, as a share; rounded: without correction",
     ]
@@ -45,7 +45,7 @@ def whole_lines(compression: Compression) -> list[str]:
         words = compression.loss.words(compression.chooses)
         lines.append(f"on {compression.samples[1]} samples held out: {words}")
         lines += [
-            f"coremltools' {one.mode}: {decimal(one.bytes)}, {one.loss.words(compression.chooses)}"
+            f"coremltools' {one.mode}: {byte_words(one.bytes)}, {one.loss.words(compression.chooses)}"
             for one in compression.points
         ]
     lines.append(f"ops expected on the ANE: {compression.on_engine[0]:.1%} -> {compression.on_engine[1]:.1%}")

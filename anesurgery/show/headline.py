@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from anesurgery import registry
+from anesurgery.byte_counts import byte_words
 from anesurgery.checking.comparison import Comparison
 from anesurgery.checking.grades import Grade
 from anesurgery.placement.durations import SHORTEST, Change, change, from_to
@@ -15,7 +16,7 @@ from anesurgery.placement.target import Target
 from anesurgery.rewriting.ml_program import MLProgram
 from anesurgery.rewriting.outputs import HALVES, WRONG
 from anesurgery.rewriting.session import INTERFACE
-from anesurgery.semantics.reading import in_decibels, in_words
+from anesurgery.semantics.reading import in_decibels
 from anesurgery.show.summary import counted, sections
 from anesurgery.surgery import Surgery
 
@@ -76,7 +77,7 @@ def _larger(surgery: Surgery) -> str:
     before, after = surgery.scores
     if before is None or after is None or not before.weights or after.weights <= before.weights * LARGER:
         return ""
-    return f"weights {in_words(before.weights)} -> {in_words(after.weights)}"
+    return f"weights {byte_words(before.weights)} -> {byte_words(after.weights)}"
 
 
 FROM_LAYERS = "the neural network became an ML Program"

@@ -6,9 +6,9 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.display import draws
 from anesurgery.show.console import plain, shows
 from anesurgery.show.plots import picture
@@ -27,7 +27,7 @@ def choice_group(sized: SizeChoice) -> Group:
     for choice in sized.choices:
         bar = "#" * round(BAR * choice.expected / largest)
         which = ", ".join(map(str, choice.sizes))
-        size = [] if choice.bytes is None else [decimal(choice.bytes)]
+        size = [] if choice.bytes is None else [byte_words(choice.bytes)]
         cost = f"{choice.expected:.4g}"
         table.add_row(str(len(choice.sizes)), cost, bar, f"{choice.padding:.1%}", *size, which)
     words = f"best sizes: {', '.join(map(str, sized.sizes))}"

@@ -7,9 +7,9 @@ from typing import Any
 
 from rich import box
 from rich.console import Group
-from rich.filesize import decimal
 from rich.table import Table
 
+from anesurgery.byte_counts import byte_words
 from anesurgery.compressing.assignment import Option, Proposal
 from anesurgery.compressing.sensitivity import Sensitivity
 from anesurgery.display import short_name
@@ -28,7 +28,7 @@ def sensitivity_group(costs: Sensitivity) -> Group:
     table = Table("weight", "read by", "size", *costs.modes, box=box.SIMPLE_HEAD)
     for row in costs.rows[:ROWS]:
         cells = [_cell(row.options.get(mode), by_kl) for mode in costs.modes]
-        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), decimal(row.bytes), *cells)
+        table.add_row(plain(short_name(row.weight)), ", ".join(row.readers), byte_words(row.bytes), *cells)
     more = [plain(f"... and {len(costs.rows) - ROWS} more")] if len(costs.rows) > ROWS else []
     what = "KL divergence in nats" if by_kl else "PSNR in dB"
     share = "" if costs.complete else f", {len(costs.rows)} of {costs.total} weights"
@@ -50,7 +50,7 @@ def proposal_group(proposal: Proposal) -> Group:
     table = Table("mode", "weights", box=box.SIMPLE_HEAD)
     for mode, count in sorted(counts.items()):
         table.add_row(mode, str(count))
-    share = f"{decimal(proposal.bytes)} of {decimal(proposal.plain_bytes)}"
+    share = f"{byte_words(proposal.bytes)} of {byte_words(proposal.plain_bytes)}"
     size = f"weights take {share}, {proposal.bits:.2f} bits a number"
     cost = f"estimated from each weight alone: KL {proposal.kl:.3g} nats, {in_decibels(proposal.psnr, 'PSNR ')}"
     return Group(plain(size, style="bold"), plain(cost), table)

@@ -16,7 +16,7 @@ from anesurgery.placement.target import Target
 HERE = frozenset({(0, "a"), (0, "b")})
 KEY = {("products", "conv"): 2.0}
 TIME = Time(2.0, 1.0, 4.0, 5, "one", {"products": 2.0}, KEY, dict.fromkeys(KEY, 0.15))
-NOW = Score(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100 << 20)
+NOW = Score(100, 90, 1000, 900, 4, 2000.0, 0, 7, HERE, frozenset(), weights=100_000_000)
 
 
 def test_an_op_that_was_legal_must_stay_so() -> None:
@@ -46,9 +46,9 @@ def test_a_small_rise_is_a_rise() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weights": 115 << 20}, "weights 100 MiB -> 115 MiB"),
+        ({"weights": 115_000_000}, "weights 100 MB -> 115 MB"),
         ({"flop": 20_000_000}, "flop 1,000 -> 20 M"),
-        ({"moved": 2 << 20}, "bytes moved 0 bytes -> 2 MiB"),
+        ({"moved": 2_000_000}, "bytes moved 0 bytes -> 2 MB"),
         ({"ops": 160}, "ops 100 -> 160"),
         ({"casts": 9}, "casts 0 -> 9"),
         ({"transposes": 9}, "transposes 0 -> 9"),
@@ -70,7 +70,7 @@ def test_growth_takes_a_clear_gain_in_time(changes: dict[str, Any], words: str) 
 
 
 def test_a_little_growth_is_none() -> None:
-    larger = replace(NOW, weights=109 << 20, flop=9_000_000, moved=1000, ops=116, casts=4, transposes=8)
+    larger = replace(NOW, weights=109_000_000, flop=9_000_000, moved=1000, ops=116, casts=4, transposes=8)
     assert not larger.loss(NOW)
 
 

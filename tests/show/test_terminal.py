@@ -50,7 +50,7 @@ def large(count: int = 2000) -> Inspection:
 def test_a_report_says_what_matters_in_its_lines() -> None:
     said = terminal.inspection_details(
         twenty(
-            memory=Memory(124_000_000, 5_000_000, 1_000_000, 1 << 30, 1),
+            memory=Memory(124_000_000, 5_000_000, 1_000_000, 10**9, 1),
             findings=(finding("io", kind="interface", message="output %y is fp32"),),
             notes=("estimates are no run times",),
         )
@@ -63,7 +63,7 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     assert lines[2] == "model on M1/macOS 14"
     assert lines[4] == "█ Neural Engine 16   ▃ CPU 3   ░ not known 1"
     assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of flop"
-    assert lines[6] == "4 segments, 3 switches | weights 118 MiB of 1 GiB, 1 chunk"
+    assert lines[6] == "4 segments, 3 switches | weights 124 MB of 1 GB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"
     assert table[2].split() == ["cast", "1", "cast_0", "no", "CPU", "embedding_matmul"]

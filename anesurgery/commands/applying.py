@@ -28,7 +28,7 @@ from anesurgery.commands.options import (
     model_first,
     show,
 )
-from anesurgery.commands.planning import chosen_steps, is_plan, read_plan, value_range
+from anesurgery.commands.planning import chosen_steps, default_recipe, is_plan, read_plan, value_range
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.errors import SurgeryError, UnknownName
 
@@ -119,8 +119,8 @@ def apply(
     shown = surgery_group(surgery, details=True) if full else short_surgery(surgery, repair)
     if both:
         shown = Group(shown, both["formats"]["statement"])
-    ends = (wrote, _next(surgery, source, place, target), "" if full else FULL)
-    show({**surgery.to_json(), **both}, shown, as_json, quiet, *ends)
+    then, more = _next(surgery, source, place, target), "" if full else FULL
+    show({**surgery.to_json(), **both}, shown, as_json, quiet, wrote, then=then, more=more)
     if stays and named is not None:
         raise SurgeryError(f"the model stays {source}; nothing was written to {named}")
     if surgery.below(gate):
@@ -131,11 +131,7 @@ def _chosen(source: str, steps: str | None, option: list[str] | None) -> Any:
     """The steps that are named, or the recipe for whatever the model is."""
     if steps is not None and is_plan(steps):
         return read_plan(steps, option)
-    if steps is None:
-        from anesurgery.placement.models import of_layers
-
-        steps = "neuralnetwork_ane" if of_layers(source) else "auto"
-    return chosen_steps(steps, option or [])
+    return chosen_steps(steps or default_recipe(source), option or [])
 
 
 def _place(source: str, chosen: Any, named: Path | None, overwrite: bool, format: str | None) -> Path:

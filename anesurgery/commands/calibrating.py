@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, first_of, picture
 from anesurgery.commands.options import (
     Aim,
     Function,
@@ -80,9 +80,11 @@ def ranges(
             options |= {"jobs": jobs, "scheduler": scheduler}
             observed = certify(model, arrays.read_all(inputs), chip=chip, **options)
     _save(observed, save)
-    then = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
+    fix = command("certify", model) if observed.ok else command("fix", model, "safe_numbers")
+    then = fix if model else ""
     wrote = [save] if save is not None else []
-    show(observed.to_json(), surgeries.ranges_group(observed), as_json, quiet, wrote, then if model else "")
+    group = surgeries.ranges_group(observed)
+    show(observed.to_json(), group, as_json, quiet, wrote, then=then)
     if not observed.ok:
         raise typer.Exit(1)
 
@@ -103,7 +105,8 @@ def _ranges_folder(
     refuse_for_folders(asked)
     with progress("models", quiet or as_json) as bar:
         folder = ranges_folder(model, chip=chip, seed=seed, jobs=where[0], scheduler=where[1], progress=bar)
-    show(folder.to_json(), folder_group(folder), as_json, quiet)
+    then = first_of(folder, "ranges", model, lambda one: not getattr(one, "ok", False))
+    show(folder.to_json(), folder_group(folder), as_json, quiet, then=then)
     if not all(getattr(one, "ok", False) for one in folder.models.values()):
         raise typer.Exit(1)
 
@@ -162,9 +165,10 @@ def certify(
     if worst is not None:
         arrays.write(worst.expanduser(), certificate.worst_inputs, overwrite)
     wrote = [path for path in (html, worst) if path is not None]
-    then = "" if certificate.ok else command("fix", model, "safe_numbers", target=target)
-    more = f"On a Mac, time it: {command('measure', model)}" if certificate.ok else ""
-    show(certificate.to_json(), certificate_group(certificate), as_json, quiet, wrote, then, more)
+    then, more = command("fix", model, "safe_numbers", target=target), ""
+    if certificate.ok:
+        then, more = picture(model, target), f"On a Mac, time it: {command('measure', model)}"
+    show(certificate.to_json(), certificate_group(certificate), as_json, quiet, wrote, then=then, more=more)
     if not certificate.ok:
         raise typer.Exit(1)
 
@@ -257,7 +261,7 @@ def sensitivity(
 
     wrote = [path for path in (save, out) if path is not None]
     then = command("see", out) if out is not None else command("compress", model, "--bits", 4) if model else ""
-    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote, then)
+    show(weight_costs.result_json(costs, proposal), Group(*shown), as_json, quiet, wrote, then=then)
 
 
 def check_out(out: Path | None, goals: dict[str, Any], model: str | None, overwrite: bool) -> None:

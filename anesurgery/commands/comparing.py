@@ -14,7 +14,7 @@ import typer
 
 from anesurgery import registry
 from anesurgery.commands.calibrating import certify
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, ended
 from anesurgery.commands.options import Aim, Function, Inputs, Json, Member, Model, Quiet, Seed, existing, show
 from anesurgery.commands.waiting import load_engine, waiting
 from anesurgery.display import printable
@@ -62,7 +62,7 @@ def run(
         arrays.write(out, outputs, overwrite, Path(model))
     wrote = [] if out is None else [out]
     shown = surgeries.arrays_group(outputs, drawn)
-    show(surgeries.arrays_json(outputs), shown, as_json, quiet, wrote, command("certify", model))
+    show(surgeries.arrays_json(outputs), shown, as_json, quiet, wrote, then=command("certify", model))
 
 
 def compare(
@@ -132,6 +132,7 @@ def diff(
         print(printable("\n".join(lines)))
         print(f"interface: {words or 'the same'}")
         print(f"ops: {', '.join(f'{k} {x} -> {y}' for k, (x, y) in moved.items()) or 'the same'}")
+        print(ended(then=command("compare", a, b)))
     if lines or words:
         raise typer.Exit(1)
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import beside, command
 from anesurgery.commands.options import (
     Aim,
     Function,
@@ -95,7 +95,7 @@ def compress(
     quiet: Quiet = False,
 ) -> None:
     """Compress the weights of a model in forms that the chip runs fast, corrected by samples (GPTQ)."""
-    place = one_place(out, positional_out)
+    place = one_place(out, positional_out, beside(model, stem="small"))
     load_engine(quiet)
     from anesurgery.compressing.compression import compress as compressed
     from anesurgery.compressing.peers import USUAL
@@ -134,7 +134,7 @@ def compress(
         compression.save_plot(plot)
     wrote = [path for path in (place, html, plot) if path is not None]
     shown = compressions.compression_group(compression)
-    show(compression.to_json(), shown, as_json, quiet, wrote, command("compare", model, place))
+    show(compression.to_json(), shown, as_json, quiet, wrote, then=command("compare", model, place))
 
 
 DRAWN = 16
@@ -177,7 +177,7 @@ def compress_cache(
     quiet: Quiet = False,
 ) -> None:
     """Keep the keys and values of a decoder in 8 bits, if they are inputs and outputs (iOS 26)."""
-    place = one_place(out, None)
+    place = one_place(out, None, beside(model, stem="small"))
     tokens = _texts(texts)
     load_engine(quiet)
     from anesurgery.compressing.cache_codes import compress_cache as compressed
@@ -186,7 +186,7 @@ def compress_cache(
     check_out(model, place, overwrite)
     cache = compressed(model, tokens, scales=scales, target=target)
     cache.save(place, overwrite=overwrite)
-    show(cache.to_json(), str(cache), as_json, quiet, [place], command("see", place, target=target))
+    show(cache.to_json(), str(cache), as_json, quiet, [place], then=command("see", place, target=target))
 
 
 def _texts(file: Path) -> list[list[int]]:

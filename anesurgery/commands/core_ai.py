@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import Aim, Json, Model, OldOut, Out, Quiet, existing, one_place, show
 from anesurgery.commands.waiting import load_engine, waiting
 
@@ -29,13 +31,13 @@ def to_coreml(
     quiet: Quiet = False,
 ) -> None:
     """Write the .mlpackage that devices without Core AI run (iOS 15 to 26)."""
-    target = one_place(out, positional_out)
+    target = one_place(out, positional_out, f"{Path(model).stem}.mlpackage")
     load_engine(quiet)
     from anesurgery.coreai.fallback import to_coreml as write
 
     with waiting("reading the model", quiet):
         written = write(model, target, ios=ios, longest=longest, overwrite=overwrite)
-    show(written.to_json(), str(written), as_json, quiet)
+    show(written.to_json(), str(written), as_json, quiet, [target], then=command("see", target))
 
 
 def to_coreai(
@@ -51,13 +53,13 @@ def to_coreai(
     quiet: Quiet = False,
 ) -> None:
     """Write the .aimodel of a model: Core AI, Apple's format since iOS and macOS 27."""
-    target = one_place(out, positional_out)
+    target = one_place(out, positional_out, f"{Path(model).stem}.aimodel")
     load_engine(quiet)
     from anesurgery.coreai.translating import to_coreai as write
 
     with waiting("translating", quiet):
         written = write(model, target, mode=mode, overwrite=overwrite)
-    show(written.to_json(), str(written), as_json, quiet)
+    show(written.to_json(), str(written), as_json, quiet, [target], then=command("lint", target))
 
 
 def lint(model: Asset, target: Aim = None, as_json: Json = False, quiet: Quiet = False) -> None:
@@ -67,6 +69,8 @@ def lint(model: Asset, target: Aim = None, as_json: Json = False, quiet: Quiet =
 
     with waiting("reading the model", quiet):
         found = linted(model, target)
-    show(found.to_json(), str(found), as_json, quiet)
+    repairs = list(dict.fromkeys(finding.remedy for finding in found.findings if finding.remedy))
+    words = ("fix", model, ",".join(repairs)) if repairs else ("see", model)
+    show(found.to_json(), str(found), as_json, quiet, then=command(*words, target=target))
     if not found.ok:
         raise typer.Exit(1)

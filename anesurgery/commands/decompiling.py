@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ def decompile(
     quiet: Quiet = False,
 ) -> None:
     """Write the package of a compiled ML Program (.mlmodelc)."""
-    target = one_place(out, positional_out)
+    target = one_place(out, positional_out, f"{Path(source).stem}.mlpackage")
     load_engine(quiet)
     from anesurgery.files.compiled_package import decompile as write
 
@@ -47,6 +48,6 @@ def executorch(
         with waiting("extracting", quiet):
             models: list[Any] = [str(path) for path in program.extract(out, overwrite=overwrite)]
         record |= {"models": models}
-        show(record, lines, as_json, quiet, models, command("see", *models[:1]))
+        show(record, lines, as_json, quiet, models, then=command("see", *models[:1]))
         return
     show(record, lines, as_json, quiet, then=command("executorch", source, "--out", "models"))

@@ -11,12 +11,13 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anesurgery.commands.next_steps import WHY, command
+from anesurgery.commands.next_steps import WHY, command, first_of
 from anesurgery.commands.options import (
     Aim,
     Full,
@@ -141,7 +142,8 @@ def _inspect_folder(
     options: dict[str, Any] = {"compute_units": units, "jobs": where[0], "scheduler": where[1]}
     with progress("models", quiet or as_json) as bar:
         folder = inspect_folder(model, target, progress=bar, **options)
-    show(folder.to_json(), folder_group(folder), as_json, quiet)
+    then = first_of(folder, "see", model, lambda one: getattr(one, "status", 1) != 0, target)
+    show(folder.to_json(), folder_group(folder), as_json, quiet, then=then)
 
 
 def _check(
@@ -226,7 +228,7 @@ def _print_why(
         raise SurgeryError("--why reads ML Programs; layers of a neural network show their rules in the report")
     with waiting("inspecting", quiet):
         reasons = why(load(model), op, Target.parse(target, units), function)
-    show(reasons.to_json(), why_group(reasons), as_json, quiet)
+    show(reasons.to_json(), why_group(reasons), as_json, quiet, then=command("see", model, target=target))
 
 
 def _print_segments(inspection: Any, quiet: bool) -> None:
@@ -240,7 +242,7 @@ def _print_status(inspection: Any, as_json: bool, quiet: bool) -> None:
     words = inspection.refused or WORDS[inspection.status]
     line = {"status": inspection.status, "words": words, "counts": inspection.counts}
     counts = ", ".join(f"{n} {unit}" for unit, n in inspection.counts.items()) or "no ops"
-    show(line, f"{inspection.status}: {words} ({counts}; {inspection.target})", as_json, quiet)
+    show(line, f"{inspection.status}: {words} ({counts}; {inspection.target})", as_json, quiet, then="")
 
 
 @dataclass(frozen=True)
@@ -274,10 +276,11 @@ def _print_report(first: Any, second: Any, ends: _Ends, full: bool, as_json: boo
     from anesurgery.show import terminal
     from anesurgery.show.console import plain as said
 
-    last = (filter(None, ends.wrote), ends.then(first), "" if full else WHY)
+    end = partial(show, as_json=as_json, quiet=quiet, wrote=filter(None, ends.wrote))
+    end = partial(end, then=ends.then(first), more="" if full else WHY)
     if second is None:
         group = terminal.inspection_group(first) if full else terminal.short_group(first, ends.repair)
-        show(first.to_json(), group, as_json, quiet, *last)
+        end(first.to_json(), group)
         return
     plain = {"before": first.to_json(), "after": second.to_json()}
     plain |= {"wrong": ends.wrong} if ends.wrong else {}
@@ -288,4 +291,4 @@ def _print_report(first: Any, second: Any, ends: _Ends, full: bool, as_json: boo
         group = Group(terminal.difference_group(first, second), *passes)
     else:
         group = terminal.short_difference(first, second, ends.repair, *passes)
-    show(plain, Group(*first_line, group), as_json, quiet, *last)
+    end(plain, Group(*first_line, group))

@@ -8,7 +8,7 @@ import typer
 from rich.table import Table
 
 from anesurgery import registry
-from anesurgery.commands.next_steps import command
+from anesurgery.commands.next_steps import command, ended
 from anesurgery.commands.options import Json, Quiet, complete_name, show
 from anesurgery.commands.waiting import load_engine
 from anesurgery.commands.written_options import written_options
@@ -47,9 +47,10 @@ def explain(
     lines = [f"  {step}.{key} = {value!r}" for step, opts in options.items() for key, value in opts.items()]
     shown = "\n".join([text.rstrip(), "", "Options:" if lines else "No options.", *lines])
     if as_json or quiet:
-        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet)
+        show({"name": name, "documentation": text, "options": options}, shown, as_json, quiet, then="")
     else:
         print(folded(shown))
+        print(ended(then=command("example", "gpt2"), more=f"On your model: {command('fix', 'MODEL', name)}"))
 
 
 def _options_of(name: str) -> dict[str, dict[str, Any]]:

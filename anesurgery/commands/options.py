@@ -108,14 +108,19 @@ def _is_model(word: str) -> bool:
     return word.endswith(SUFFIXES) or os.path.exists(word)
 
 
-def one_place(out: Path | None, positional: Path | None) -> Path:
+def one_place(out: Path | None, positional: Path | None, example: object) -> Path:
     """Where to write, by `--out` or as the last argument.
+
+    Args:
+        out: by `--out`.
+        positional: as the last argument.
+        example: a name that would do.
 
     Raises:
         SurgeryError: both are given, and differ; or neither is.
     """
     if (place := any_place(out, positional)) is None:
-        raise SurgeryError("where to write is missing: name it with --out")
+        raise SurgeryError(f"where to write is missing; name it at the end, or with --out, as {example}")
     return place
 
 
@@ -157,7 +162,8 @@ def show(
     as_json: bool,
     quiet: bool,
     wrote: Iterable[object] = (),
-    then: str = "",
+    *,
+    then: str,
     more: str = "",
 ) -> None:
     """Print plain data as JSON, or something for a rich console with what comes after it, or nothing.
@@ -168,7 +174,7 @@ def show(
         as_json: is JSON asked for?
         quiet: is nothing printed?
         wrote: files and folders that were written.
-        then: the command to run next.
+        then: the command to run next, "" where no command follows.
         more: what else there is to ask for.
     """
     if as_json:

@@ -36,4 +36,4 @@ def draw(
     with waiting("drawing", quiet):
         drawing = picture(model, around, before, after, function=function, target=target)
         path = drawing.save(out)
-    show(None, f"{len(drawing.ops)} ops", False, quiet, [path], command("see", model, target=target))
+    show(None, f"{len(drawing.ops)} ops", False, quiet, [path], then=command("see", model, target=target))

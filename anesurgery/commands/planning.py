@@ -29,7 +29,14 @@ from anesurgery.errors import SurgeryError, UnknownName
 
 def plan(
     source: Model,
-    steps: Annotated[str, typer.Argument(help="A recipe.", show_default=False, autocompletion=complete_steps)],
+    steps: Annotated[
+        str | None,
+        typer.Argument(
+            help="A recipe. Default: the passes that inspect names.",
+            show_default=False,
+            autocompletion=complete_steps,
+        ),
+    ] = None,
     target: Annotated[
         str | None, typer.Option(help='Chip or product, and OS: "M1/macOS 14", "iPhone 15 Pro".')
     ] = None,
@@ -48,8 +55,10 @@ def plan(
     quiet: Quiet = False,
 ) -> None:
     """Show what a recipe would do, and why, without editing. `apply MODEL PLAN.json` does it."""
-    source, steps = model_first(source, steps, quiet or as_json)
+    if steps is not None:
+        source, steps = model_first(source, steps, quiet or as_json)
     load_engine(quiet)
+    steps = steps or default_recipe(source)
     from anesurgery.files import arrays
     from anesurgery.show.plans import plan_group
     from anesurgery.surgery import plan as planned
@@ -64,8 +73,15 @@ def plan(
             gate=gate,
             seed=seed,
         )
-    then = command("fix", source, steps, target=target) if made.steps else ""
+    then = command("fix", source, steps, target=target) if made.steps else command("see", source, target=target)
     show(made.to_json(), plan_group(made), as_json, quiet, then=then)
+
+
+def default_recipe(source: str) -> str:
+    """The recipe for whatever the model is."""
+    from anesurgery.placement.models import of_layers
+
+    return "neuralnetwork_ane" if of_layers(source) else "auto"
 
 
 def is_plan(steps: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,9 @@ Overwrite = Annotated[bool, typer.Option(help="Replace the --out file if it exis
 
 def measure(
     model: Model,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The JSON file to write.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The JSON file to write. Default: MODEL_measured.json.")
+    ] = None,
     target: Annotated[str | None, typer.Option(help="Chip and OS of this Mac.")] = None,
     compute_units: Annotated[
         list[str] | None, typer.Option(help="CPU_AND_NE, ALL, ...; repeat. All four by default.")
@@ -35,6 +38,7 @@ def measure(
     from anesurgery.placement.core_ml_runs import measure as record
     from anesurgery.placement.target import Target
 
+    out = out or Path(f"{Path(model).stem}_measured.json")
     place = _place(out, overwrite, model)
     settings = [Target.parse(target, units).compute_units for units in compute_units or SETTINGS]
     with waiting("measuring with Core ML", quiet):
@@ -42,7 +46,7 @@ def measure(
     _write(place, plain)
     failures = (f"not measured: {row['error']}" for row in plain["settings"] if row["error"])
     shown = Group(measured_table(plain), *failures, plain["host"])
-    show(plain, shown, False, quiet, [place], command("learn", place))
+    show(plain, shown, False, quiet, [place], then=command("learn", place))
 
 
 def measured_table(plain: dict[str, Any]) -> Table:
@@ -76,11 +80,15 @@ def learn(
     from anesurgery.placement.rates_from_plans import read_plan
 
     place = None if out is None else _place(out, overwrite, plans[0])
-    learned = fit({str(path): read_plan(path) for path in plans})
+    measured = {str(path): read_plan(path) for path in plans}
+    learned = fit(measured)
     if place is not None:
         _write(place, learned.corrections.to_json())
-    wrote, use = ([], "") if place is None else ([place], f"to use it: anesurgery see MODEL --rates {place}")
-    show(learned.to_json(), _report(learned), as_json, quiet, wrote, more=use)
+    if place is None:
+        then = command("learn", *plans, "--out", "rates.json")
+    else:
+        then = command("see", measured[str(plans[0])].get("model", "MODEL"), "--rates", place)
+    show(learned.to_json(), _report(learned), as_json, quiet, [out] if out else [], then=then)
 
 
 def _place(out: Path, overwrite: bool, source: Any) -> Path:
@@ -125,8 +133,8 @@ def calibrate(
     place = _place(out, overwrite, folder)
     calibrated = fit(folder)
     write_table(calibrated.table, place)
-    use = f"to use it: export {VARIABLE}={place}"
-    show(calibrated.to_json(), Group(*calibrated_tables(calibrated)), as_json, quiet, [place], more=use)
+    then = f"export {VARIABLE}={shlex.quote(str(place))}"
+    show(calibrated.to_json(), Group(*calibrated_tables(calibrated)), as_json, quiet, [out], then=then)
 
 
 def calibrated_tables(calibrated: Any) -> list[Any]:

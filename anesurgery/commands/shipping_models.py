@@ -63,7 +63,7 @@ def build(
     quiet: Quiet = False,
 ) -> None:
     """Turn a Hugging Face checkpoint into a folder that writes text. A stopped build goes on."""
-    place = one_place(out, positional_out)
+    place = one_place(out, positional_out, f"{Path(folder).name}_built")
     load_engine(quiet)
     from anesurgery.shipping.building import build as make
 
@@ -87,7 +87,7 @@ def build(
             quiet=True,
         )
     then = "" if ask is not None else command("chat", place, "hello")
-    show(built.to_json(), str(built), as_json, quiet, [place], then)
+    show(built.to_json(), str(built), as_json, quiet, [place], then=then)
     if ask is not None:
         _answer(place, ask)
 
@@ -166,4 +166,5 @@ def swift(
     from anesurgery.shipping.swift_package import swift as write
 
     place = write(folder, to, overwrite=overwrite)
-    show({"package": str(place)}, "", as_json, quiet, [to], f"cd {shlex.quote(str(to))} && swift build")
+    then = f"cd {shlex.quote(str(to))} && swift build"
+    show({"package": str(place)}, "", as_json, quiet, [to], then=then)

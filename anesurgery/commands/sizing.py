@@ -63,7 +63,7 @@ def choose_sizes(
         choice.save_plot(plot)
     then = "" if model is None or size is None else _made(model, size, choice.best.sizes)
     wrote = [] if plot is None else [plot]
-    show(choice.to_json(), choice_group(choice), as_json, quiet, wrote, then)
+    show(choice.to_json(), choice_group(choice), as_json, quiet, wrote, then=then)
 
 
 def _made(model: str, size: str, lengths: Sequence[int]) -> str:
@@ -114,4 +114,4 @@ def sizes(
         sized = make(model, {name: [shapes[name] for shapes in each] for name in each[0]}, mask=mask)
         path = sized.save(out, overwrite=overwrite)
     rows = [row.to_json() for row in sized.rows]
-    show({"path": str(path), "sizes": rows}, str(sized), as_json, quiet, [out], command("see", out))
+    show({"path": str(path), "sizes": rows}, str(sized), as_json, quiet, [out], then=command("see", out))

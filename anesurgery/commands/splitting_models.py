@@ -75,7 +75,7 @@ def split(
         )
         path = chain.save(out, overwrite=overwrite)
     plain = {"path": str(path), **chain_json(chain)}
-    show(plain, chain_group(chain), as_json, quiet, [out], command("see", out, target=target))
+    show(plain, chain_group(chain), as_json, quiet, [out], then=command("see", out, target=target))
 
 
 def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
@@ -115,7 +115,7 @@ def merge(
         raise SurgeryError("two models have the same name; each function needs its own")
     with waiting("merging", quiet):
         path = join({name: path for name, _, path in pairs}, out, default=default, overwrite=overwrite)
-    show({"path": str(path)}, "", as_json, quiet, [out], command("see", out))
+    show({"path": str(path)}, "", as_json, quiet, [out], then=command("see", out))
 
 
 def extract(
@@ -132,4 +132,4 @@ def extract(
 
     with waiting("extracting", quiet):
         path = take(model, function, out, overwrite=overwrite)
-    show({"path": str(path)}, "", as_json, quiet, [out], command("see", out))
+    show({"path": str(path)}, "", as_json, quiet, [out], then=command("see", out))

@@ -37,4 +37,4 @@ def example(
     shown = Path(f"{name}{chosen.suffix}") if out is None else out
     plain = {"path": str(path), "recipe": chosen.recipe, "bytes": size}
     words = f"{chosen.words[:1].upper()}{chosen.words[1:]}, random weights, {byte_words(size)}"
-    show(plain, words, as_json, quiet, [shown], command("see", shown, target=chosen.target))
+    show(plain, words, as_json, quiet, [shown], then=command("see", shown, target=chosen.target))

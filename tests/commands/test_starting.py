@@ -155,7 +155,7 @@ def test_the_doctor_finds_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_json_holds_no_bare_infinity(capsys: Any) -> None:
-    show({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}, None, True, False)
+    show({"a": [float("inf"), 1.5], "b": {"c": float("nan")}}, None, True, False, then="")
     assert json.loads(capsys.readouterr().out) == {"a": ["inf", 1.5], "b": {"c": "nan"}}
 
 

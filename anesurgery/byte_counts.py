@@ -31,4 +31,4 @@ def byte_words(count: float) -> str:
     for unit, factor in UNITS.items():
         if count >= factor * LARGEST / 1000:
             return f"{count / factor:.3g} {unit}"
-    return f"{count:.0f} bytes"
+    return "1 byte" if count == 1 else f"{count:.0f} bytes"

@@ -79,7 +79,7 @@ def test_a_pass_with_options() -> None:
     ("ask", "words"),
     [
         (lambda: registry.make_pass("negate_substract"), "'negate_substract'; did you mean 'negate_subtract'"),
-        (lambda: registry.pass_class("zzz"), "unknown pass 'zzz'; known: "),
+        (lambda: registry.pass_class("zzz"), "unknown pass 'zzz'; `anesurgery list` lists them"),
         (lambda: find_recipe("gpt2-ane"), "unknown recipe 'gpt2-ane'; did you mean 'gpt2_ane'"),
         (lambda: registry.documentation("gtp2_ane"), "did you mean 'gpt2_ane'"),
         (lambda: registry.make_pass("explicit_broadcast", tiles=True), "'tiles'; did you mean 'tile'"),

@@ -115,7 +115,9 @@ def chosen_steps(names: str, options: list[str]) -> Any:
         return find_recipe(listed[0]).with_options(**_nested(values))
     for name in listed:
         if name not in [*registry.pass_names(), *registry.recipe_names()]:
-            raise UnknownName("pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()])
+            raise UnknownName(
+                "pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()], "anesurgery list"
+            )
     from anesurgery.surgery import Recipe, steps_of
 
     ours = Recipe("the command line", tuple(steps_of(listed)))

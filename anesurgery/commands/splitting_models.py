@@ -86,7 +86,7 @@ def read_shape(text: str) -> tuple[str, tuple[int, ...]]:
     """
     name, _, sizes = text.rpartition("=")
     if not name or not all(size.isdigit() and int(size) for size in sizes.split("x")):
-        raise SurgeryError(f"{text!r} is not BLOB=CxHxW, as features=64x32x32")
+        raise SurgeryError(f"{text!r} is no name with a shape; write it as input_ids=1x128")
     return name, tuple(map(int, sizes.split("x")))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from anesurgery.byte_counts import read_size
+from anesurgery.byte_counts import byte_words, read_size
 from anesurgery.compressing import activations as quantizing
 from anesurgery.compressing.activations import IOS17, METHODS, Quantized, check_method, pair_names
 from anesurgery.compressing.assignment import Option, Row, propose
@@ -691,8 +691,8 @@ class _Part:
         kept = _bytes_of(self.loaded) - replaced + gained
         if kept >= self.plan.room:
             raise SurgeryError(
-                f"max_bytes leaves {self.plan.room} bytes to a program, but {kept} bytes of it cannot be "
-                "compressed; give more"
+                f"max_bytes leaves {byte_words(self.plan.room)} to a program, but {byte_words(kept)} of it "
+                "cannot be compressed; give more"
             )
         return self.plan.room - kept
 

@@ -141,7 +141,7 @@ def read_runner(folder: str | os.PathLike[str]) -> Runner:
     file = Path(folder).expanduser() / NAME
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise LoadError(f"{file.parent} holds no {NAME}; `anesurgery build` makes such a folder") from error
     except (OSError, ValueError, RecursionError) as error:
         raise LoadError(f"{file} cannot be read: {error}; {AGAIN}") from error

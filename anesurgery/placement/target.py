@@ -288,7 +288,7 @@ class Target:
         if len(words) > 2 or not all(words):
             raise SurgeryError(f'target {text!r}: write it as "M1/macOS 14", "M1" or "macOS 14"')
         chips, system = words[0], (words[1] if len(words) == 2 else "")
-        if not system and re.match(r"(i|mac|ipad)os\b", chips, re.IGNORECASE):
+        if not system and re.match(r"(i|mac|ipad)os(?![a-z])", chips, re.IGNORECASE):
             chips, system = "any", chips
         names, (platform, version) = _chips(chips), _os(system)
         fitting = tuple(n for n in names if _runs(CHIPS[n], platform, version))
@@ -410,21 +410,21 @@ def _runs(chip: Chip, platform: str | None, version: int | None) -> bool:
 
 
 def _chips(text: str) -> tuple[str, ...]:
-    plain = _MARKETED.sub("", text).strip()
+    plain = _MARKETED.sub("", text, count=1).strip()
     named: dict[str, tuple[str, ...]] = {**GROUPS, **{n: (n,) for n in CHIPS}}
     chips = {k.lower(): v for k, v in named.items()}.get(plain.lower())
-    return chips if chips is not None else _spread(plain, named)
+    return chips if chips is not None else _spread(plain, text, named)
 
 
-def _spread(text: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"."""
-    match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", text, re.IGNORECASE)
+def _spread(plain: str, text: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Ranges that `GROUPS` does not name: "M2+", "A14-A17"; `text` is as it was written."""
+    match = re.fullmatch(r"([AM])(\d+)(?:\+|-\1?(\d+))", plain, re.IGNORECASE)
     chosen: tuple[str, ...] = ()
     if match:
         letter, low, high = match[1].upper(), int(match[2]), int(match[3] or 99)
         chosen = tuple(n for n in CHIPS if n[0] == letter and low <= int(n[1:]) <= high)
     if not chosen:
-        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS])
+        raise UnknownName("chip or device", text, [*names, *PRODUCTS, *IDENTIFIERS], "anesurgery chips")
     return chosen
 
 

@@ -12,6 +12,7 @@ import typer
 from anesurgery import registry
 from anesurgery.commands.next_steps import command
 from anesurgery.commands.options import (
+    SUFFIXES,
     Gate,
     Inputs,
     Json,
@@ -114,6 +115,8 @@ def chosen_steps(names: str, options: list[str]) -> Any:
 
         return find_recipe(listed[0]).with_options(**_nested(values))
     for name in listed:
+        if name.endswith(SUFFIXES):
+            raise SurgeryError(f"{name!r} is no pass or recipe; to write the result there, say --out {name}")
         if name not in [*registry.pass_names(), *registry.recipe_names()]:
             raise UnknownName(
                 "pass or recipe", name, [*registry.recipe_names(), *registry.pass_names()], "anesurgery list"

@@ -227,7 +227,7 @@ class Score:
     def __str__(self) -> str:
         ops, flop = (between(self.share[what], self.share_at_most[what]) for what in ("ops", "flop"))
         most = f" to {self.on_ops + self.perhaps_ops}" if self.perhaps_ops else ""
-        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the flop on the ANE"
+        where = f"{self.on_ops}{most} of {self.ops} ops ({ops}) and {flop} of the work on the ANE"
         switches = f"{self.switches} {'switch' if self.switches == 1 else 'switches'}"
         return f"{where}, {switches}{'' if self.time is None else f', expected {self.time}'}"
 
@@ -268,11 +268,11 @@ def _less_on_ane(old: Score, new: Score) -> str:
     """A share that falls because less is left on the ANE, as where two layers became one, is no loss."""
     was, now = old.share["flop"], new.share["flop"]
     if old.flop and now < was and new.flop - new.on_flop > old.flop - old.on_flop:
-        return f"the share of flop on the ANE would fall {_percents(was, now)}"
+        return f"the share of the work on the ANE would fall {_percents(was, now)}"
     if old.on_flop or not old.flop:
         return ""
     was, now = (one.perhaps_flop / one.flop if one.flop else 1.0 for one in (old, new))
-    return f"the share of flop that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
+    return f"the share of the work that may be on the ANE would fall {_percents(was, now)}" if now < was else ""
 
 
 def _falling(measure: str, words: str) -> Compare:

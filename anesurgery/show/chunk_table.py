@@ -73,7 +73,7 @@ def _short(kind: str) -> str:
 
 def _where(placed: Placed) -> list[str]:
     """Share on the ANE, estimate, and what is elsewhere."""
-    shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of flop")
+    shares = f"{placed.ops:.0%} of ops" + ("" if placed.flop is None else f", {placed.flop:.0%} of the work")
     estimate = "" if placed.estimate is None else f"{placed.estimate / 1000:.3g} ms"
     more = len(placed.elsewhere) - MOST_SHOWN
     words = [*placed.elsewhere[:MOST_SHOWN], *([f"{more} other types"] if more > 0 else [])]

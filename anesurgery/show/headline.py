@@ -31,7 +31,10 @@ def headline(surgery: Surgery) -> str:
         )
     loads = surgery.plan.gain if surgery.plan.gain.startswith("it loads") else ""
     mended = _mended(surgery)
-    exactness = _exactness(surgery) if not mended or surgery.proof is not None else ROUNDED * _rounds(surgery)
+    if mended and surgery.proof is not None:
+        exactness = f"{_exactness(surgery)} in {surgery.proof.precision}"
+    else:
+        exactness = ROUNDED * _rounds(surgery) if mended else _exactness(surgery)
     said = [loads, mended, _gain(surgery), exactness]
     said += [FROM_LAYERS] * _was_network(surgery) + [_larger(surgery), surgery.wrong]
     return _joined(*said, *(one.words for one in surgery.contract))
@@ -167,6 +170,14 @@ def _share(score: Score) -> dict[str, str]:
     return {what: between(score.share[key], score.share_at_most[key]) for what, key in counted.items()}
 
 
+def _arithmetic(name: str) -> str:
+    """An arithmetic of the interpreter for a reader: "fp16", "the arithmetic of the Neural Engine (M3)"."""
+    engine, _, chip = name.partition(":")
+    if engine != "ane":
+        return name
+    return "the arithmetic of the Neural Engine" + (f" ({chip})" if chip else "")
+
+
 def _mended(surgery: Surgery) -> str:
     """How near wrong outputs came, in the arithmetic that was furthest off; "" where none were."""
     before, after = surgery.plan.outputs
@@ -176,7 +187,7 @@ def _mended(surgery: Surgery) -> str:
     if before[worst] >= WRONG or after.get(worst, -math.inf) < before[worst] + HALVES:
         return ""
     change = f"{in_decibels(before[worst])} -> {in_decibels(after[worst])}"
-    return f"outputs on the inputs at hand are repaired: {change} of what the model means in fp32 ({worst})"
+    return f"the outputs in {_arithmetic(worst)} are repaired: {change} against fp32, on these inputs"
 
 
 def _exactness(surgery: Surgery) -> str:
@@ -187,7 +198,7 @@ def _exactness(surgery: Surgery) -> str:
         worst = min(near, key=lambda name: near[name])
         rounded = f"{ROUNDED}; " * _rounds(surgery)
         words = in_decibels(near[worst], "within ")
-        return f"{rounded}outputs on the inputs at hand are {words} of what the model means in fp32 ({worst})"
+        return f"{rounded}the outputs in {_arithmetic(worst)} are {words} of fp32, on these inputs"
     return "; ".join([ROUNDED] * _rounds(surgery) + [_by_edits(surgery)])
 
 

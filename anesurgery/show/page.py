@@ -217,8 +217,11 @@ def numbers(inspection: Inspection) -> list[tuple[str, str, str]]:
 def shares(inspection: Inspection) -> list[tuple[str, float, str]]:
     """Share of the ANE: name, share, in words."""
     residency = inspection.residency
-    kinds = ("ops", "flop") if summary.has_flop(inspection) else ("ops",)
-    return [(f"of {what} on the ANE", residency[what], summary.share_words(inspection, what)) for what in kinds]
+    kinds = {"ops": "ops"} | ({"flop": "the work"} if summary.has_flop(inspection) else {})
+    return [
+        (f"of {said} on the ANE", residency[what], summary.share_words(inspection, what))
+        for what, said in kinds.items()
+    ]
 
 
 def bar(inspection: Inspection) -> list[Run]:

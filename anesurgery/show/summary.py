@@ -350,7 +350,7 @@ NUMBERS: dict[str, tuple[Callable[[Inspection], tuple[float, str]], int]] = {
     "status": (_whole(lambda i: i.status), -1),
     "ops": (_whole(lambda i: len(all_rows(i))), 0),
     "ops on the ANE": (_share("ops"), 1),
-    "flop on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
+    "work on the ANE": (lambda i: _share("flop")(i) if has_flop(i) else (0, "unknown"), 1),
     "segments": (_whole(lambda i: sum(len(p.segments) for _, p in sections(i))), -1),
     "switches": (_whole(lambda i: i.switches), -1),
     "ops the ANE cannot run": (_whole(lambda i: sum(r.legal is False for r in all_rows(i))), -1),

@@ -71,7 +71,7 @@ def _append_bar(text: Text, inspection: Inspection, width: int) -> None:
 def status_line(inspection: Inspection) -> Text:
     """Status and residency in a line; segments, switches, time and memory in the next."""
     counted = summary.has_flop(inspection)
-    flop = f"{summary.share_words(inspection, 'flop')} of flop" if counted else "flop not counted"
+    flop = f"{summary.share_words(inspection, 'flop')} of the work" if counted else "work not counted"
     memory = summary.memory_words(inspection)
     segments = sum(len(part.segments) for _, part in summary.sections(inspection))
     share = f" | on the ANE: {summary.share_words(inspection, 'ops')} of ops, {flop}"
@@ -158,7 +158,7 @@ def _attention(inspection: Inspection) -> list[Any]:
         entries[-1][1].extend(_sentences(alike[0].why, others, alike[0].finding))
     if not entries:
         return []
-    header = ("op type", "ops", "first op", "legal", "preferred", "remedy")
+    header = ("op type", "ops", "first op", "can run", "runs on", "repair")
     return [Text("\nops that need attention", "bold"), *_listing(header, entries)]
 
 
@@ -178,7 +178,7 @@ def _findings(inspection: Inspection) -> list[Any]:
     ]
     if not entries:
         return []
-    header = ("finding", "rule", "ops", "first op", "remedy")
+    header = ("finding", "rule", "ops", "first op", "repair")
     title = Text("\nthe model, its speed and its numbers", "bold")
     return [title, *_listing(header, entries)]
 

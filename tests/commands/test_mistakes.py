@@ -262,6 +262,7 @@ CASES = {
     "see m.mlpackage --html nowhere/x.html": "the folder nowhere does not exist; make it first",
     "fix m.mlpackage auto m.mlpackage": "is the input, which is never changed; choose another name",
     "fix m.mlpackage auto m.mlpackage --overwrite": "is the input, which is never changed",
+    "fix m.mlpackage x.mlpackage": "is no pass or recipe; to write the result there, say --out x.mlpackage",
     "fix m.mlpackage auto a.txt": "is not a name for this format; let it end in .mlpackage",
     "fix m.mlpackage auto nowhere/x.mlpackage": "does not exist; make it first",
     "fix m.mlpackage auto m.mlpackage/x.mlpackage": "is inside the input, which is never changed",

@@ -96,7 +96,9 @@ def test_of_a_model_too_small_for_the_ane_what_is_legal_counts() -> None:
 def test_what_was_measured_was_measured_on_the_ane() -> None:
     """A gain that was measured there says nothing of products that leave it."""
     assert not replace(NOW, estimate=9e9).loss(NOW, OFF)
-    assert replace(NOW, on_flop=800).loss(NOW, OFF) == "the share of flop on the ANE would fall 90.0% -> 80.0%"
+    assert (
+        replace(NOW, on_flop=800).loss(NOW, OFF) == "the share of the work on the ANE would fall 90.0% -> 80.0%"
+    )
 
 
 def test_fewer_switches_are_a_gain_in_equal_time() -> None:
@@ -139,9 +141,9 @@ def test_two_durations_that_differ_read_differently(after: float, words: str) ->
 
 
 def test_it_is_said_in_a_line() -> None:
-    assert str(NOW) == "90 of 100 ops (90%) and 90% of the flop on the ANE, 4 switches"
+    assert str(NOW) == "90 of 100 ops (90%) and 90% of the work on the ANE, 4 switches"
     open_ = replace(NOW, perhaps_ops=2, perhaps_flop=100, time=TIME)
-    words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the flop on the ANE, 4 switches"
+    words = "90 to 92 of 100 ops (90 to 92%) and 90 to 100% of the work on the ANE, 4 switches"
     assert str(open_) == f"{words}, expected 2 ms (1 to 4)"
 
 

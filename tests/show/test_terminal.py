@@ -62,7 +62,7 @@ def test_a_report_says_what_matters_in_its_lines() -> None:
     )
     assert lines[2] == "model on M1/macOS 14"
     assert lines[4] == "█ Neural Engine 16   ▃ CPU 3   ░ not known 1"
-    assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of flop"
+    assert lines[5] == "status 1 | on the ANE: 80.0% to 85.0% of ops, 80.0% to 85.0% of the work"
     assert lines[6] == "4 segments, 3 switches | weights 124 MB of 1 GB, 1 chunk"
     table = lines[lines.index("ops that need attention") :]
     assert table[1].split("  ")[0] == "op type"
@@ -107,7 +107,7 @@ def test_more_runs_than_cells_show_the_most_frequent_unit() -> None:
 def test_two_thousand_ops_are_told_in_few_lines() -> None:
     said = terminal.inspection_details(large())
     assert len(said.splitlines()) < 15
-    assert "slice    5    slice_7   no     CPU        none" in said
+    assert "slice    5    slice_7   no       CPU      none" in said
     assert "do: flip it before" in said
     assert "99.8% of ops" in said
 

@@ -191,6 +191,7 @@ def pass_class(name: str) -> type[Any]:
 
     Raises:
         UnknownName: no such pass; near matches are listed.
+        SurgeryError: its file has no class of its name.
     """
     if name in _OWN:
         return _OWN[name]
@@ -198,7 +199,11 @@ def pass_class(name: str) -> type[Any]:
         raise UnknownName("pass", name, pass_names(), "anesurgery list")
     layers = _layer_classes()
     module = f"layers.{layers[name][0].stem}" if name in layers else name
-    return getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name))
+    made = getattr(importlib.import_module(f"anesurgery.passes.{module}"), camel(name), None)
+    if made is None:
+        raise SurgeryError(f"passes/{module.replace('.', '/')}.py has no class {camel(name)}; rename its class")
+    found: type[Any] = made
+    return found
 
 
 def camel(name: str) -> str:
